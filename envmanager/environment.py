@@ -34,6 +34,7 @@ class EnvContext:
 
     ``slot`` is unique among all environments that this manager ever starts; use it for ports and file names.
     ``seed`` is derived from the manager's seed, ``env_id`` and ``generation``, or None if the manager has no seed.
+    ``n_envs`` is the number of environments of this worker, for factories that make a vector environment of them all.
     """
 
     env_id: int
@@ -42,6 +43,7 @@ class EnvContext:
     slot: int = 0
     seed: int | None = None
     log_dir: str | None = None
+    n_envs: int = 1
 
 
 class Environment(ABC):
@@ -97,6 +99,10 @@ class EnvGroup(Environment):
 
     env_ids: tuple[int, ...]
     casting: Casting
+    steps_some_rows = True
+    """Whether ``step`` accepts ``rows`` that are not all."""
+    returns_new_arrays = False
+    """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
     generation = 0
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""

@@ -23,14 +23,16 @@ from envmanager.importing import imported
 
 ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
-    "gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.gymnasium_vector:VectorEnvironment",
     "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
     "mlagents_envs.base_env.BaseEnv": "envmanager.adapters.mlagents:MlagentsEnvironment",
 }
 """Adapters by the name of the base class that they wrap."""
 
-ENVIRONMENTS = {*ADAPTERS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
+VECTORS = {"gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.gymnasium_vector:VectorGroup"}
+"""Adapters of vector environments, which hold all environments of a worker, by the name of the base class."""
+
+ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
 """Names of the base classes of all environments, including those that occur only inside wrappers."""
 
 
@@ -42,11 +44,21 @@ def _aec_advice(env: Any) -> str:
     return f"it is a PettingZoo AECEnv: turn it into a ParallelEnv with pettingzoo.utils.conversions.{name}"
 
 
+def _vector_advice(_: Any) -> str:
+    return (
+        "it is a vector environment: pass the function that makes it as env_factory of a manager with n_envs=num_envs"
+    )
+
+
 def _old_gym_advice(_: Any) -> str:
     return "it is an environment of the old gym package: turn it into a gymnasium.Env (shimmy does that)"
 
 
-UNSUPPORTED = {"pettingzoo.utils.env.AECEnv": _aec_advice, "gym.core.Env": _old_gym_advice}
+UNSUPPORTED = {
+    "pettingzoo.utils.env.AECEnv": _aec_advice,
+    "gym.core.Env": _old_gym_advice,
+    **dict.fromkeys(VECTORS, _vector_advice),
+}
 """Advice by the name of a base class for which there is no adapter."""
 
 
@@ -57,7 +69,7 @@ def _base_names(subject: Any) -> list[str]:
 def as_environment(subject: Any) -> Environment:
     """Return ``subject`` as an Environment: unchanged if it is one, else in the adapter of its library.
 
-    Raises UsageError if it is no environment of Gymnasium, PettingZoo, dm_env or ML-Agents.
+    Raises UsageError if it is no environment of Gymnasium, PettingZoo, dm_env or ML-Agents, or a vector of several.
     """
     if isinstance(subject, Environment):
         return subject
@@ -68,9 +80,18 @@ def as_environment(subject: Any) -> Environment:
     advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
     reason = f"it is {describe_value(subject)}" if advice is None else advice(subject)
     raise UsageError(
-        f"{reason}. An environment is a gymnasium.Env, a gymnasium VectorEnv, a PettingZoo ParallelEnv, a dm_env "
-        "Environment or an envmanager.Environment."
+        f"{reason}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a dm_env Environment or an "
+        "envmanager.Environment. A factory may also return a gymnasium VectorEnv, for all environments of a worker."
     )
+
+
+def _vector_adapter(subject: Any) -> str | None:
+    return next((VECTORS[name] for name in _base_names(subject) if name in VECTORS), None)
+
+
+def n_envs_of(subject: Any) -> int | None:
+    """Return the number of environments of a vector environment; None for any other object."""
+    return None if _vector_adapter(subject) is None else int(subject.num_envs)
 
 
 _INWARDS = ("subject", "unwrapped", "env")
@@ -101,7 +122,13 @@ def _wrapped_by(subject: Any) -> Iterable[Any]:
 def build_group(
     subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
 ) -> EnvGroup:
-    """Return the environments of one worker as a group. Gymnasium envs with equal spaces get a faster kind of group."""
+    """Return the environments of one worker as a group. Gymnasium envs with equal spaces get a faster kind of group.
+
+    A vector environment is the only one of ``subjects``, and has an environment for each of ``env_ids``.
+    """
+    vector = _vector_adapter(subjects[0])
+    if vector is not None:
+        return imported(vector)(subjects[0], env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
         raise UsageError(
             "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."

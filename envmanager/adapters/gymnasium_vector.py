@@ -1,18 +1,20 @@
-"""Adapter for Gymnasium's VectorEnv: one environment with M agents, whose episodes restart in the step that ends them.
+"""Adapter for vector environments: all environments of one worker, stepped by one call.
 
-The rule: steps are neither invented nor hidden. A VectorEnv that resets a sub-environment one step later (Gymnasium's
-NEXT_STEP, the default) ignores the action of that step, so the agent does not act in it::
+::
 
-    step    VectorEnv                       here
-    t       obs = last, terminated          obs = final_obs = last, terminated, acting False
-    t + 1   action ignored, obs = first     obs = first, reward 0, acting True, no transition
+    VectorEnv, at the end of an episode                  what the group does, in the same step
+    SAME_STEP   obs = first, infos["final_obs"] = last   takes both
+    NEXT_STEP   obs = last; the next action is ignored   resets these environments by ``options["reset_mask"]``
+    DISABLED    obs = last; waits for a reset            resets these environments by ``options["reset_mask"]``
 
-If all sub-environments end in one step, no agent could act in the next one, so step t + 1 is taken inside step t.
+The rule: steps are neither invented nor hidden. Each step of a VectorEnv is one row of each environment, with the first
+observation of the next episode in ``obs`` and the last one of the old episode in ``final_obs``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,13 +28,14 @@ from envmanager.data.specs import (
     BehaviorSpecs,
     SpecMismatch,
     check_structure,
+    check_values,
     describe_value,
     object_array,
-    zeros,
 )
-from envmanager.data.steps import AgentSteps, Steps
+from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
 from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths, take_rows
-from envmanager.environment import Environment
+from envmanager.environment import EnvGroup, attribute_of
+from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 
 with needed_by("envmanager.adapters", extra="gymnasium"):
@@ -44,170 +47,287 @@ NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the value
 Info = dict[str, Any]
 
 
-class VectorEnvironment(Environment):
-    """The M sub-environments of a VectorEnv, as agents 0 … M-1 of behavior ``"default"``.
+class VectorGroup(EnvGroup):
+    """The ``num_envs`` environments of a Gymnasium VectorEnv, one agent each, in env_id order.
 
-    Gymnasium's SyncVectorEnv and AsyncVectorEnv receive M independent seeds, derived from the seed; other classes
-    receive the seed itself. In NEXT_STEP mode, unless all episodes end at once, ``reset_info`` is empty, and the info
-    of a restart comes with the next step.
+    They can only be stepped together. Gymnasium's SyncVectorEnv and AsyncVectorEnv, and ``ale_py``'s AtariVectorEnv
+    receive a seed for each environment; other classes receive that of the first. ``call``, ``get_attr``, ``set_attr``
+    and ``render`` act on the sub-environments of a SyncVectorEnv or AsyncVectorEnv, else on the vector environment.
     """
 
-    def __init__(self, vector_env: Any) -> None:
-        self._vector_env = vector_env
-        self._reset = Resetter(vector_env)
-        self.casting: Casting = Casting()
-        self._n = int(vector_env.num_envs)
-        self._spec = behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
-        mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)  # Gymnasium 1.0 has only this and does not state it
-        ways = {NEXT_STEP: self._sit_out, SAME_STEP: self._take_restarted, DISABLED: self._reset_ended}
-        self._restart = ways[getattr(mode, "value", mode)]
-        self._options: Info | None = None
-        self._actions = zeros(self._spec.action, self._n)
-        self._acting = np.ones(self._n, np.bool_)
+    behavior_specs: BehaviorSpecs = MappingProxyType({})
+    steps_some_rows = False
 
-    @property
-    def behavior_specs(self) -> BehaviorSpecs:
-        return {BEHAVIOR: self._spec}
+    def __init__(
+        self, vector_env: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
+    ) -> None:
+        """Wrap a VectorEnv. Raises UsageError if ``num_envs`` differs, or if ended episodes cannot be restarted."""
+        self._vector_env = vector_env
+        self._unwrapped = getattr(vector_env, "unwrapped", vector_env)
+        self.env_ids = tuple(env_ids)
+        self._n = n = int(vector_env.num_envs)
+        self._require_one_row_each()
+        self._infos = infos
+        self._check_values = check_values
+        self.casting = Casting(strict=check_values)
+        self._reset = Resetter(vector_env)
+        spec = behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
+        self.behavior_specs = {BEHAVIOR: spec}
+        self._spec: Tree = spec.observation
+        self._leaves = leaves(spec.observation)
+        self._plain = (spec.observation.dtype, (n, *spec.observation.shape)) if _is_plain(spec.observation) else None
+        """Dtype and shape of a batched observation that is one array of numbers, which needs no other check."""
+        self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
+        self._restart = self._way_to_restart()
+        self._agent_id = only_agents(self.env_ids)
+        self._options: Info | None = None
+        self._buffer: RowBuffer | None = None
+        is_copied = getattr(vector_env, "copy", False) is True  # an option of SyncVectorEnv and AsyncVectorEnv
+        self.returns_new_arrays = vector_env is self._unwrapped and (is_copied or _is_of(vector_env, _ALE))
+
+    def _require_one_row_each(self) -> None:
+        n_envs = len(self.env_ids)
+        if self._n != n_envs:
+            raise UsageError(
+                f"env_factory returned a vector of {self._n} environments for a worker of {n_envs}. It is called once "
+                f"per worker, so n_envs must be {self._n} times n_workers: pass n_envs and n_workers that give it, or "
+                "make a vector of context.n_envs (def make(context: EnvContext))."
+            )
+
+    def _way_to_restart(self) -> Callable[[AgentSteps, np.ndarray, Info], None]:
+        """Return the method that restarts ended episodes, by the mode of the VectorEnv."""
+        mode = self._vector_env.metadata.get("autoreset_mode")  # Gymnasium 1.0 has only NEXT_STEP and does not state it
+        mode = getattr(mode, "value", mode)
+        if mode == SAME_STEP:
+            return self._take_restarted
+        if mode == DISABLED or (mode == NEXT_STEP and self._resets_rows()):
+            return self._reset_ended
+        raise UsageError(
+            f"{type(self._unwrapped).__qualname__} restarts an episode one step after its end and cannot be asked to "
+            "restart it at once. Make it with autoreset_mode=AutoresetMode.SAME_STEP, or return one environment per "
+            "call of env_factory."
+        )
+
+    def _resets_rows(self) -> bool:
+        """Return whether ``reset`` takes a ``reset_mask`` in NEXT_STEP mode too, where Gymnasium does not ask for it."""
+        return isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv) or _is_of(self._vector_env, _ALE)
 
     @property
     def max_agents(self) -> Mapping[str, int]:
         return {BEHAVIOR: self._n}
 
     @property
+    def subjects(self) -> Sequence[Any]:
+        return self._unwrapped.envs if isinstance(self._unwrapped, SyncVectorEnv) else [self._vector_env] * self._n
+
+    @property
     def subject(self) -> Any:
         return self._vector_env
 
+    def offer_rows(self, buffer: RowBuffer) -> None:
+        """Write the next steps into ``buffer``."""
+        self._buffer = buffer
+        buffer.steps.agent_id = self._agent_id
+
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
-        self._acting = np.ones(self._n, np.bool_)
-        obs, infos = self._reset(self._vector_env, seed=self._seed(seeds[0]), options=_own(self._options))
-        none_ended = np.zeros(self._n, np.bool_)
-        reward = np.zeros(self._n, np.float32)
-        return {BEHAVIOR: self._steps(self._own_arrays(obs), reward, none_ended, none_ended.copy(), infos)}
+        obs, infos = self._reset(self._vector_env, seed=self._seed(seeds), options=self._own_options())
+        zeros = np.zeros(self._n, np.float32), np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
+        return {BEHAVIOR: self._steps(obs, *zeros, infos)}
 
-    def step(self, actions: Mapping[str, Tree]) -> Steps:
-        # A sub-environment that is being reset ignores its action; it receives its previous one, which is valid.
-        _put(self._actions, self._acting, actions[BEHAVIOR])
-        obs, reward, terminated, truncated, infos = self._step_vector_env()
-        reward[~self._acting] = 0
-        self._acting = np.ones(self._n, np.bool_)
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
+        """Step all environments. ``rows``, if given, are all of them."""
+        action = actions[BEHAVIOR]
+        # A copy, because the environments may keep their actions, and these may lie in shared memory.
+        result = self._vector_env.step(action.copy() if self._acts_plainly else map_tree(_batch, action))
+        if result.__class__ is not tuple or len(result) != 5:
+            what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
+            raise SpecMismatch("the result of step", what, describe_value(result))
+        obs, reward, terminated, truncated, infos = result
         steps = self._steps(obs, reward, terminated, truncated, infos)
-        ended = steps.ended
+        ended = steps.terminated | steps.truncated
         if ended.any():
             self._restart(steps, ended, infos)
-            steps.acting = None if self._acting.all() else self._acting.copy()
         return {BEHAVIOR: steps}
 
     def close(self) -> None:
         self._vector_env.close()
 
-    def _seed(self, seed: int | None) -> int | list[int] | None:
-        # Sync and async vector environments would use seed + i; other classes may not accept a list.
-        unwrapped = getattr(self._vector_env, "unwrapped", self._vector_env)
-        if seed is None or not isinstance(unwrapped, SyncVectorEnv | AsyncVectorEnv):
-            return seed
-        return [int(word) for word in np.random.SeedSequence(seed).generate_state(self._n) >> 1]
+    # Results of the VectorEnv.
 
-    def _step_vector_env(self) -> tuple[Tree, np.ndarray, np.ndarray, np.ndarray, Info]:
-        result = self._vector_env.step(map_tree(_batch, self._actions))
-        if not isinstance(result, tuple) or len(result) != 5:
-            what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
-            raise SpecMismatch("the result of step", what, describe_value(result))
-        obs, reward, terminated, truncated, infos = result
-        return (
-            self._own_arrays(obs),
-            np.array(reward, np.float32),
-            _flags(terminated, self._n, "terminated", self.casting),
-            _flags(truncated, self._n, "truncated", self.casting),
-            infos,
-        )
-
-    def _steps(
-        self, obs: Tree, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, infos: Info
-    ) -> AgentSteps:
-        agent_id = np.arange(self._n, dtype=np.int64)
-        return AgentSteps(agent_id, obs, reward, terminated, truncated, info=info_rows(infos, self._n))
-
-    def _own_arrays(self, obs: Tree) -> Tree:
-        """Copy a batched observation to new arrays ``[M, …]``, because a VectorEnv may overwrite its own."""
-        spec = self._spec.observation
-        check_structure(spec, obs, "obs")
-        parts = zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True)
-        return build(spec, [_column(leaf, part, self._n, path, self.casting) for leaf, part, path in parts])
-
-    def _sit_out(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """NEXT_STEP: agents whose episode ended do not act in the next step. If all ended, take that step at once."""
-        steps.final_obs = take_rows(steps.obs, ended)
-        steps.reset_info = [{} for _ in range(np.count_nonzero(ended))]
-        if ended.all():
-            obs, _, _, _, infos = self._step_vector_env()
-            steps.obs, steps.reset_info = obs, info_rows(infos, self._n)
+    def _steps(self, obs: Tree, reward: Any, terminated: Any, truncated: Any, infos: Info) -> AgentSteps:
+        """Return a step, in the offered buffer if there is one, else of the VectorEnv's own arrays where they fit."""
+        plain, n = self._plain, self._n
+        if plain is None or obs.__class__ is not np.ndarray or obs.dtype != plain[0] or obs.shape != plain[1]:
+            obs = self._fitting(obs, "obs")
+        if self._check_values:
+            for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
+                check_values(leaf, part, path)
+        if reward.__class__ is not np.ndarray or reward.dtype.kind not in "fiu" or reward.shape != (n,):
+            reward = fitting_array(ArraySpec((n,), np.float64), reward, "reward", self.casting)
+        if self._check_values and not np.isfinite(reward).all():
+            raise SpecMismatch("reward", "finite", "NaN or infinite in part")
+        flags = [
+            flag
+            if flag.__class__ is np.ndarray and flag.dtype == np.bool_ and flag.shape == (n,)
+            else np.asarray(fitting_array(ArraySpec((n,), np.bool_), np.asarray(flag), name, self.casting))
+            for name, flag in (("terminated", terminated), ("truncated", truncated))
+        ]
+        if self._buffer is None:
+            steps = AgentSteps(self._agent_id, obs, reward.astype(np.float32, copy=False), *flags)
         else:
-            self._acting = ~ended
+            steps = self._buffer.steps
+            _copy_into(steps.obs, obs)
+            steps.reward[:], steps.terminated[:], steps.truncated[:] = reward, *flags
+            steps.final_obs = steps.reset_info = None
+        steps.info = info_rows(infos, n) if self._infos else None
+        return steps
+
+    def _fitting(self, obs: Tree, root: str) -> Tree:
+        """Return a batched observation as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch."""
+        check_structure(self._spec, obs, root)
+        columns = []
+        for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
+            if not leaf.is_object:
+                batched = ArraySpec((self._n, *leaf.shape), leaf.dtype)
+                columns.append(np.asarray(fitting_array(batched, part, path, self.casting), leaf.dtype))
+            elif not hasattr(part, "__len__") or len(part) != self._n:
+                raise SpecMismatch(path, f"{self._n} objects", describe_value(part))
+            else:
+                columns.append(object_array(part))
+        return build(self._spec, columns)
+
+    # Ends of episodes.
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """SAME_STEP: the VectorEnv has reset the ended agents; their final observations are in its infos."""
-        numbers = np.flatnonzero(ended).tolist()
+        """SAME_STEP: take the final observations from the infos."""
+        numbers = np.flatnonzero(ended)
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
-        steps.final_obs = self._final_rows(infos["final_obs"], numbers)
-        final_info = info_rows(infos.get("final_info", {}), self._n)
-        rest = {key: value for key, value in infos.items() if key.removeprefix("_") not in ("final_obs", "final_info")}
-        after = info_rows(rest, self._n)
-        steps.reset_info = [after[number] for number in numbers]
-        steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
-
-    def _final_rows(self, final_obs: Any, numbers: list[int]) -> Tree:
-        spec = self._spec.observation
-        if not isinstance(final_obs, np.ndarray) or final_obs.dtype.kind != "O":
-            return take_rows(self._own_arrays(final_obs), numbers)
-        chosen = [final_obs[number] for number in numbers]
-        for value in chosen:
-            check_structure(spec, value, "final_obs")
-        columns = zip(*(leaves_like(spec, value) for value in chosen), strict=True)
-        parts = zip(leaves(spec), columns, paths(spec, "final_obs"), strict=True)
-        return build(spec, [_stacked(leaf, column, path, self.casting) for leaf, column, path in parts])
+        final_obs = infos["final_obs"]
+        if isinstance(final_obs, np.ndarray) and final_obs.dtype.kind == "O":  # of Gymnasium: an observation per row
+            final_obs = self._stacked([final_obs[number] for number in numbers])
+        else:
+            final_obs = take_rows(self._fitting(final_obs, "final_obs"), numbers)
+        self._put_final(steps, final_obs)
+        if self._infos:
+            final_info = info_rows(infos.get("final_info", {}), self._n)
+            others = {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
+            after = info_rows(others, self._n)
+            steps.reset_info = [after[number] for number in numbers]
+            steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """DISABLED: reset the ended sub-environments, because the VectorEnv does not do so by itself."""
-        steps.final_obs = take_rows(steps.obs, ended)
-        obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended.copy()})
-        _put(steps.obs, ended, take_rows(self._own_arrays(obs), ended))
-        after = info_rows(infos, self._n)
-        steps.reset_info = [after[number] for number in np.flatnonzero(ended)]
+        """NEXT_STEP and DISABLED: reset the environments whose episode ended. The others report what they did before."""
+        numbers = np.flatnonzero(ended)
+        self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
+        obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
+        first = take_rows(self._fitting(obs, "obs"), numbers)
+        for column, part in zip(leaves(steps.obs), leaves_like(steps.obs, first), strict=True):
+            column[numbers] = part
+        if self._infos:
+            after = info_rows(infos, self._n)
+            steps.reset_info = [after[number] for number in numbers]
+
+    def _put_final(self, steps: AgentSteps, final_obs: Tree) -> None:
+        if self._buffer is None:
+            steps.final_obs = final_obs
+        else:
+            (column, *_) = leaves(final_obs) or [()]
+            steps.final_obs = take_rows(self._buffer.final_obs, slice(len(column)))
+            _copy_into(steps.final_obs, final_obs)
+
+    def _stacked(self, values: Sequence[Any]) -> Tree:
+        for value in values:
+            check_structure(self._spec, value, "final_obs")
+        columns = zip(*(leaves_like(self._spec, value) for value in values), strict=True)
+        stacked = []
+        for leaf, column, path in zip(self._leaves, columns, paths(self._spec, "final_obs"), strict=True):
+            if leaf.is_object:
+                stacked.append(object_array(column))
+            else:
+                stacked.append(np.array([fitting_array(leaf, each, path, self.casting) for each in column], leaf.dtype))
+        return build(self._spec, stacked)
+
+    def _seed(self, seeds: Sequence[int | None]) -> Any:
+        """Return the seeds in the form that the VectorEnv takes."""
+        if isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv):
+            return None if all(seed is None for seed in seeds) else list(seeds)
+        if _is_of(self._vector_env, _ALE) and None not in seeds:
+            return np.array(seeds)
+        return seeds[0]
+
+    def _own_options(self) -> Info | None:
+        return None if self._options is None else dict(self._options)
+
+    # Questions.
+
+    def call(
+        self,
+        name: str | Callable[..., Any],
+        args: Sequence[Any],
+        rows: Sequence[int],
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Any]:
+        """Call a method or function, as the class says; those of an AsyncVectorEnv are called in all of its processes."""
+        if isinstance(self._unwrapped, SyncVectorEnv):
+            return super().call(name, args, rows, kwargs)
+        if callable(name):
+            result = name(self._vector_env, *args, **kwargs)
+        elif isinstance(self._unwrapped, AsyncVectorEnv):
+            result = self._vector_env.call(name, *args, **kwargs)
+        else:
+            result = attribute_of(self._vector_env, name)(*args, **kwargs)
+        return self._by_row(result, rows)
+
+    def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:
+        if isinstance(self._unwrapped, AsyncVectorEnv):
+            return self._by_row(self._vector_env.get_attr(name), rows)
+        return super().get_attr(name, rows)
+
+    def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
+        if isinstance(self._unwrapped, AsyncVectorEnv):
+            if len(rows) < self._n:
+                raise UsageError("an AsyncVectorEnv sets an attribute in all of its environments: name all env_ids.")
+            self._vector_env.set_attr(name, list(values))
+        else:
+            super().set_attr(name, values, rows)
+
+    def render(self, rows: Sequence[int]) -> list[Any]:
+        return self._by_row(self._vector_env.render(), rows)
+
+    def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
+        """Return the entries of ``rows`` in a result that has one per environment; any other result for each of them."""
+        if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
+            return [result[row] for row in rows]
+        return [result] * len(rows)
 
 
-def _own(options: Info | None) -> Info | None:
-    return None if options is None else dict(options)
+_ALE = "ale_py.vector_env.AtariVectorEnv"
+_FINAL = ("final_obs", "final_info")
 
 
-def _put(tree: Tree, rows: np.ndarray, values: Tree) -> None:
-    for column, part in zip(leaves(tree), leaves_like(tree, values), strict=True):
-        column[rows] = part
+def _is_of(vector_env: Any, name: str) -> bool:
+    """Return whether the VectorEnv inside all wrappers is of the class with this full name."""
+    inner = getattr(vector_env, "unwrapped", vector_env)
+    return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(inner).__mro__)
+
+
+def _is_plain(spec: Tree) -> bool:
+    return isinstance(spec, ArraySpec) and not spec.is_object
+
+
+def _copy_into(target: Tree, source: Tree) -> None:
+    if target.__class__ is np.ndarray:
+        target[...] = source
+        return
+    for column, part in zip(leaves(target), leaves_like(target, source), strict=True):
+        column[...] = part
 
 
 def _batch(column: np.ndarray) -> Any:
     """Return a column of actions as an element of the batched space: a copied array, or a tuple of objects."""
     return tuple(column) if column.dtype.kind == "O" else column.copy()
-
-
-def _flags(value: Any, n: int, path: str, casting: Casting) -> np.ndarray:
-    return np.array(fitting_array(ArraySpec((n,), np.bool_), np.asarray(value), path, casting))
-
-
-def _column(spec: ArraySpec, value: Any, n: int, path: str, casting: Casting) -> np.ndarray:
-    if not spec.is_object:
-        batched = ArraySpec((n, *spec.shape), spec.dtype)
-        return np.array(fitting_array(batched, value, path, casting), spec.dtype)
-    if not hasattr(value, "__len__") or len(value) != n:
-        raise SpecMismatch(path, f"{n} objects", describe_value(value))
-    return object_array(value)
-
-
-def _stacked(spec: ArraySpec, values: Sequence[Any], path: str, casting: Casting) -> np.ndarray:
-    if spec.is_object:
-        return object_array(values)
-    return np.array([fitting_array(spec, value, path, casting) for value in values], spec.dtype)
 
 
 def info_rows(infos: Info, n: int) -> list[Info]:

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from envmanager.adapters.choosing import build_group
+from envmanager.adapters.choosing import build_group, n_envs_of
 from envmanager.adapters.factories import call_factory, resolve
 from envmanager.check.playthrough import ArrayWatch, ByRow, Failure, Moment
-from envmanager.data.seeding import derive_seed
+from envmanager.data.seeding import derive_seed, derive_seeds
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.data.steps import Steps
 from envmanager.data.trees import Tree
@@ -238,7 +238,7 @@ class Subject(Environment):
 
         def make() -> BehaviorSpecs:
             made = call_factory(self._factory, context)
-            self._group = build_group([made], [0])
+            self._group = build_group([made], range(n_envs_of(made) or 1))
             self._group.casting.on_cast = self._note_cast
             self._is_watched = self._watch.attach(made)
             return dict(self._group.behavior_specs)
@@ -249,7 +249,7 @@ class Subject(Environment):
         """Reset the environment."""
         assert self._group is not None
         self._policies, self._policy_seed = {}, seed
-        seeds = [None if env_seed is None else derive_seed(env_seed, 0)]
+        seeds = derive_seeds(env_seed, self._group.env_ids)
         return self._moment(partial(self._group.reset, seeds=seeds, options=None), is_reset=True)
 
     def advance(self) -> Moment | Failure:

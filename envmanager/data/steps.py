@@ -106,6 +106,7 @@ class StartReport:
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
     partial_actions: bool
+    steps_some_rows: bool = True
 
 
 _Dicts = list[dict[str, Any]] | None

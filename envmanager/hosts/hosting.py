@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from envmanager.adapters.choosing import build_group
+from envmanager.adapters.choosing import build_group, n_envs_of
 from envmanager.adapters.factories import call_factory
 from envmanager.adapters.names import missing_library
 from envmanager.data.seeding import derive_seeds
@@ -30,14 +30,14 @@ def make_contexts(
     """Return the contexts of one worker's environments, for their factories."""
     seeds = derive_seeds(seed, env_ids, generation)
     return [
-        EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir)
+        EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir, len(env_ids))
         for place, (env_id, own_seed) in enumerate(zip(env_ids, seeds, strict=True))
     ]
 
 
 @attrs.frozen
 class GroupFactory:
-    """A factory of all environments of one worker."""
+    """A factory of all environments of one worker. If the first is a vector environment, it is the only one made."""
 
     factories: Sequence[Any]
     contexts: Sequence[EnvContext]
@@ -81,6 +81,8 @@ class GroupFactory:
                     env_ids = [context.env_id]
                     missing = missing_library(error, f"env {context.env_id}")
                     raise missing or self._raised(error, env_ids) from error
+                if n_envs_of(made[0]) is not None:
+                    break  # a vector environment, which holds all environments of the worker
             env_ids = [context.env_id for context in self.contexts]
             try:
                 group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
@@ -124,7 +126,7 @@ def _reset(group: EnvGroup, config: Any) -> Any:
 
 COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
     CommandName.START: lambda group, _: StartReport(
-        dict(group.behavior_specs), dict(group.max_agents), group.partial_actions
+        dict(group.behavior_specs), dict(group.max_agents), group.partial_actions, group.steps_some_rows
     ),
     CommandName.RESET: _reset,
     CommandName.STEP: lambda group, actions: group.step(actions),

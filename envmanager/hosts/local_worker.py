@@ -144,7 +144,12 @@ class LocalWorker:
             parts = leaves(spec.observation)
             n_bytes = n_envs * sum(part.dtype.itemsize * math.prod(part.shape) for part in parts)
             make = partial(RowBuffer.empty, spec.observation, only_agents(self.group.env_ids))
-            if self._lends and n_bytes >= LEAST_LENT_BYTES and not any(part.is_object for part in parts):
+            if (
+                self._lends
+                and not self.group.returns_new_arrays
+                and n_bytes >= LEAST_LENT_BYTES
+                and not any(part.is_object for part in parts)
+            ):
                 self._lent = LentBuffers(make)
                 self._next_buffer = self._lent.next
             elif self._rotates:
@@ -158,8 +163,8 @@ class LocalWorker:
 
     @property
     def lends(self) -> bool:
-        """Whether observations are lent, so that they stay unchanged while the trainer holds them."""
-        return self._lent is not None
+        """Whether observations stay unchanged while the trainer holds them, so that nobody need copy them."""
+        return self._lent is not None or (self._next_buffer is None and self.group.returns_new_arrays)
 
     def close_quietly(self) -> None:
         """Close the environments. Log errors instead of raising them."""

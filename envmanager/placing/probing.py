@@ -29,8 +29,9 @@ from typing import Any, NamedTuple, TypeVar
 import attrs
 import numpy as np
 
-from envmanager.adapters.choosing import build_group
+from envmanager.adapters.choosing import build_group, n_envs_of
 from envmanager.adapters.factories import call_factory, factories_for
+from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import AgentSteps, StepInfo, Steps
 from envmanager.data.trees import Tree, leaves
@@ -147,7 +148,8 @@ class ProbeFactory:
         """Make the environment and wrap it. If it cannot be wrapped, close it and raise."""
         made = call_factory(self.factory, context)
         try:
-            group = build_group([made], [context.env_id], infos=self.infos, check_values=self.check_values)
+            env_ids = range(n_envs_of(made) or 1)
+            group = build_group([made], env_ids, infos=self.infos, check_values=self.check_values)
             return ProbedEnvironment(group)
         except BaseException:
             with suppress(Exception):  # the first error matters more
@@ -190,7 +192,8 @@ class ProbedEnvironment(Environment):
         return summarize(self._times, sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs)))
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._steps = self._group.reset(seeds=seeds, options=options)
+        own_seeds = derive_seeds(seeds[0], self._group.env_ids)
+        self._steps = self._group.reset(seeds=own_seeds, options=options)
         self._deadline = time.monotonic() + self._probe_s
         return self._progress()
 
