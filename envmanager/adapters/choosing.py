@@ -46,7 +46,7 @@ def _aec_advice(env: Any) -> str:
 
 def _vector_advice(_: Any) -> str:
     return (
-        "it is a vector environment: pass the function that makes it as env_factory of a manager with n_envs=num_envs"
+        "it is a vector environment: pass the function that makes it to a manager as env_factory, with n_envs=num_envs"
     )
 
 

@@ -109,7 +109,7 @@ class VectorGroup(EnvGroup):
         )
 
     def _resets_rows(self) -> bool:
-        """Return whether ``reset`` takes a ``reset_mask`` in NEXT_STEP mode too, where Gymnasium does not ask for it."""
+        """Return whether ``reset`` takes a ``reset_mask`` in NEXT_STEP mode, where Gymnasium does not ask for it."""
         return isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv) or _is_of(self._vector_env, _ALE)
 
     @property
@@ -167,21 +167,22 @@ class VectorGroup(EnvGroup):
             reward = fitting_array(ArraySpec((n,), np.float64), reward, "reward", self.casting)
         if self._check_values and not np.isfinite(reward).all():
             raise SpecMismatch("reward", "finite", "NaN or infinite in part")
-        flags = [
-            flag
-            if flag.__class__ is np.ndarray and flag.dtype == np.bool_ and flag.shape == (n,)
-            else np.asarray(fitting_array(ArraySpec((n,), np.bool_), np.asarray(flag), name, self.casting))
-            for name, flag in (("terminated", terminated), ("truncated", truncated))
-        ]
+        terminated = self._flags(terminated, "terminated")
+        truncated = self._flags(truncated, "truncated")
         if self._buffer is None:
-            steps = AgentSteps(self._agent_id, obs, reward.astype(np.float32, copy=False), *flags)
+            steps = AgentSteps(self._agent_id, obs, reward.astype(np.float32, copy=False), terminated, truncated)
         else:
             steps = self._buffer.steps
             _copy_into(steps.obs, obs)
-            steps.reward[:], steps.terminated[:], steps.truncated[:] = reward, *flags
+            steps.reward[:], steps.terminated[:], steps.truncated[:] = reward, terminated, truncated
             steps.final_obs = steps.reset_info = None
         steps.info = info_rows(infos, n) if self._infos else None
         return steps
+
+    def _flags(self, value: Any, path: str) -> np.ndarray:
+        if value.__class__ is np.ndarray and value.dtype == np.bool_ and value.shape == (self._n,):
+            return value
+        return np.asarray(fitting_array(ArraySpec((self._n,), np.bool_), np.asarray(value), path, self.casting))
 
     def _fitting(self, obs: Tree, root: str) -> Tree:
         """Return a batched observation as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch."""
@@ -218,7 +219,7 @@ class VectorGroup(EnvGroup):
             steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """NEXT_STEP and DISABLED: reset the environments whose episode ended. The others report what they did before."""
+        """NEXT_STEP and DISABLED: reset the environments whose episode ended. The others stay as they are."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
@@ -269,7 +270,7 @@ class VectorGroup(EnvGroup):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Call a method or function, as the class says; those of an AsyncVectorEnv are called in all of its processes."""
+        """Call a method or function, as the class says. An AsyncVectorEnv calls methods in all of its processes."""
         if isinstance(self._unwrapped, SyncVectorEnv):
             return super().call(name, args, rows, kwargs)
         if callable(name):
@@ -297,7 +298,7 @@ class VectorGroup(EnvGroup):
         return self._by_row(self._vector_env.render(), rows)
 
     def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
-        """Return the entries of ``rows`` in a result that has one per environment; any other result for each of them."""
+        """Return the entries of ``rows`` in a result with one per environment; any other result for each of them."""
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)
