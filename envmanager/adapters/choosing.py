@@ -29,7 +29,10 @@ ADAPTERS = {
 }
 """Adapters by the name of the base class that they wrap."""
 
-VECTORS = {"gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.gymnasium_vector:VectorGroup"}
+VECTORS = {
+    "envpool.python.envpool.EnvPoolMixin": "envmanager.adapters.envpool:EnvPoolGroup",
+    "gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.gymnasium_vector:VectorGroup",
+}
 """Adapters of vector environments, which hold all environments of a worker, by the name of the base class."""
 
 ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
@@ -91,7 +94,9 @@ def _vector_adapter(subject: Any) -> str | None:
 
 def n_envs_of(subject: Any) -> int | None:
     """Return the number of environments of a vector environment; None for any other object."""
-    return None if _vector_adapter(subject) is None else int(subject.num_envs)
+    if _vector_adapter(subject) is None:
+        return None
+    return int(getattr(subject, "num_envs", 0) or len(subject))
 
 
 _INWARDS = ("subject", "unwrapped", "env")

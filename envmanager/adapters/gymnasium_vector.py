@@ -25,6 +25,7 @@ from envmanager.adapters.spaces import behavior_spec
 from envmanager.data.casting import Casting, fitting_array
 from envmanager.data.specs import (
     ArraySpec,
+    BehaviorSpec,
     BehaviorSpecs,
     SpecMismatch,
     check_structure,
@@ -45,6 +46,8 @@ BEHAVIOR = "default"
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
 
 Info = dict[str, Any]
+VectorResult = tuple[Tree, Any, Any, Any, Info]
+"""The result of a VectorEnv's ``step``: obs, rewards, terminated, truncated, infos."""
 
 
 class VectorGroup(EnvGroup):
@@ -65,13 +68,13 @@ class VectorGroup(EnvGroup):
         self._vector_env = vector_env
         self._unwrapped = getattr(vector_env, "unwrapped", vector_env)
         self.env_ids = tuple(env_ids)
-        self._n = n = int(vector_env.num_envs)
+        self._n = n = int(getattr(vector_env, "num_envs", 0) or len(vector_env))
         self._require_one_row_each()
         self._infos = infos
         self._check_values = check_values
         self.casting = Casting(strict=check_values)
         self._reset = Resetter(vector_env)
-        spec = behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
+        spec = self._spec_of(vector_env)
         self.behavior_specs = {BEHAVIOR: spec}
         self._spec: Tree = spec.observation
         self._leaves = leaves(spec.observation)
@@ -84,6 +87,9 @@ class VectorGroup(EnvGroup):
         self._buffer: RowBuffer | None = None
         is_copied = getattr(vector_env, "copy", False) is True  # an option of SyncVectorEnv and AsyncVectorEnv
         self.returns_new_arrays = vector_env is self._unwrapped and (is_copied or _is_of(vector_env, _ALE))
+
+    def _spec_of(self, vector_env: Any) -> BehaviorSpec:
+        return behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
 
     def _require_one_row_each(self) -> None:
         n_envs = len(self.env_ids)
@@ -131,7 +137,7 @@ class VectorGroup(EnvGroup):
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
-        obs, infos = self._reset(self._vector_env, seed=self._seed(seeds), options=self._own_options())
+        obs, infos = self._begin(seeds)
         zeros = np.zeros(self._n, np.float32), np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
         return {BEHAVIOR: self._steps(obs, *zeros, infos)}
 
@@ -139,7 +145,7 @@ class VectorGroup(EnvGroup):
         """Step all environments. ``rows``, if given, are all of them."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
-        result = self._vector_env.step(action.copy() if self._acts_plainly else map_tree(_batch, action))
+        result = self._take_step(action.copy() if self._acts_plainly else map_tree(_batch, action))
         if result.__class__ is not tuple or len(result) != 5:
             what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
             raise SpecMismatch("the result of step", what, describe_value(result))
@@ -222,13 +228,11 @@ class VectorGroup(EnvGroup):
         """NEXT_STEP and DISABLED: reset the environments whose episode ended. The others stay as they are."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
-        obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
-        first = take_rows(self._fitting(obs, "obs"), numbers)
+        first, reset_infos = self._restarted(ended, numbers)
         for column, part in zip(leaves(steps.obs), leaves_like(steps.obs, first), strict=True):
             column[numbers] = part
         if self._infos:
-            after = info_rows(infos, self._n)
-            steps.reset_info = [after[number] for number in numbers]
+            steps.reset_info = reset_infos
 
     def _put_final(self, steps: AgentSteps, final_obs: Tree) -> None:
         if self._buffer is None:
@@ -250,16 +254,26 @@ class VectorGroup(EnvGroup):
                 stacked.append(np.array([fitting_array(leaf, each, path, self.casting) for each in column], leaf.dtype))
         return build(self._spec, stacked)
 
-    def _seed(self, seeds: Sequence[int | None]) -> Any:
-        """Return the seeds in the form that the VectorEnv takes."""
-        if isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv):
-            return None if all(seed is None for seed in seeds) else list(seeds)
-        if _is_of(self._vector_env, _ALE) and None not in seeds:
-            return np.array(seeds)
-        return seeds[0]
+    # Calls of the VectorEnv, which EnvPool's group replaces by its own.
 
-    def _own_options(self) -> Info | None:
-        return None if self._options is None else dict(self._options)
+    def _begin(self, seeds: Sequence[int | None]) -> tuple[Tree, Info]:
+        """Reset all environments, with the seeds in the form that the VectorEnv takes."""
+        seed: Any = seeds[0]
+        if isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv):
+            seed = None if all(each is None for each in seeds) else list(seeds)
+        elif _is_of(self._vector_env, _ALE) and None not in seeds:
+            seed = np.array(seeds)
+        options = None if self._options is None else dict(self._options)
+        return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
+
+    def _take_step(self, action: Tree) -> VectorResult:
+        return self._vector_env.step(action)  # type: ignore[no-any-return]
+
+    def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
+        """Reset the environments of the mask ``ended``, at the indices ``numbers``. Return their rows and infos."""
+        obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
+        rows = info_rows(infos, self._n) if self._infos else []
+        return take_rows(self._fitting(obs, "obs"), numbers), [rows[number] for number in numbers] if rows else []
 
     # Questions.
 
