@@ -163,9 +163,7 @@ class VectorGroup(EnvGroup):
 
     def _steps(self, obs: Tree, reward: Any, terminated: Any, truncated: Any, infos: Info) -> AgentSteps:
         """Return a step, in the offered buffer if there is one, else of the VectorEnv's own arrays where they fit."""
-        plain, n = self._plain, self._n
-        if plain is None or obs.__class__ is not np.ndarray or obs.dtype != plain[0] or obs.shape != plain[1]:
-            obs = self._fitting(obs, "obs")
+        n, obs = self._n, self._fitting(obs, "obs")
         if self._check_values:
             for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
                 check_values(leaf, part, path)
@@ -192,6 +190,9 @@ class VectorGroup(EnvGroup):
 
     def _fitting(self, obs: Tree, root: str) -> Tree:
         """Return a batched observation as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch."""
+        plain = self._plain
+        if plain is not None and obs.__class__ is np.ndarray and obs.dtype == plain[0] and obs.shape == plain[1]:
+            return obs
         check_structure(self._spec, obs, root)
         columns = []
         for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
