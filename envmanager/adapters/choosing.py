@@ -99,6 +99,20 @@ def n_envs_of(subject: Any) -> int | None:
     return int(getattr(subject, "num_envs", 0) or len(subject))
 
 
+def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
+    """Return whether ``subject``, the first environment of a worker, is a vector of all its environments.
+
+    Raises UsageError if it is and the environments have different factories, since only the first would be called.
+    """
+    is_vector = _vector_adapter(subject) is not None
+    if is_vector and any(factory is not factories[0] for factory in factories):
+        raise UsageError(
+            "a factory returned a vector of all environments of its worker, which have different factories. Pass one "
+            "function as env_factory, or a list with the same function for all environments of a worker."
+        )
+    return is_vector
+
+
 _INWARDS = ("subject", "unwrapped", "env")
 """Attributes in which wrappers of this library, of Gymnasium and PettingZoo, and of others keep the wrapped object."""
 

@@ -34,7 +34,7 @@ from envmanager.data.specs import (
     object_array,
 )
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
-from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths, take_rows
+from envmanager.data.trees import Tree, build, copy_tree, leaves, leaves_like, map_tree, paths, take_rows
 from envmanager.environment import EnvGroup, attribute_of
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
@@ -116,7 +116,9 @@ class VectorGroup(EnvGroup):
 
     def _resets_rows(self) -> bool:
         """Return whether ``reset`` takes a ``reset_mask`` in NEXT_STEP mode, where Gymnasium does not ask for it."""
-        return isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv) or _is_of(self._vector_env, _ALE)
+        if isinstance(self._unwrapped, AsyncVectorEnv):  # without shared memory its processes reset a second time
+            return bool(self._unwrapped.shared_memory)
+        return isinstance(self._unwrapped, SyncVectorEnv) or _is_of(self._vector_env, _ALE)
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -138,6 +140,8 @@ class VectorGroup(EnvGroup):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
         obs, infos = self._begin(seeds)
+        if self._buffer is None and not self.returns_new_arrays:
+            obs = copy_tree(obs)  # the first steps may be written elsewhere, and this stays valid beside them
         zeros = np.zeros(self._n, np.float32), np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
         return {BEHAVIOR: self._steps(obs, *zeros, infos)}
 
@@ -168,7 +172,7 @@ class VectorGroup(EnvGroup):
             for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
                 check_values(leaf, part, path)
         if reward.__class__ is not np.ndarray or reward.dtype.kind not in "fiu" or reward.shape != (n,):
-            reward = fitting_array(ArraySpec((n,), np.float64), reward, "reward", self.casting)
+            reward = fitting_array(ArraySpec((n,), np.float64), np.asarray(reward), "reward", self.casting)
         if self._check_values and not np.isfinite(reward).all():
             raise SpecMismatch("reward", "finite", "NaN or infinite in part")
         terminated = self._flags(terminated, "terminated")
@@ -229,6 +233,9 @@ class VectorGroup(EnvGroup):
         """NEXT_STEP and DISABLED: reset the environments whose episode ended. The others stay as they are."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
+        if self._buffer is None and not self.returns_new_arrays:
+            steps.obs, steps.reward = copy_tree(steps.obs), steps.reward.copy()
+            steps.terminated, steps.truncated = steps.terminated.copy(), steps.truncated.copy()
         first, reset_infos = self._restarted(ended, numbers)
         for column, part in zip(leaves(steps.obs), leaves_like(steps.obs, first), strict=True):
             column[numbers] = part

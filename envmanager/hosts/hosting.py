@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from envmanager.adapters.choosing import build_group, n_envs_of
+from envmanager.adapters.choosing import build_group, holds_all_of
 from envmanager.adapters.factories import call_factory
 from envmanager.adapters.names import missing_library
 from envmanager.data.seeding import derive_seeds
@@ -81,8 +81,8 @@ class GroupFactory:
                     env_ids = [context.env_id]
                     missing = missing_library(error, f"env {context.env_id}")
                     raise missing or self._raised(error, env_ids) from error
-                if n_envs_of(made[0]) is not None:
-                    break  # a vector environment, which holds all environments of the worker
+                if holds_all_of(made[0], self.factories):
+                    break
             env_ids = [context.env_id for context in self.contexts]
             try:
                 group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)

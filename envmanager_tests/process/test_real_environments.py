@@ -81,8 +81,8 @@ class Tells(gymnasium.Env):  # type: ignore[misc]
         return {"text": text, "graph": gymnasium.spaces.GraphInstance(nodes, None, None)}
 
 
-def vector_of_three() -> Any:
-    return gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 3)
+def vector_of_the_worker(context: EnvContext) -> Any:
+    return gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * context.n_envs)
 
 
 def speaker_and_listener() -> Any:
@@ -139,7 +139,7 @@ FACTORIES: dict[str, Any] = {
     "Dict and Tuple": DictAndTuple,
     "Text and Graph": Tells,
     "Pong": pong,
-    "VectorEnv": vector_of_three,
+    "VectorEnv": vector_of_the_worker,
     "speaker and listener": speaker_and_listener,
     "tag": tag,
     "dm_env": Catch,
