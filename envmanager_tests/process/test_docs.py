@@ -101,6 +101,8 @@ def require_libraries(page: Path) -> None:
     if page.stem == "policies":
         for library in ("moviepy", "onnxruntime", "pygame"):
             pytest.importorskip(library)
+    if page.stem == "vectorised-environments":
+        pytest.importorskip("ale_py")
     if page.stem == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     if page.stem == "godot" and find_major(None) is None:
