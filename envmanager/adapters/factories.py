@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import cloudpickle
 
-from envmanager.adapters.names import GymnasiumId, find_environment, loaded
+from envmanager.adapters.names import GymnasiumId, find_environment, find_vector, loaded
 from envmanager.adapters.recipes import EnvRecipe, Prepared, prepare
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
 
-EnvFactory = Callable[..., Any] | str | EnvRecipe | Sequence[Any]
+EnvFactory = Callable[..., Any] | str | Mapping[str, str] | EnvRecipe | Sequence[Any]
 """A callable, a Gymnasium id, ``"module:callable"``, an EnvRecipe, or a list of these, one per environment.
+``{"vector": id}`` is the vectorised form of a Gymnasium id, or a pool: ``{"vector": "envpool:Pong-v5"}``.
 ``"module:id"`` is an id that the module registers when it is imported."""
 
 
@@ -38,6 +39,10 @@ def resolve(env_factory: Any) -> Any:
         return prepare(env_factory, resolve)
     if isinstance(env_factory, str):
         return find_environment(env_factory)
+    if isinstance(env_factory, Mapping):
+        if [*env_factory] != ["vector"]:
+            raise UsageError(f"env must be an id, a callable or {{vector: an id}}, not {dict(env_factory)!r}.")
+        return find_vector(env_factory["vector"])
     if env_factory is None:
         raise UsageError("there is no environment: pass env_factory (a callable, a Gymnasium id or 'module:callable').")
     if isinstance(env_factory, Environment) or (hasattr(env_factory, "reset") and not inspect.isclass(env_factory)):

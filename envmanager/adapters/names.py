@@ -21,6 +21,7 @@ from typing import Any
 import attrs
 
 from envmanager.data.specs import describe_value
+from envmanager.environment import EnvContext
 from envmanager.errors import MissingExtra, UsageError
 from envmanager.importing import imported, nearest
 
@@ -41,9 +42,41 @@ class GymnasiumId:
     module: str = ""
 
     def __call__(self, **arguments: Any) -> Any:
+        return self._gymnasium().make(self.spec, **arguments)
+
+    @property
+    def entry_point(self) -> Any:
+        """The class or function that makes the environment, or its name."""
+        return self.spec.entry_point
+
+    def _gymnasium(self) -> Any:
         if self.module:
             importlib.import_module(self.module)
-        return _gymnasium_for(self.env_id).make(self.spec, **arguments)
+        return _gymnasium_for(self.env_id)
+
+
+@attrs.frozen
+class VectorId(GymnasiumId):
+    """A factory that makes the vector environment registered under ``env_id``, for all environments of a worker."""
+
+    def __call__(self, context: EnvContext, **arguments: Any) -> Any:  # type: ignore[override]
+        return self._gymnasium().make_vec(self.spec, context.n_envs, "vector_entry_point", **arguments)
+
+    @property
+    def entry_point(self) -> Any:
+        return self.spec.vector_entry_point
+
+
+@attrs.frozen
+class PoolId:
+    """A factory that makes the EnvPool of ``env_id``, for all environments of a worker, with the worker's seed."""
+
+    env_id: str
+
+    def __call__(self, context: EnvContext, **arguments: Any) -> Any:
+        seed = {} if context.seed is None else {"seed": context.seed}
+        own = {"env_type": "gymnasium", "num_envs": context.n_envs, **seed, **arguments}
+        return importlib.import_module("envpool").make(self.env_id, **own)
 
 
 @attrs.frozen
@@ -99,6 +132,30 @@ def find_environment(text: str) -> GymnasiumId | Importable:
     if not callable(found):
         raise UsageError(f"env {text!r} is {describe_value(found)}, not a callable that makes an environment.")
     return importable
+
+
+def find_vector(text: Any) -> VectorId | PoolId:
+    """Find the vectorised form of ``"ALE/Pong-v5"``, ``"module:Id-v0"`` or ``"envpool:Pong-v5"``.
+
+    Raises UsageError if there is no environment of this id, or no vectorised form of it.
+    """
+    if not isinstance(text, str):
+        raise UsageError(f"env: {{vector: …}} names an id such as ALE/Pong-v5, not {describe_value(text)}.")
+    module, colon, name = text.partition(":")
+    if colon and module == "envpool":
+        try:
+            known = importlib.import_module("envpool").list_all_envs()
+        except ImportError:
+            raise MissingExtra(f"the vector {text!r}", library="envpool", extra="envpool") from None
+        if name not in known:
+            raise UsageError(f"EnvPool has no environment {name!r}{nearest(name, known)}")
+        return PoolId(name)
+    found = find_environment(text)
+    if not isinstance(found, GymnasiumId):
+        raise UsageError(f"{text!r} is a factory: if it makes vector environments, write env: {text}, without vector.")
+    if found.spec.vector_entry_point is None:
+        raise UsageError(f"Gymnasium knows no vectorised form of {text!r}: write env: {text} for single environments.")
+    return VectorId(found.env_id, found.spec, found.module)
 
 
 def find_wrapper(text: str) -> Importable:

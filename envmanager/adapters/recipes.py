@@ -184,7 +184,7 @@ def _maker(factory: Any) -> Any:
         return factory.load()
     if not isinstance(factory, GymnasiumId):
         return factory
-    entry_point = factory.spec.entry_point
+    entry_point = factory.entry_point
     if not isinstance(entry_point, str):
         return entry_point
     module, _, name = entry_point.partition(":")
