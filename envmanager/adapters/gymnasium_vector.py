@@ -110,8 +110,8 @@ class VectorGroup(EnvGroup):
             return self._reset_ended
         raise UsageError(
             f"{type(self._unwrapped).__qualname__} restarts an episode one step after its end and cannot be asked to "
-            "restart it at once. Make it with autoreset_mode=AutoresetMode.SAME_STEP, or return one environment per "
-            "call of env_factory."
+            "restart it at once. Make it with autoreset_mode=AutoresetMode.SAME_STEP if it takes that, or make single "
+            "environments: gymnasium.make_vec(…, vectorization_mode=\"sync\"), or a factory that returns one each."
         )
 
     def _resets_rows(self) -> bool:

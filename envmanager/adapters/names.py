@@ -16,14 +16,16 @@ import traceback
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from envmanager.data.specs import describe_value
-from envmanager.environment import EnvContext
 from envmanager.errors import MissingExtra, UsageError
 from envmanager.importing import imported, nearest
+
+if TYPE_CHECKING:
+    from envmanager.environment import EnvContext
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
 """Library and extra of each Gymnasium namespace that exists only once the library has been imported."""
