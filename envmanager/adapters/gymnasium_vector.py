@@ -134,10 +134,11 @@ class VectorGroup(EnvGroup):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
         obs, infos = self._reset(self._vector_env, seed=self._seed(seeds), options=self._own_options())
-        if self._buffer is None and not self.returns_new_arrays:
-            obs = copy_tree(obs)  # the first steps may be written elsewhere, and this stays valid beside them
         zeros = np.zeros(self._n, np.float32), np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
-        return {BEHAVIOR: self._steps(obs, *zeros, infos)}
+        steps = self._steps(obs, *zeros, infos)
+        if self._buffer is None and not self.returns_new_arrays:
+            steps.obs = copy_tree(steps.obs)  # because the next step may be written into a buffer, beside this one
+        return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         """Step all environments. ``rows``, if given, are all of them."""

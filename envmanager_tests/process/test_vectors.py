@@ -32,7 +32,7 @@ from envmanager_tests.envs import EchoGym
 ALL = Wait.all()
 MODES = list(AutoresetMode)
 N_STEPS = 5_000
-N_ROWS = 4
+N_ROWS = 3
 
 # Bit for bit as alone.
 
@@ -66,7 +66,7 @@ def cartpole(mode: AutoresetMode, num_envs: int) -> VectorEnv:  # type: ignore[t
     return SyncVectorEnv([Limited] * num_envs, autoreset_mode=mode)
 
 
-SEEDS = [3, 1, 4, 1_000_000]
+SEEDS = [3, 1, 1_000_000]
 
 
 def actions_of(row: int) -> Iterator[int]:
