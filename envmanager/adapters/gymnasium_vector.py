@@ -111,7 +111,7 @@ class VectorGroup(EnvGroup):
         raise UsageError(
             f"{type(self._unwrapped).__qualname__} restarts an episode one step after its end and cannot be asked to "
             "restart it at once. Make it with autoreset_mode=AutoresetMode.SAME_STEP if it takes that, or make single "
-            "environments: gymnasium.make_vec(…, vectorization_mode=\"sync\"), or a factory that returns one each."
+            'environments: gymnasium.make_vec(…, vectorization_mode="sync"), or a factory that returns one each.'
         )
 
     def _resets_rows(self) -> bool:
@@ -140,10 +140,11 @@ class VectorGroup(EnvGroup):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
         obs, infos = self._begin(seeds)
-        if self._buffer is None and not self.returns_new_arrays:
-            obs = copy_tree(obs)  # the first steps may be written elsewhere, and this stays valid beside them
         zeros = np.zeros(self._n, np.float32), np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
-        return {BEHAVIOR: self._steps(obs, *zeros, infos)}
+        steps = self._steps(obs, *zeros, infos)
+        if self._buffer is None and not self.returns_new_arrays:
+            steps.obs = copy_tree(steps.obs)  # because the next step may be written into a buffer, beside this one
+        return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         """Step all environments. ``rows``, if given, are all of them."""

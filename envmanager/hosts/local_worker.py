@@ -139,17 +139,13 @@ class LocalWorker:
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
         n_envs = len(self.group.env_ids)
-        if len(report.specs) == 1 and list(report.max_agents.values()) == [n_envs]:
+        has_rows = len(report.specs) == 1 and list(report.max_agents.values()) == [n_envs]
+        if has_rows and not self.group.returns_new_arrays:
             (spec,) = report.specs.values()
             parts = leaves(spec.observation)
             n_bytes = n_envs * sum(part.dtype.itemsize * math.prod(part.shape) for part in parts)
             make = partial(RowBuffer.empty, spec.observation, only_agents(self.group.env_ids))
-            if (
-                self._lends
-                and not self.group.returns_new_arrays
-                and n_bytes >= LEAST_LENT_BYTES
-                and not any(part.is_object for part in parts)
-            ):
+            if self._lends and n_bytes >= LEAST_LENT_BYTES and not any(part.is_object for part in parts):
                 self._lent = LentBuffers(make)
                 self._next_buffer = self._lent.next
             elif self._rotates:

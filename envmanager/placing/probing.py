@@ -192,7 +192,7 @@ class ProbedEnvironment(Environment):
         return summarize(self._times, sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs)))
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        own_seeds = derive_seeds(seeds[0], self._group.env_ids)
+        own_seeds = seeds if len(self._group.env_ids) == 1 else derive_seeds(seeds[0], self._group.env_ids)
         self._steps = self._group.reset(seeds=own_seeds, options=options)
         self._deadline = time.monotonic() + self._probe_s
         return self._progress()

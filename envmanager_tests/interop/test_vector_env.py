@@ -1,12 +1,10 @@
 """The Gymnasium bridge against Gymnasium's own SyncVectorEnv, and where it must differ."""
 
-import functools
 import gc
 import os
 import signal
 import sys
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -435,7 +433,7 @@ def test_spaces_are_made_from_specs_where_an_environment_has_none(make_manager):
 
 
 def test_unknown_modes_and_environments_of_several_agents_are_refused():
-    manager = SimpleEnvManager(functools.partial(gymnasium.make_vec, "CartPole-v1", num_envs=2), 2)
+    manager = SimpleEnvManager(lambda context: EchoEnvironment(context, n_agents=2), 2)
 
     with pytest.raises(UsageError, match="NextStep"):
         as_vector_env(SimpleEnvManager(Obedient), autoreset_mode="nonsense")
