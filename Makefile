@@ -152,6 +152,9 @@ ray: .venv-ray/.installed ## run CartPoles in actors of a Ray cluster on this ma
 test-ray: .venv-ray/.installed ## run the tests of managers on a Ray cluster, of three nodes on this machine
 	.venv-ray/bin/pytest -m "not load" envmanager_tests/ray_cluster envmanager_tests/unit/test_ray_worker.py
 
+test-envpool: .venv-envpool/.installed ## run the tests of EnvPool's pools
+	.venv-envpool/bin/pytest -n 2 envmanager_tests/envpool
+
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
 	.venv-mlagents/bin/pytest -n 2 envmanager_tests/interop_mlagents
 
@@ -196,6 +199,13 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 	.venv-ray/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 	.venv-ray/bin/python -m pip install $(PIP_FLAGS) $(TORCH)
 	.venv-ray/bin/python -m pip install $(PIP_FLAGS) --editable '.[dev,ray]'
+	@touch $@
+
+# EnvPool brings the assets of all its environments, most of a gigabyte.
+.venv-envpool/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-envpool
+	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,dm_env,envpool,test]'
 	@touch $@
 
 # It asks for much that its connection does not need (SB3, ONNX, TensorBoard, the hub).

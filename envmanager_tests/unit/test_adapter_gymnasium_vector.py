@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from envmanager import BadAction, SimpleEnvManager, SubprocessEnvManager, UsageError, Wait
+from envmanager import BadAction, SimpleEnvManager, SubprocessEnvManager, UsageError, Wait, make_manager
 from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.gymnasium_vector import VectorGroup, info_rows
 from envmanager.data.specs import SpecMismatch
@@ -536,3 +536,30 @@ def _one_worker(make_manager):
 def test_a_vector_is_no_environment_of_its_own():
     with pytest.raises(UsageError, match="it is a vector environment: pass the function that makes it"):
         as_environment(cartpoles("SameStep"))
+
+
+def test_the_vectorised_form_of_an_id_is_made_with_its_arguments():
+    pytest.importorskip("ale_py")
+    config = {"kind": "simple", "env": {"vector": "ALE/Pong-v5"}, "n_envs": 3, "env_kwargs": {"img_height": 42}}
+
+    with make_manager(config) as manager:
+        manager.reset(seed=1)
+        assert manager.recv().obs.shape == (3, 4, 42, 84)
+        assert type(manager.call(lambda vector: type(vector).__name__)[0]) is str
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "says"),
+    [
+        ({"vector": "FrozenLake-v1"}, {}, "knows no vectorised form of 'FrozenLake-v1': write env: FrozenLake-v1"),
+        ({"vector": "NoSuch-v1"}, {}, "knows no environment 'NoSuch-v1'"),
+        ({"vector": "collections:Counter"}, {}, "if it makes vector environments, write env: collections:Counter"),
+        ({"vektor": "CartPole-v1"}, {}, "env must be an id, a callable or {vector: an id}"),
+        ({"vector": "CartPole-v1"}, {"env_kwargs": {"sutton": 1}}, "takes no argument 'sutton'"),
+        ({"vector": "CartPole-v1"}, {}, "CartPoleVectorEnv restarts an episode one step after its end"),
+    ],
+)
+def test_an_id_without_a_usable_vectorised_form_is_refused(env, options, says):
+    with pytest.raises(UsageError) as error:
+        make_manager({"kind": "simple", "env": env, "n_envs": 2, **options})
+    assert says in str(error.value)

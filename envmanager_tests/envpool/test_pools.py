@@ -1,0 +1,181 @@
+"""EnvPool's pools as the environments of a worker, beside the same pool alone."""
+
+import logging
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from envmanager import EnvContext, RestartPolicy, SimpleEnvManager, SubprocessEnvManager, UsageError, Wait, make_manager
+
+envpool = pytest.importorskip("envpool", reason="EnvPool is not installed: make test-envpool")
+pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
+
+N = 6
+KINDS = {
+    "simple": (SimpleEnvManager, {}),
+    "simple-views": (SimpleEnvManager, {"zero_copy": True}),
+    "worker": (SubprocessEnvManager, {"n_workers": 1}),
+    "worker-views": (SubprocessEnvManager, {"n_workers": 1, "zero_copy": True}),
+}
+
+
+def action_of(env_id, nth):
+    """The nth action of an environment, whatever the others do."""
+    return (7 * env_id + 3 * nth + nth // 5) % 2
+
+
+def cartpoles(env_type="gymnasium"):
+    def make(context: EnvContext):
+        return envpool.make("CartPole-v1", env_type=env_type, num_envs=context.n_envs, seed=7, num_threads=1)
+
+    return make
+
+
+def rows_alone(n_steps):
+    """Per environment, what happens: ("step", obs, reward, terminated, truncated) and ("first", obs)."""
+    pool = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=N, seed=7, num_threads=1)
+    pool.reset()
+    rows, counts, has_ended = [[] for _ in range(N)], [0] * N, [False] * N
+    for _ in range(n_steps):
+        taken = pool.step(np.array([action_of(env_id, counts[env_id]) for env_id in range(N)]))
+        for env_id, (obs, reward, terminated, truncated) in enumerate(zip(*taken[:4], strict=True)):
+            if has_ended[env_id]:  # the step in which the pool ignores the action
+                rows[env_id].append(("first", obs.tolist()))
+                has_ended[env_id] = False
+                continue
+            counts[env_id] += 1
+            rows[env_id].append(("step", obs.tolist(), float(reward), bool(terminated), bool(truncated)))
+            has_ended[env_id] = bool(terminated or truncated)
+    return rows
+
+
+def rows_hosted(manager, n_steps):
+    manager.reset()
+    batch, rows = manager.recv(Wait.all()), [[] for _ in range(N)]
+    for nth in range(n_steps):
+        manager.send(np.array([action_of(env_id, nth) for env_id in range(N)]), np.arange(N))
+        batch = manager.recv(Wait.all())
+        ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
+        for env_id in range(N):
+            flags = float(batch.reward[env_id]), bool(batch.terminated[env_id]), bool(batch.truncated[env_id])
+            if env_id in ended:
+                rows[env_id].append(("step", batch.final_obs[ended.index(env_id)].tolist(), *flags))
+                rows[env_id].append(("first", batch.obs[env_id].tolist()))
+            else:
+                rows[env_id].append(("step", batch.obs[env_id].tolist(), *flags))
+    return rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("env_type", ["gymnasium", "dm"])
+def test_a_hosted_pool_has_the_rows_of_the_pool_alone_over_5000_steps(env_type, kind):
+    manager_class, options = KINDS[kind]
+    alone = rows_alone(5_600)
+
+    with manager_class(cartpoles(env_type), N, **options) as manager:
+        hosted = rows_hosted(manager, 5_000)
+
+    ends_at = [[nth for nth, row in enumerate(rows) if row[0] == "first"] for rows in hosted]
+    assert all(len(ends) > 50 for ends in ends_at)
+    for env_id in range(N):
+        assert hosted[env_id] == alone[env_id][: len(hosted[env_id])]
+
+
+def test_frames_of_atari_are_those_of_the_pool_alone():
+    def make(context: EnvContext):
+        return envpool.make("Pong-v5", env_type="gymnasium", num_envs=context.n_envs, seed=3)
+
+    alone = make(EnvContext(0, 0, n_envs=4))
+    obs, _ = alone.reset()
+    with SimpleEnvManager(make, 4) as manager:
+        manager.reset()
+        assert np.array_equal(manager.recv().obs, obs)
+        for nth in range(300):
+            actions = (np.arange(4) + nth) % 6
+            obs, reward, *_ = alone.step(actions)
+            manager.send(actions, np.arange(4))
+            batch = manager.recv()
+            assert np.array_equal(batch.obs, obs)
+            assert np.array_equal(batch.reward, reward)
+
+
+def test_a_pool_whose_worker_is_killed_loses_its_rows_and_no_others():
+    def make(context: EnvContext):
+        return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=context.n_envs, seed=context.seed)
+
+    restarts = RestartPolicy(max_restarts=3, backoff_s=0.0)
+    with SubprocessEnvManager(make, 8, n_workers=2, seed=5, restarts=restarts) as manager:
+        manager.reset()
+        batch = manager.recv(Wait.all())
+        last = batch.obs.copy()
+        manager.send(np.zeros(8, np.int64), np.arange(8))
+        manager.recv(Wait.all())
+        os.kill(manager.stats().workers[0].pid, signal.SIGKILL)
+        seen_lost, lengths = set(), np.zeros(8, int)
+        env_ids = np.arange(8)
+        while not seen_lost or lengths[4:].min() < 40:
+            manager.send(np.full(len(env_ids), 1), env_ids)
+            batch = manager.recv()
+            env_ids = batch.env_ids
+            seen_lost |= set(env_ids[batch.lost].tolist())
+            lengths[env_ids] += 1
+            assert not batch.reward[batch.lost].any()
+        assert seen_lost == {0, 1, 2, 3}
+        assert manager.stats().restarts == 1
+        assert last.shape == (8, 4)
+
+
+def test_the_managers_seed_reaches_the_pools_and_repeats_the_run():
+    config = {"kind": "subprocess", "env": {"vector": "envpool:CartPole-v1"}, "n_envs": 4, "n_workers": 2}
+
+    def first_observations(seed):
+        with make_manager({**config, "seed": seed}) as manager:
+            manager.reset()
+            return manager.recv(Wait.all()).obs.tolist()
+
+    assert first_observations(3) == first_observations(3) != first_observations(4)
+
+
+def test_a_second_seed_is_said_to_have_no_effect(caplog):
+    with SimpleEnvManager(cartpoles(), N) as manager, caplog.at_level(logging.WARNING, "envmanager"):
+        manager.reset(seed=1)
+        assert not caplog.records
+        manager.reset(seed=2)
+
+    assert "cannot seed its environments again" in caplog.text
+
+
+def test_infos_of_the_step_and_of_the_restart_are_per_row():
+    with SimpleEnvManager(cartpoles(), N, infos=True) as manager:
+        manager.reset()
+        batch = manager.recv()
+        while batch.final_obs is None:
+            manager.send(np.zeros(N, np.int64), np.arange(N))
+            batch = manager.recv()
+        ended = np.flatnonzero(batch.terminated)
+        assert [info["env_id"] for info in batch.info] == list(range(N))
+        assert [info["env_id"] for info in batch.reset_info] == ended.tolist()
+        assert {info["elapsed_step"] for info in batch.reset_info} == {0}
+
+
+def test_an_asynchronous_pool_is_refused_with_what_to_do():
+    def make(context: EnvContext):
+        return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=context.n_envs, batch_size=2)
+
+    with pytest.raises(UsageError, match="leave out batch_size, and take several workers"):
+        SimpleEnvManager(make, 4)
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ("envpool:Pnog-v5", "EnvPool has no environment 'Pnog-v5'; did you mean Pong-v5?"),
+        (3, "names an id such as ALE/Pong-v5, not int 3"),
+    ],
+)
+def test_an_id_without_a_pool_is_refused(env, says):
+    with pytest.raises(UsageError) as error:
+        make_manager({"kind": "simple", "env": {"vector": env}, "n_envs": 2})
+    assert says in str(error.value)
