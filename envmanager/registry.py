@@ -85,6 +85,11 @@ class ManagerOptions(ProcessOptions):
         super().__attrs_post_init__()
         recipes.check_render_mode(self.env_kwargs, self.render_mode)
 
+    @property
+    def env_name(self) -> str:
+        """The environment as output shows it, such as ``"CartPole-v1"`` or ``"vectors of ALE/Pong-v5"``."""
+        return f"vectors of {self.env.get('vector')}" if isinstance(self.env, Mapping) else str(self.env)
+
 
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:
     """Start a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.

@@ -234,9 +234,11 @@ class VectorGroup(EnvGroup):
         """NEXT_STEP and DISABLED: reset the environments whose episode ended. The others stay as they are."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
-        if self._buffer is None and not self.returns_new_arrays:
-            steps.obs, steps.reward = copy_tree(steps.obs), steps.reward.copy()
-            steps.terminated, steps.truncated = steps.terminated.copy(), steps.truncated.copy()
+        if self._buffer is None:  # else the VectorEnv's own arrays are copies in the buffer already
+            steps.obs = copy_tree(steps.obs)
+            if not self.returns_new_arrays:
+                steps.reward, steps.terminated = steps.reward.copy(), steps.terminated.copy()
+                steps.truncated = steps.truncated.copy()
         first, reset_infos = self._restarted(ended, numbers)
         for column, part in zip(leaves(steps.obs), leaves_like(steps.obs, first), strict=True):
             column[numbers] = part

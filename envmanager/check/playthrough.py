@@ -46,6 +46,8 @@ class Moment:
         """Return the Moment of ``steps``, which a reset or a step has returned."""
         mismatches = []
         for behavior, current in steps.items():
+            if current.env_id.any():  # a vector, of one agent per environment
+                current = attrs.evolve(current, agent_id=current.env_id)
             try:
                 check_steps(specs[behavior], current, check_numbers=True)
             except SpecMismatch as error:

@@ -235,7 +235,7 @@ def describe_start(plan: Plan) -> str:
     workers = f" in {count(options.n_workers, 'worker')}" if isinstance(options.n_workers, int) else ""
     envs = count(options.n_envs, "environment")
     seed = "not seeded" if plan.seed is None else f"seed {plan.seed}"
-    return f"{options.env}: {envs}{workers}, manager {options.kind}, {seed}"
+    return f"{options.env_name}: {envs}{workers}, manager {options.kind}, {seed}"
 
 
 def describe(episodes: Episodes) -> str:

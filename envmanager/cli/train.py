@@ -101,7 +101,7 @@ class Lines:
         self._rate = Rate(time.monotonic(), run.n_steps_before)
         options = run.plan.manager
         kinds = ", ".join(f"{type(trainer).__name__} for {behavior!r}" for behavior, trainer in run.trainers.items())
-        self.show_line(f"{options.env}: {options.n_envs} environments, manager {options.kind}; {kinds}")
+        self.show_line(f"{options.env_name}: {options.n_envs} environments, manager {options.kind}; {kinds}")
         if run.manager is not None and run.manager.placement:
             self.show_line(run.manager.placement)
 

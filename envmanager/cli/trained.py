@@ -106,7 +106,7 @@ def evaluate_command(
             if restarts is not None:
                 options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
             envs = count(options.n_envs, "environment")
-            start = f"{options.env}: checkpoint {training.path}, {envs}, manager {options.kind}"
+            start = f"{options.env_name}: checkpoint {training.path}, {envs}, manager {options.kind}"
             print_text(start, sys.stderr if as_json else sys.stdout)
             with make_manager(options) as made:
                 policies = training.policies_for(made.behavior_specs)
@@ -125,7 +125,7 @@ def evaluate_command(
         for behavior, returns in evaluation.returns_of.items()
         if returns
     }
-    facts = {"env": str(options.env), "checkpoint": str(training.path), "n_steps": training.n_steps}
+    facts = {"env": options.env_name, "checkpoint": str(training.path), "n_steps": training.n_steps}
     told = sayable({**facts, "seed": seed, "n_envs": options.n_envs, "behaviors": figures})
     if as_json:
         print(json.dumps(told, indent=1, allow_nan=False))
@@ -187,7 +187,7 @@ def play_command(
     mode = WINDOW if video is None else FRAMES
     with Notices(Remarks()), StopSignals():
         try:
-            print_text(f"{training.manager_options(env=env).env}: checkpoint {training.path} plays")
+            print_text(f"{training.manager_options(env=env).env_name}: checkpoint {training.path} plays")
             play(training, n_episodes=episodes, mode=mode, on_episode=show.ended, seed=seed, env=env)
             show.finish()
         except Stopped as stopped:

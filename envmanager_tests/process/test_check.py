@@ -217,3 +217,12 @@ def test_each_call_is_announced():
 
     assert calls[:4] == ["making it", "reset", "step 1", "step 2"]
     assert "close" in calls
+
+
+def test_a_vector_environment_is_checked_as_a_whole():
+    def make():
+        return gymnasium.make_vec("CartPole-v1", num_envs=3, vectorization_mode="sync")
+
+    findings = check_environment(make, n_steps=200)
+
+    assert {finding.outcome for finding in findings} == {"ok"}, findings
