@@ -132,6 +132,8 @@ class EnvManager(ABC):
                 self._table.learn(report.specs, worker_id)
             self._policy_steps.takes_partial_actions = all(report.partial_actions for report in reports.values())
             host.steps_some_rows &= all(report.steps_some_rows for report in reports.values())
+            for worker_id, report in reports.items():
+                self._table.entries[worker_id].batch_size = report.batch_size
             host.have_started(self._table.specs, reports)
         except BaseException as error:
             was_closed = self._calls.closed

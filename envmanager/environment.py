@@ -101,6 +101,9 @@ class EnvGroup(Environment):
     casting: Casting
     steps_some_rows = True
     """Whether ``step`` accepts ``rows`` that are not all."""
+    batch_size = 0
+    """Number of environments that are ready when a step of some ``rows`` returns, of these and of earlier steps; 0 if
+    it returns exactly ``rows``. Those whose episode has just ended come later, with the first of the next."""
     returns_new_arrays = False
     """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
     generation = 0

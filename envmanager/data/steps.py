@@ -101,12 +101,13 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start": facts about a worker's environments."""
+    """The payload of the response to "start": facts about a worker's environments. See EnvGroup for the last two."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
     partial_actions: bool
     steps_some_rows: bool = True
+    batch_size: int = 0
 
 
 _Dicts = list[dict[str, Any]] | None

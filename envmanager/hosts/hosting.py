@@ -126,7 +126,11 @@ def _reset(group: EnvGroup, config: Any) -> Any:
 
 COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
     CommandName.START: lambda group, _: StartReport(
-        dict(group.behavior_specs), dict(group.max_agents), group.partial_actions, group.steps_some_rows
+        dict(group.behavior_specs),
+        dict(group.max_agents),
+        group.partial_actions,
+        group.steps_some_rows,
+        group.batch_size,
     ),
     CommandName.RESET: _reset,
     CommandName.STEP: lambda group, actions: group.step(actions),

@@ -125,6 +125,11 @@ class Lockstep:
         is_there = np.zeros(self.n_envs, np.bool_)
         is_there[batch.env_ids] = True
         if not is_there[env_ids].all():
+            if not any(worker.dropped for worker in self.manager.stats().workers):
+                raise UsageError(
+                    "a worker hands back some of its environments first, as an asynchronous pool does, but a vector "
+                    "environment steps all: leave out the pool's batch_size, or use the manager's send() and recv()."
+                )
             raise UsageError(
                 f"the environments {env_ids[~is_there[env_ids]].tolist()} were dropped with their worker, but a vector "
                 'environment must keep all of its environments: use RestartPolicy(then="raise").'

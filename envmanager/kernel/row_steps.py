@@ -73,6 +73,8 @@ class BatchStepper:
                 steps = None if step is None else step.current.get(behavior)
                 if steps is None or steps.env_id.tolist() != list(env_ids):
                     raise UsageError("send() and recv() serve environments of one agent each. Use step().")
+            for entry in self._table.entries:
+                entry.rows_in_flight.clear()
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
@@ -112,6 +114,8 @@ class BatchStepper:
                     f"the actions are for {len(rows)} of the {len(entry.env_ids)} environments of worker {worker_id}, "
                     f"which move together: send actions for all of {list(entry.env_ids)}. Nothing was sent."
                 )
+            if entry.batch_size:
+                _require_batch(entry, rows)
         if table.has_objects:
             host.check_can_travel(actions)
         if begin is not None:
@@ -125,10 +129,12 @@ class BatchStepper:
                 own = actions
                 if len(groups) > 1 or places.__class__ is not slice:  # else all actions, in order
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-                if len(rows) == len(entry.env_ids):
+                if len(rows) == len(entry.env_ids) and not entry.batch_size:
                     host.workers[worker_id].send(_STEP, {behavior: own})
                 else:
                     host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
+                    if entry.batch_size:
+                        entry.rows_in_flight.update(rows.tolist())
                 entry.n_envs_in_flight = len(rows)
                 sent.append(entry)
         finally:
@@ -151,6 +157,9 @@ class BatchStepper:
                 lost_env_ids += entry.env_ids
                 payload = cut[0]
             steps = payload.get(self.behavior)
+            if entry.batch_size:
+                entry.n_envs_in_flight = len(steps)
+                entry.rows_in_flight.difference_update((steps.env_id - entry.env_ids[0]).tolist())
             if steps is not None:
                 parts.append(steps)
                 holders.append(entry)
@@ -192,6 +201,22 @@ class BatchStepper:
 
     def _shared(self, steps: AgentSteps, env_ids: np.ndarray | None) -> Batch:
         return Batch.of(steps, env_ids, is_view=self._zero_copy)
+
+
+def _require_batch(entry: Entry, rows: np.ndarray) -> None:
+    """Raise BadAction if a row is in flight already, or too few are in flight for the worker's batch."""
+    twice = entry.rows_in_flight.intersection(rows.tolist())
+    if twice:
+        raise BadAction(
+            f"env {entry.env_ids[min(twice)]} is still waiting: worker {entry.worker_id} has responded without it. "
+            "Send actions for the environments of the last batch. Nothing was sent."
+        )
+    n_rows = len(entry.rows_in_flight) + len(rows)
+    if n_rows < entry.batch_size:
+        raise BadAction(
+            f"with these actions {n_rows} environments of worker {entry.worker_id} would step, but it hands back "
+            f"{entry.batch_size} at a time: send actions for {entry.batch_size - n_rows} more. Nothing was sent."
+        )
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:

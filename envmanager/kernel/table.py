@@ -97,6 +97,10 @@ class Entry:
     actions: Actions | None = None
     """Actions of the step in flight, if ``step()`` sent them."""
     n_envs_in_flight: int = 0
+    batch_size: int = 0
+    """Minimum number of environments in flight, if the worker hands back those that are ready first; else 0."""
+    rows_in_flight: set[int] = attrs.field(factory=set)
+    """Rows in flight, if there is a ``batch_size``. They stay in flight when the worker has responded without them."""
     batches: Sequence[Batch] = ()
     """Batches with the last rows that ``recv`` delivered, oldest first. They are read if the worker is replaced."""
     steps: int = 0

@@ -7,7 +7,18 @@ import signal
 import numpy as np
 import pytest
 
-from envmanager import EnvContext, RestartPolicy, SimpleEnvManager, SubprocessEnvManager, UsageError, Wait, make_manager
+from envmanager import (
+    ActionInfo,
+    BadAction,
+    EnvContext,
+    RestartPolicy,
+    SimpleEnvManager,
+    SubprocessEnvManager,
+    UsageError,
+    Wait,
+    make_manager,
+)
+from envmanager.interop import as_vector_env
 
 envpool = pytest.importorskip("envpool", reason="EnvPool is not installed: make test-envpool")
 pytestmark = pytest.mark.filterwarnings("ignore:.*precision lowered by casting")
@@ -160,12 +171,162 @@ def test_infos_of_the_step_and_of_the_restart_are_per_row():
         assert {info["elapsed_step"] for info in batch.reset_info} == {0}
 
 
-def test_an_asynchronous_pool_is_refused_with_what_to_do():
+def asynchronous(batch_size, **options):
     def make(context: EnvContext):
-        return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=context.n_envs, batch_size=2)
+        own = {"seed": 7, **options}
+        return envpool.make(
+            "CartPole-v1", env_type="gymnasium", num_envs=context.n_envs, batch_size=batch_size, num_threads=2, **own
+        )
 
-    with pytest.raises(UsageError, match="leave out batch_size, and take several workers"):
-        SimpleEnvManager(make, 4)
+    return make
+
+
+def add_rows(rows, batch):
+    """Add the rows of a batch to those of each environment, but for lost ones."""
+    ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
+    for row, env_id in enumerate(batch.env_ids.tolist()):
+        flags = float(batch.reward[row]), bool(batch.terminated[row]), bool(batch.truncated[row])
+        if batch.lost[row]:
+            continue
+        if row in ended:
+            rows[env_id].append(("step", batch.final_obs[ended.index(row)].tolist(), *flags))
+            rows[env_id].append(("first", batch.obs[row].tolist()))
+        else:
+            rows[env_id].append(("step", batch.obs[row].tolist(), *flags))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_rows_of_an_asynchronous_pool_come_as_they_are_ready_and_are_those_of_the_pool_alone(kind, batch_size):
+    manager_class, options = KINDS[kind]
+    alone = rows_alone(1_000)
+
+    with manager_class(asynchronous(batch_size), N, **options) as manager:
+        manager.reset()
+        batch = manager.recv()
+        assert len(batch) == N
+        rows, counts, sizes = [[] for _ in range(N)], np.zeros(N, int), set()
+        for _ in range(700 * N // batch_size):
+            env_ids = batch.env_ids[::-1]
+            actions = np.array([action_of(env_id, counts[env_id]) for env_id in env_ids.tolist()])
+            counts[env_ids] += 1
+            manager.send(actions, env_ids)
+            batch = manager.recv()
+            sizes.add(len(batch))
+            add_rows(rows, batch)
+            if counts.max() >= 900:
+                break
+
+    assert max(sizes) <= batch_size
+    for env_id in range(N):
+        assert len(rows[env_id]) > 200
+        assert rows[env_id] == alone[env_id][: len(rows[env_id])]
+
+
+def test_a_reset_in_the_middle_of_asynchronous_steps_leaves_no_row_behind():
+    with SimpleEnvManager(asynchronous(2), N) as manager:
+        for nth in range(50):
+            manager.reset()
+            batch = manager.recv()
+            assert len(batch) == N
+            assert (np.abs(batch.obs) <= 0.05).all(), "a first observation of CartPole"
+            for _ in range(nth):
+                manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+                batch = manager.recv()
+
+
+def test_whole_steps_of_an_asynchronous_pool_have_the_transitions_of_the_pool_alone():
+    alone = rows_alone(2_000)
+
+    class ByCount:
+        counts = np.zeros(N, int)
+
+        def get_action(self, steps):
+            env_ids = steps.env_id
+            actions = np.array([action_of(env_id, self.counts[env_id]) for env_id in env_ids.tolist()])
+            self.counts[env_ids] += 1
+            return ActionInfo(actions)
+
+    rows = [[] for _ in range(N)]
+    with SubprocessEnvManager(asynchronous(2), N, n_workers=1) as manager:
+        manager.reset()
+        manager.set_policy("default", ByCount())
+        for _ in range(1_500):
+            for info in manager.step():
+                taken = info.transitions()
+                for env_id, obs, reward, terminated, truncated in zip(
+                    (taken.agent_id >> 32).tolist(),
+                    taken.next_obs.tolist(),
+                    taken.reward.tolist(),
+                    taken.terminated.tolist(),
+                    taken.truncated.tolist(),
+                    strict=True,
+                ):
+                    rows[env_id].append(("step", obs, reward, terminated, truncated))
+    for env_id in range(N):
+        steps_alone = [row for row in alone[env_id] if row[0] == "step"]
+        assert len(rows[env_id]) > 1_000
+        assert rows[env_id] == steps_alone[: len(rows[env_id])]
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_an_asynchronous_pool_whose_worker_is_killed_loses_its_rows_and_no_others(batch_size):
+    restarts = RestartPolicy(max_restarts=3, backoff_s=0.0)
+    alone = rows_alone(2_000)  # every pool has seed 7, so env 6 + k of the second worker is env k of the pool alone
+    with SubprocessEnvManager(asynchronous(batch_size), 2 * N, n_workers=2, restarts=restarts) as manager:
+        manager.reset()
+        batch = manager.recv(Wait.all())
+        rows, counts, seen_lost = [[] for _ in range(2 * N)], np.zeros(2 * N, int), set()
+        for nth in range(4_000):
+            env_ids = batch.env_ids
+            actions = [action_of(env_id % N, counts[env_id]) for env_id in env_ids.tolist()]
+            counts[env_ids] += 1
+            manager.send(np.array(actions), env_ids)
+            if nth == 200:
+                os.kill(manager.stats().workers[0].pid, signal.SIGKILL)
+            batch = manager.recv()
+            lost = batch.env_ids[batch.lost].tolist()
+            seen_lost |= set(lost)
+            if lost:
+                assert sorted(lost) == list(range(N))
+                for env_id in lost:  # the new generation begins as the first did
+                    rows[env_id], counts[env_id] = [], 0
+            add_rows(rows, batch)
+            if counts.min() > 700:
+                break
+        assert seen_lost == set(range(N))
+        assert manager.stats().restarts == 1
+    for env_id in range(2 * N):
+        assert len(rows[env_id]) > 100
+        assert rows[env_id] == alone[env_id % N][: len(rows[env_id])]
+
+
+def test_actions_that_would_make_an_asynchronous_pool_wait_for_ever_are_refused_before_anything_is_sent():
+    with SimpleEnvManager(asynchronous(3), N) as manager:
+        manager.reset()
+        manager.recv()
+        with pytest.raises(BadAction, match="2 environments of worker 0 would step, but it hands back 3 at a time"):
+            manager.send(np.zeros(2, np.int64), [0, 1])
+        manager.send(np.zeros(N, np.int64), np.arange(N))
+        batch = manager.recv()
+        waiting = sorted(set(range(N)) - set(batch.env_ids.tolist()))
+        with pytest.raises(BadAction, match=f"env {waiting[0]} is still waiting: worker 0 has responded without it"):
+            manager.send(np.zeros(N, np.int64), np.arange(N))
+        manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        assert len(manager.recv()) <= 3
+
+
+def test_an_asynchronous_pool_with_a_last_batch_that_is_not_full_is_refused():
+    with pytest.raises(UsageError, match="take a batch_size that divides num_envs"):
+        SimpleEnvManager(asynchronous(4), N)
+
+
+def test_a_bridge_that_steps_all_environments_says_that_an_asynchronous_pool_does_not():
+    with SimpleEnvManager(asynchronous(3), N) as manager:
+        envs = as_vector_env(manager)
+        envs.reset()
+        with pytest.raises(UsageError, match="hands back"):
+            envs.step(np.zeros(N, np.int64))
 
 
 @pytest.mark.parametrize(
