@@ -30,8 +30,8 @@ ADAPTERS = {
 """Adapters by the name of the base class that they wrap."""
 
 VECTORS = {
-    "envpool.python.envpool.EnvPoolMixin": "envmanager.adapters.envpool:EnvPoolGroup",
-    "gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.gymnasium_vector:VectorGroup",
+    "envpool.python.envpool.EnvPoolMixin": "envmanager.adapters.envpool:pool_group",
+    "gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.late_vector:vector_group",
 }
 """Adapters of vector environments, which hold all environments of a worker, by the name of the base class."""
 

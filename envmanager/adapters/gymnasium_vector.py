@@ -4,7 +4,8 @@
 
     VectorEnv, at the end of an episode                  what the group does, in the same step
     SAME_STEP   obs = first, infos["final_obs"] = last   takes both
-    NEXT_STEP   obs = last; the next action is ignored   resets these environments by ``options["reset_mask"]``
+    NEXT_STEP   obs = last; the next action is ignored   resets these environments by ``options["reset_mask"]``, if the
+                                                         class takes it; else see ``late_vector``
     DISABLED    obs = last; waits for a reset            resets these environments by ``options["reset_mask"]``
 
 The rule: steps are neither invented nor hidden. Each step of a VectorEnv is one row of each environment, with the first
@@ -64,11 +65,11 @@ class VectorGroup(EnvGroup):
     def __init__(
         self, vector_env: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
     ) -> None:
-        """Wrap a VectorEnv. Raises UsageError if ``num_envs`` differs, or if ended episodes cannot be restarted."""
+        """Wrap a VectorEnv. Raises UsageError if ``num_envs`` is not the number of ``env_ids``."""
         self._vector_env = vector_env
         self._unwrapped = getattr(vector_env, "unwrapped", vector_env)
         self.env_ids = tuple(env_ids)
-        self._n = n = int(getattr(vector_env, "num_envs", 0) or len(vector_env))
+        self._n = int(getattr(vector_env, "num_envs", 0) or len(vector_env))
         self._require_one_row_each()
         self._infos = infos
         self._check_values = check_values
@@ -78,15 +79,16 @@ class VectorGroup(EnvGroup):
         self.behavior_specs = {BEHAVIOR: spec}
         self._spec: Tree = spec.observation
         self._leaves = leaves(spec.observation)
-        self._plain = (spec.observation.dtype, (n, *spec.observation.shape)) if _is_plain(spec.observation) else None
-        """Dtype and shape of a batched observation that is one array of numbers, which needs no other check."""
+        is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object
+        self._plain = (spec.observation.dtype, spec.observation.shape) if is_plain else None
+        """Dtype and shape of a row of an observation that is one array of numbers, which needs no other check."""
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
         self._restart = self._way_to_restart()
         self._agent_id = only_agents(self.env_ids)
         self._options: Info | None = None
         self._buffer: RowBuffer | None = None
         is_copied = getattr(vector_env, "copy", False) is True  # an option of SyncVectorEnv and AsyncVectorEnv
-        self.returns_new_arrays = vector_env is self._unwrapped and (is_copied or _is_of(vector_env, _ALE))
+        self.returns_new_arrays |= vector_env is self._unwrapped and (is_copied or _is_of(vector_env, _ALE))
 
     def _spec_of(self, vector_env: Any) -> BehaviorSpec:
         return behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
@@ -102,23 +104,7 @@ class VectorGroup(EnvGroup):
 
     def _way_to_restart(self) -> Callable[[AgentSteps, np.ndarray, Info], None]:
         """Return the method that restarts ended episodes, by the mode of the VectorEnv."""
-        mode = self._vector_env.metadata.get("autoreset_mode")  # Gymnasium 1.0 has only NEXT_STEP and does not state it
-        mode = getattr(mode, "value", mode)
-        if mode == SAME_STEP:
-            return self._take_restarted
-        if mode == DISABLED or (mode == NEXT_STEP and self._resets_rows()):
-            return self._reset_ended
-        raise UsageError(
-            f"{type(self._unwrapped).__qualname__} restarts an episode one step after its end and cannot be asked to "
-            "restart it at once. Make it with autoreset_mode=AutoresetMode.SAME_STEP if it takes that, or make single "
-            'environments: gymnasium.make_vec(…, vectorization_mode="sync"), or a factory that returns one each.'
-        )
-
-    def _resets_rows(self) -> bool:
-        """Return whether ``reset`` takes a ``reset_mask`` in NEXT_STEP mode, where Gymnasium does not ask for it."""
-        if isinstance(self._unwrapped, AsyncVectorEnv):  # without shared memory its processes reset a second time
-            return bool(self._unwrapped.shared_memory)
-        return isinstance(self._unwrapped, SyncVectorEnv) or _is_of(self._vector_env, _ALE)
+        return self._take_restarted if mode_of(self._vector_env) == SAME_STEP else self._reset_ended
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -150,7 +136,7 @@ class VectorGroup(EnvGroup):
         """Step all environments. ``rows``, if given, are all of them."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
-        result = self._take_step(action.copy() if self._acts_plainly else map_tree(_batch, action))
+        result = self._take_step(action.copy() if self._acts_plainly else map_tree(batch, action))
         if result.__class__ is not tuple or len(result) != 5:
             what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
             raise SpecMismatch("the result of step", what, describe_value(result))
@@ -166,9 +152,15 @@ class VectorGroup(EnvGroup):
 
     # Results of the VectorEnv.
 
-    def _steps(self, obs: Tree, reward: Any, terminated: Any, truncated: Any, infos: Info) -> AgentSteps:
-        """Return a step, in the offered buffer if there is one, else of the VectorEnv's own arrays where they fit."""
-        n, obs = self._n, self._fitting(obs, "obs")
+    def _steps(
+        self, obs: Tree, reward: Any, terminated: Any, truncated: Any, infos: Info, rows: np.ndarray | None = None
+    ) -> AgentSteps:
+        """Return a step, in the offered buffer if there is one, else of the VectorEnv's own arrays where they fit.
+
+        ``rows`` are the indices of the environments if these are not all, in order.
+        """
+        n = self._n if rows is None else len(rows)
+        obs = self._fitting(obs, "obs", n)
         if self._check_values:
             for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
                 check_values(leaf, part, path)
@@ -176,10 +168,11 @@ class VectorGroup(EnvGroup):
             reward = fitting_array(ArraySpec((n,), np.float64), np.asarray(reward), "reward", self.casting)
         if self._check_values and not np.isfinite(reward).all():
             raise SpecMismatch("reward", "finite", "NaN or infinite in part")
-        terminated = self._flags(terminated, "terminated")
-        truncated = self._flags(truncated, "truncated")
+        terminated = self._flags(terminated, "terminated", n)
+        truncated = self._flags(truncated, "truncated", n)
         if self._buffer is None:
-            steps = AgentSteps(self._agent_id, obs, reward.astype(np.float32, copy=False), terminated, truncated)
+            agent_id = self._agent_id if rows is None else self._agent_id[rows]
+            steps = AgentSteps(agent_id, obs, reward.astype(np.float32, copy=False), terminated, truncated)
         else:
             steps = self._buffer.steps
             _copy_into(steps.obs, obs)
@@ -188,24 +181,24 @@ class VectorGroup(EnvGroup):
         steps.info = info_rows(infos, n) if self._infos else None
         return steps
 
-    def _flags(self, value: Any, path: str) -> np.ndarray:
-        if value.__class__ is np.ndarray and value.dtype == np.bool_ and value.shape == (self._n,):
+    def _flags(self, value: Any, path: str, n: int) -> np.ndarray:
+        if value.__class__ is np.ndarray and value.dtype == np.bool_ and value.shape == (n,):
             return value
-        return np.asarray(fitting_array(ArraySpec((self._n,), np.bool_), np.asarray(value), path, self.casting))
+        return np.asarray(fitting_array(ArraySpec((n,), np.bool_), np.asarray(value), path, self.casting))
 
-    def _fitting(self, obs: Tree, root: str) -> Tree:
-        """Return a batched observation as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch."""
+    def _fitting(self, obs: Tree, root: str, n: int) -> Tree:
+        """Return observations as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch."""
         plain = self._plain
-        if plain is not None and obs.__class__ is np.ndarray and obs.dtype == plain[0] and obs.shape == plain[1]:
+        if plain is not None and obs.__class__ is np.ndarray and obs.dtype == plain[0] and obs.shape == (n, *plain[1]):
             return obs
         check_structure(self._spec, obs, root)
         columns = []
         for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
             if not leaf.is_object:
-                batched = ArraySpec((self._n, *leaf.shape), leaf.dtype)
+                batched = ArraySpec((n, *leaf.shape), leaf.dtype)
                 columns.append(np.asarray(fitting_array(batched, part, path, self.casting), leaf.dtype))
-            elif not hasattr(part, "__len__") or len(part) != self._n:
-                raise SpecMismatch(path, f"{self._n} objects", describe_value(part))
+            elif not hasattr(part, "__len__") or len(part) != n:
+                raise SpecMismatch(path, f"{n} objects", describe_value(part))
             else:
                 columns.append(object_array(part))
         return build(self._spec, columns)
@@ -221,7 +214,7 @@ class VectorGroup(EnvGroup):
         if isinstance(final_obs, np.ndarray) and final_obs.dtype.kind == "O":  # of Gymnasium: an observation per row
             final_obs = self._stacked([final_obs[number] for number in numbers])
         else:
-            final_obs = take_rows(self._fitting(final_obs, "final_obs"), numbers)
+            final_obs = take_rows(self._fitting(final_obs, "final_obs", self._n), numbers)
         self._put_final(steps, final_obs)
         if self._infos:
             final_info = info_rows(infos.get("final_info", {}), self._n)
@@ -283,8 +276,9 @@ class VectorGroup(EnvGroup):
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
         """Reset the environments of the mask ``ended``, at the indices ``numbers``. Return their rows and infos."""
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
+        first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
-        return take_rows(self._fitting(obs, "obs"), numbers), [rows[number] for number in numbers] if rows else []
+        return first, [rows[number] for number in numbers] if rows else []
 
     # Questions.
 
@@ -329,6 +323,24 @@ class VectorGroup(EnvGroup):
         return [result] * len(rows)
 
 
+def mode_of(vector_env: Any) -> str:
+    """Return the value of a VectorEnv's AutoresetMode. Gymnasium 1.0 has only NEXT_STEP and does not state it."""
+    mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)
+    return str(getattr(mode, "value", mode))
+
+
+def restarts_late(vector_env: Any) -> bool:
+    """Return whether a VectorEnv begins the next episode one step after the end, and takes no ``reset_mask``."""
+    unwrapped = getattr(vector_env, "unwrapped", vector_env)
+    if mode_of(vector_env) != NEXT_STEP:
+        return False
+    if "autoreset_mode" not in vector_env.metadata:  # Gymnasium 1.0
+        return True
+    if isinstance(unwrapped, AsyncVectorEnv):  # without shared memory its processes reset a second time
+        return not unwrapped.shared_memory
+    return not isinstance(unwrapped, SyncVectorEnv) and not _is_of(vector_env, _ALE)
+
+
 _ALE = "ale_py.vector_env.AtariVectorEnv"
 _FINAL = ("final_obs", "final_info")
 
@@ -339,10 +351,6 @@ def _is_of(vector_env: Any, name: str) -> bool:
     return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(inner).__mro__)
 
 
-def _is_plain(spec: Tree) -> bool:
-    return isinstance(spec, ArraySpec) and not spec.is_object
-
-
 def _copy_into(target: Tree, source: Tree) -> None:
     if target.__class__ is np.ndarray:
         target[...] = source
@@ -351,7 +359,7 @@ def _copy_into(target: Tree, source: Tree) -> None:
         column[...] = part
 
 
-def _batch(column: np.ndarray) -> Any:
+def batch(column: np.ndarray) -> Any:
     """Return a column of actions as an element of the batched space: a copied array, or a tuple of objects."""
     return tuple(column) if column.dtype.kind == "O" else column.copy()
 

@@ -12,9 +12,12 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from envmanager import (
+    ActionInfo,
+    BadAction,
     EnvContext,
     EnvManager,
     EnvManagerError,
@@ -295,3 +298,110 @@ def test_thousands_of_steps_show_no_mix_up(mode: AutoresetMode, n_workers: int, 
             assert sorted(batch.env_ids.tolist()) == sorted(env_ids.tolist())
             check_rows(batch, given, n_steps)
         assert n_steps.min() > 200
+
+
+# Vectors that begin the next episode a step late.
+
+
+def action_of(env_id: int, nth: int) -> int:
+    """The nth action of an environment, whatever the others do."""
+    return (7 * env_id + 3 * nth + nth // 5) % 2
+
+
+def cartpoles_alone(n: int, n_steps: int) -> list[list[Any]]:
+    """Per row of Gymnasium's own vector, what happens: ("step", obs, reward, terminated, truncated), ("first", obs)."""
+    vector = CartPoleVectorEnv(num_envs=n)
+    vector.reset(seed=11)
+    rows: list[list[Any]] = [[] for _ in range(n)]
+    counts, has_ended = [0] * n, [False] * n
+    for _ in range(n_steps):
+        taken = vector.step(np.array([action_of(env_id, counts[env_id]) for env_id in range(n)]))
+        for env_id, (obs, reward, terminated, truncated) in enumerate(zip(*taken[:4], strict=True)):
+            if has_ended[env_id]:  # the step in which the vector ignores the action
+                rows[env_id].append(("first", obs.tolist()))
+                has_ended[env_id] = False
+                continue
+            counts[env_id] += 1
+            rows[env_id].append(("step", obs.tolist(), float(reward), bool(terminated), bool(truncated)))
+            has_ended[env_id] = bool(terminated or truncated)
+    return rows
+
+
+def late_cartpoles(context: EnvContext) -> Any:
+    return CartPoleVectorEnv(num_envs=context.n_envs)
+
+
+LATE: dict[str, tuple[Any, dict[str, Any]]] = {
+    "simple": (SimpleEnvManager, {}),
+    "simple-views": (SimpleEnvManager, {"zero_copy": True}),
+    "worker": (SubprocessEnvManager, {"n_workers": 1}),
+    "worker-views": (SubprocessEnvManager, {"n_workers": 1, "zero_copy": True}),
+}
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_a_row_that_restarts_a_step_late_comes_once_with_its_last_and_its_first_observation(kind: str) -> None:
+    manager_class, options = LATE[kind]
+    n, alone = 5, cartpoles_alone(5, 5_600)
+    rows: list[list[Any]] = [[] for _ in range(n)]
+    counts, sizes = np.zeros(n, int), set()
+
+    with manager_class(late_cartpoles, n, **options) as manager:
+        manager.reset(seed=[11, 0, 0, 0, 0])
+        batch = manager.recv()
+        for _ in range(5_000):
+            env_ids = batch.env_ids[::-1]
+            actions = [action_of(env_id, counts[env_id]) for env_id in env_ids.tolist()]
+            counts[env_ids] += 1
+            manager.send(np.array(actions), env_ids)
+            batch = manager.recv()
+            sizes.add(len(batch))
+            ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
+            for row, env_id in enumerate(batch.env_ids.tolist()):
+                flags = float(batch.reward[row]), bool(batch.terminated[row]), bool(batch.truncated[row])
+                if row in ended:
+                    rows[env_id].append(("step", batch.final_obs[ended.index(row)].tolist(), *flags))
+                    rows[env_id].append(("first", batch.obs[row].tolist()))
+                else:
+                    rows[env_id].append(("step", batch.obs[row].tolist(), *flags))
+
+    assert min(sizes) < n - 1, "several ended in one step"
+    for env_id in range(n):
+        assert rows[env_id] == alone[env_id][: len(rows[env_id])]
+
+
+@pytest.mark.parametrize("kind", LATE)
+def test_steps_with_policies_of_a_vector_that_restarts_late_have_its_transitions(kind: str) -> None:
+    manager_class, options = LATE[kind]
+    n, alone, counts = 2, cartpoles_alone(2, 2_000), np.zeros(2, int)
+
+    class ByCount:
+        def get_action(self, steps: Any) -> ActionInfo:
+            actions = [action_of(env_id, counts[env_id]) for env_id in steps.env_id.tolist()]
+            counts[steps.env_id] += 1
+            return ActionInfo(np.array(actions))
+
+    rows: list[list[Any]] = [[] for _ in range(n)]
+    with manager_class(late_cartpoles, n, **options) as manager:
+        manager.reset(seed=[11, 0])
+        manager.set_policy("default", ByCount())
+        for _ in range(1_500):
+            for info in manager.step():
+                taken = info.transitions()
+                for row, env_id in enumerate((taken.agent_id >> 32).tolist()):
+                    flags = float(taken.reward[row]), bool(taken.terminated[row]), bool(taken.truncated[row])
+                    rows[env_id].append(("step", taken.next_obs[row].tolist(), *flags))
+    for env_id in range(n):
+        steps_alone = [row for row in alone[env_id] if row[0] == "step"]
+        assert len(rows[env_id]) > 1_300
+        assert rows[env_id] == steps_alone[: len(rows[env_id])]
+
+
+def test_actions_for_some_of_the_rows_that_are_not_in_flight_are_refused_before_anything_is_sent() -> None:
+    with SimpleEnvManager(late_cartpoles, 3) as manager:
+        manager.reset(seed=1)
+        manager.recv()
+        with pytest.raises(BadAction, match="2 environments of worker 0 would step, but it hands back 3"):
+            manager.send(np.zeros(2, np.int64), [0, 1])
+        manager.send(np.zeros(3, np.int64), [0, 1, 2])
+        assert len(manager.recv()) == 3

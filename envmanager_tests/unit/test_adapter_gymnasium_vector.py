@@ -8,9 +8,17 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from envmanager import BadAction, SimpleEnvManager, SubprocessEnvManager, UsageError, Wait, make_manager
+from envmanager import (
+    BadAction,
+    SimpleEnvManager,
+    SubprocessEnvManager,
+    UsageError,
+    Wait,
+    make_manager,
+)
 from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.gymnasium_vector import VectorGroup, info_rows
+from envmanager.adapters.late_vector import LateVectorGroup
 from envmanager.data.specs import SpecMismatch
 
 MODES = ["NextStep", "SameStep", "Disabled"]
@@ -244,11 +252,10 @@ def test_a_same_step_vector_without_final_observations_is_refused():
 
 
 @pytest.mark.parametrize("metadata", [{"autoreset_mode": "NextStep"}, {}], ids=["NextStep", "not stated"])
-def test_next_step_of_an_unknown_class_is_refused_with_advice(metadata):
+def test_next_step_of_an_unknown_class_is_not_asked_for_a_reset_of_some_rows(metadata):
     vector_env = Numbers(2)
     vector_env.metadata = metadata
-    with pytest.raises(UsageError, match=r"Numbers restarts .* autoreset_mode=AutoresetMode.SAME_STEP"):
-        group_of(vector_env)
+    assert isinstance(build_group([vector_env], [0, 1]), LateVectorGroup)
 
 
 # Seeds, wrappers, and Gymnasium's processes.
@@ -276,11 +283,6 @@ def test_a_vector_of_a_class_of_its_own_receives_the_first_seed():
     group = group_of(Numbers(2))
     begin(group, [31, 32])
     assert group.subject.seed == 31
-
-
-def test_a_vector_made_by_its_entry_point_is_refused_where_it_has_only_next_step():
-    with pytest.raises(UsageError, match="CartPoleVectorEnv restarts an episode one step after its end"):
-        group_of(gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="vector_entry_point"))
 
 
 @modes
@@ -341,10 +343,9 @@ def test_processes_of_gymnasium_s_own_that_share_memory_work_in_next_step_mode()
     assert counts == [[[0, 1], [0, 1]], [[1, 1], [1, 1]], [[0, 2], [2, 1]], [[1, 2], [0, 2]]]
 
 
-def test_next_step_of_gymnasium_s_processes_without_shared_memory_is_refused():
+def test_gymnasium_s_processes_without_shared_memory_are_not_asked_either():
     vector_env = AsyncVectorEnv([lambda: Countdown(2)], context="fork", shared_memory=False)
-    with pytest.raises(UsageError, match="AsyncVectorEnv restarts an episode one step after its end"):
-        group_of(vector_env)
+    assert isinstance(build_group([vector_env], [0]), LateVectorGroup)
     vector_env.close()
     del vector_env
     gc.collect()
@@ -556,7 +557,6 @@ def test_the_vectorised_form_of_an_id_is_made_with_its_arguments():
         ({"vector": "collections:Counter"}, {}, "if it makes vector environments, write env: collections:Counter"),
         ({"vektor": "CartPole-v1"}, {}, "env must be an id, a callable or {vector: an id}"),
         ({"vector": "CartPole-v1"}, {"env_kwargs": {"sutton": 1}}, "takes no argument 'sutton'"),
-        ({"vector": "CartPole-v1"}, {}, "CartPoleVectorEnv restarts an episode one step after its end"),
     ],
 )
 def test_an_id_without_a_usable_vectorised_form_is_refused(env, options, says):

@@ -1,0 +1,138 @@
+"""Vector environments that begin the next episode in a step after the end, and cannot be asked to begin it sooner.
+
+::
+
+    step     VectorEnv, NEXT_STEP mode      send and recv                            step, with policies
+    t        ended, obs = last              the row is in flight still              obs = final_obs = last, acting False
+    t + 1    action ignored, obs = first    ended, obs = first, final_obs = last     obs = first, no transition
+
+The rule: no step is invented, and none in which an action was ignored is shown as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmanager.adapters.gymnasium_vector import BEHAVIOR, Info, VectorGroup, batch, restarts_late
+from envmanager.data.specs import zeros
+from envmanager.data.steps import AgentSteps, RowBuffer, Steps, concat_steps
+from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
+
+
+class LateVectorGroup(VectorGroup):
+    """The environments of a VectorEnv in NEXT_STEP mode whose ``reset`` takes no ``reset_mask``.
+
+    A step of some rows is one of all environments that are not in flight already. It returns all but those whose
+    episode has just ended.
+    """
+
+    steps_some_rows = True
+
+    def __init__(
+        self, vector_env: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
+    ) -> None:
+        super().__init__(vector_env, env_ids, infos=infos, check_values=check_values)
+        self.batch_size = self._n
+        self._is_copied, self.returns_new_arrays = self.returns_new_arrays, True
+        self._actions = zeros(self.behavior_specs[BEHAVIOR].action, self._n)
+        """Last actions of all rows. A row that is beginning an episode receives its last one again, which is valid."""
+        self._acting = np.ones(self._n, np.bool_)
+        """Mask of the rows whose next action counts: all but those that the last step of all rows has ended."""
+        self._is_late = np.zeros(self._n, np.bool_)
+        """Mask of the rows in flight whose episode has ended and whose next one has not begun."""
+        self._last = AgentSteps.first(agent_id=self._agent_id.copy(), obs=zeros(self._spec, self._n))
+        """Last step of each late row."""
+        self._last_info: list[Info] = [{} for _ in range(self._n)]
+
+    def offer_rows(self, buffer: RowBuffer) -> None:
+        """Ignore the buffer, because a step may lack rows."""
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self._is_late[:], self._acting[:] = False, True
+        steps = super().reset(seeds=seeds, options=options)[BEHAVIOR]
+        return {BEHAVIOR: steps if self._is_copied else steps.copy()}
+
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
+        """Step the environments at ``rows`` and return those that are ready. Without ``rows``, step and return all."""
+        acting = np.flatnonzero(self._acting) if rows is None else rows
+        for column, part in zip(leaves(self._actions), leaves_like(self._actions, actions[BEHAVIOR]), strict=True):
+            column[acting] = part
+        if rows is not None:
+            self._send(rows)
+            return {BEHAVIOR: self._ready()}
+        steps = self._step_all()
+        steps.reward[~self._acting] = 0
+        ended = steps.ended
+        self._acting = ~ended
+        if ended.any():
+            steps.reset_info = [{} for _ in range(np.count_nonzero(ended))] if self._infos else None
+            if ended.all():  # no agent could act in the next step, so it is taken now
+                first = self._step_all()
+                steps.obs, steps.reset_info, self._acting = first.obs, first.info, ended
+            else:
+                steps.acting = self._acting.copy()
+        return {BEHAVIOR: steps}
+
+    def _step_all(self) -> AgentSteps:
+        self._send(np.arange(self._n))
+        parts = [self._received() for _ in range(self._n // self._n_received)]
+        for part in parts:
+            if part.ended.any():
+                part.final_obs = take_rows(part.obs, np.flatnonzero(part.ended))
+        steps = concat_steps(parts)
+        return steps if len(parts) == 1 else steps.take(np.argsort(steps.agent_id))
+
+    def _ready(self) -> AgentSteps:
+        """Return the steps of the rows that are ready first. Begin the next episodes of those that ended, for later."""
+        while True:
+            steps = self._received()
+            rows, ended, last = steps.env_id - self.env_ids[0], steps.ended, self._last
+            if ended.any():
+                late = rows[ended]
+                for column, part in zip(leaves(last.obs), leaves(steps.obs), strict=True):
+                    column[late] = part[ended]
+                last.reward[late], last.terminated[late] = steps.reward[ended], steps.terminated[ended]
+                last.truncated[late] = steps.truncated[ended]
+                for place in np.flatnonzero(ended) if steps.info is not None else ():
+                    self._last_info[rows[place]] = steps.info[place]  # type: ignore[index]
+                self._is_late[late] = True
+                self._send(late)
+            if not ended.all():
+                break
+        steps = steps.take(np.flatnonzero(~ended))
+        rows = rows[~ended]
+        begun = np.flatnonzero(self._is_late[rows])
+        if len(begun):
+            late = rows[begun]
+            self._is_late[late] = False
+            steps.reward[begun], steps.terminated[begun] = last.reward[late], last.terminated[late]
+            steps.truncated[begun], steps.final_obs = last.truncated[late], take_rows(last.obs, late)
+            if steps.info is not None:
+                steps.reset_info = [steps.info[place] for place in begun]
+                for place, row in zip(begun, late, strict=True):
+                    steps.info[place] = self._last_info[row]
+        return steps
+
+    # Calls of the VectorEnv, which an asynchronous pool has instead.
+
+    @property
+    def _n_received(self) -> int:
+        """Number of rows that ``_received`` returns."""
+        return self._n
+
+    def _send(self, rows: np.ndarray) -> None:
+        """Send the last actions of these rows."""
+
+    def _received(self) -> AgentSteps:
+        """Return the steps of the rows that are ready first, in new arrays."""
+        steps = self._steps(*self._take_step(map_tree(batch, self._actions)))
+        return steps if self._is_copied else steps.copy()
+
+
+def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
+    """Return the environments of a VectorEnv as a group."""
+    group = LateVectorGroup if restarts_late(vector_env) else VectorGroup
+    return group(vector_env, env_ids, infos=infos, check_values=check_values)
