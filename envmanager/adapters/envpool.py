@@ -42,6 +42,10 @@ class PoolGroup(VectorGroup):
     returns_new_arrays = True
     _has_begun = False
 
+    def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:
+        super().__init__(pool, env_ids, infos=infos, check_values=check_values)
+        self._take_step = lambda action: _result(pool.step(action))
+
     def _spec_of(self, vector_env: Any) -> BehaviorSpec:
         return behavior_spec(vector_env.spec.gymnasium_observation_space, vector_env.spec.gymnasium_action_space)
 
@@ -57,9 +61,6 @@ class PoolGroup(VectorGroup):
     def _reset_pool(self) -> tuple[Tree, Info]:
         obs, _, _, _, infos = _result(self._vector_env.reset())
         return obs, infos
-
-    def _take_step(self, action: Tree) -> VectorResult:
-        return _result(self._vector_env.step(action))
 
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
         obs, _, _, _, infos = _result(self._vector_env.reset(numbers))

@@ -84,6 +84,7 @@ class VectorGroup(EnvGroup):
         """Dtype and shape of a row of an observation that is one array of numbers, which needs no other check."""
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
         self._restart = self._way_to_restart()
+        self._take_step: Callable[[Tree], VectorResult] = vector_env.step
         self._agent_id = only_agents(self.env_ids)
         self._options: Info | None = None
         self._buffer: RowBuffer | None = None
@@ -143,7 +144,7 @@ class VectorGroup(EnvGroup):
         obs, reward, terminated, truncated, infos = result
         steps = self._steps(obs, reward, terminated, truncated, infos)
         ended = steps.terminated | steps.truncated
-        if ended.any():
+        if len(ended.nonzero()[0]):  # any() is a Python function
             self._restart(steps, ended, infos)
         return {BEHAVIOR: steps}
 
@@ -160,7 +161,9 @@ class VectorGroup(EnvGroup):
         ``rows`` are the indices of the environments if these are not all, in order.
         """
         n = self._n if rows is None else len(rows)
-        obs = self._fitting(obs, "obs", n)
+        plain = self._plain
+        if plain is None or obs.__class__ is not np.ndarray or obs.dtype != plain[0] or obs.shape != (n, *plain[1]):
+            obs = self._fitting(obs, "obs", n)
         if self._check_values:
             for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
                 check_values(leaf, part, path)
@@ -168,8 +171,10 @@ class VectorGroup(EnvGroup):
             reward = fitting_array(ArraySpec((n,), np.float64), np.asarray(reward), "reward", self.casting)
         if self._check_values and not np.isfinite(reward).all():
             raise SpecMismatch("reward", "finite", "NaN or infinite in part")
-        terminated = self._flags(terminated, "terminated", n)
-        truncated = self._flags(truncated, "truncated", n)
+        if terminated.__class__ is not np.ndarray or terminated.dtype != np.bool_ or terminated.shape != (n,):
+            terminated = self._flags(terminated, "terminated", n)
+        if truncated.__class__ is not np.ndarray or truncated.dtype != np.bool_ or truncated.shape != (n,):
+            truncated = self._flags(truncated, "truncated", n)
         if self._buffer is None:
             agent_id = self._agent_id if rows is None else self._agent_id[rows]
             steps = AgentSteps(agent_id, obs, reward.astype(np.float32, copy=False), terminated, truncated)
@@ -182,15 +187,10 @@ class VectorGroup(EnvGroup):
         return steps
 
     def _flags(self, value: Any, path: str, n: int) -> np.ndarray:
-        if value.__class__ is np.ndarray and value.dtype == np.bool_ and value.shape == (n,):
-            return value
         return np.asarray(fitting_array(ArraySpec((n,), np.bool_), np.asarray(value), path, self.casting))
 
     def _fitting(self, obs: Tree, root: str, n: int) -> Tree:
         """Return observations as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch."""
-        plain = self._plain
-        if plain is not None and obs.__class__ is np.ndarray and obs.dtype == plain[0] and obs.shape == (n, *plain[1]):
-            return obs
         check_structure(self._spec, obs, root)
         columns = []
         for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
@@ -269,9 +269,6 @@ class VectorGroup(EnvGroup):
             seed = np.array(seeds)
         options = None if self._options is None else dict(self._options)
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
-
-    def _take_step(self, action: Tree) -> VectorResult:
-        return self._vector_env.step(action)  # type: ignore[no-any-return]
 
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
         """Reset the environments of the mask ``ended``, at the indices ``numbers``. Return their rows and infos."""

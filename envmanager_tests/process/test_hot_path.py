@@ -34,6 +34,23 @@ class Noop(gymnasium.Env):  # type: ignore[misc]
         return self._obs, 1.0, False, False, {}
 
 
+class NoopVector(gymnasium.vector.VectorEnv):  # type: ignore[misc]
+    """Eight environments that do nothing."""
+
+    num_envs = N_ENVS
+    metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    single_observation_space, single_action_space = Noop.observation_space, Noop.action_space
+
+    def __init__(self) -> None:
+        self._result = np.zeros((N_ENVS, 4), np.float32), np.ones(N_ENVS), *(np.zeros(N_ENVS, bool) for _ in "ab"), {}
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self._result[0], {}
+
+    def step(self, actions: Any) -> Any:
+        return self._result
+
+
 class Zeros:
     action = np.zeros(N_ENVS, np.int64)
 
@@ -101,6 +118,12 @@ def n_calls(function: Callable[[], Any], n_times: int = 150) -> int:
 @pytest.mark.parametrize(("begin", "limit"), [(sending, 29), (stepping, 40)], ids=["send-recv", "step"])
 def test_a_batch_in_this_process_takes_so_many_calls(begin: Any, limit: int) -> None:
     with SimpleEnvManager(Noop, N_ENVS) as manager:
+        assert n_calls(begin(manager)) <= limit
+
+
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 31), (stepping, 42)], ids=["send-recv", "step"])
+def test_a_batch_of_a_vector_in_this_process_takes_two_calls_more(begin: Any, limit: int) -> None:
+    with SimpleEnvManager(NoopVector, N_ENVS) as manager:
         assert n_calls(begin(manager)) <= limit
 
 
