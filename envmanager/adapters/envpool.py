@@ -25,6 +25,18 @@ _logger = logging.getLogger("envmanager")
 _LAST = 2  # dm_env.StepType.LAST
 
 
+def _result(made: Any) -> VectorResult:
+    """Return the result of a pool's ``step`` or ``reset`` in the form of a VectorEnv's step."""
+    if len(made) == 5 and made.__class__ is tuple:
+        return made
+    if made.__class__ is tuple:
+        obs, infos = made
+        return obs, None, None, None, infos
+    step_type, reward, discount, state = made  # a dm_env.TimeStep of arrays
+    is_last = step_type == _LAST
+    return state.obs, reward, is_last & (discount == 0), is_last & (discount != 0), {"env_id": state.env_id}
+
+
 def pool_group(pool: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
     """Return the environments of a pool as a group. Raises UsageError for several players per environment."""
     if pool.config.get("max_num_players", 1) > 1:
@@ -41,10 +53,7 @@ class PoolGroup(VectorGroup):
 
     returns_new_arrays = True
     _has_begun = False
-
-    def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:
-        super().__init__(pool, env_ids, infos=infos, check_values=check_values)
-        self._take_step = lambda action: _result(pool.step(action))
+    _converted = staticmethod(_result)
 
     def _spec_of(self, vector_env: Any) -> BehaviorSpec:
         return behavior_spec(vector_env.spec.gymnasium_observation_space, vector_env.spec.gymnasium_action_space)
@@ -124,15 +133,3 @@ def _joined(infos: Sequence[Info], order: np.ndarray) -> Info:
         else np.concatenate([each[key] for each in infos])[order]
         for key, value in infos[0].items()
     }
-
-
-def _result(made: Any) -> VectorResult:
-    """Return the result of a pool's ``step`` or ``reset`` in the form of a VectorEnv's step."""
-    if len(made) == 5 and made.__class__ is tuple:
-        return made
-    if made.__class__ is tuple:
-        obs, infos = made
-        return obs, None, None, None, infos
-    step_type, reward, discount, state = made  # a dm_env.TimeStep of arrays
-    is_last = step_type == _LAST
-    return state.obs, reward, is_last & (discount == 0), is_last & (discount != 0), {"env_id": state.env_id}

@@ -61,6 +61,8 @@ class VectorGroup(EnvGroup):
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
     steps_some_rows = False
+    _converted: Callable[[Any], VectorResult] | None = None
+    """Function that returns what ``step`` has returned in the form of a VectorEnv's, if it has another."""
 
     def __init__(
         self, vector_env: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
@@ -84,7 +86,6 @@ class VectorGroup(EnvGroup):
         """Dtype and shape of a row of an observation that is one array of numbers, which needs no other check."""
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
         self._restart = self._way_to_restart()
-        self._take_step: Callable[[Tree], VectorResult] = vector_env.step
         self._agent_id = only_agents(self.env_ids)
         self._options: Info | None = None
         self._buffer: RowBuffer | None = None
@@ -137,7 +138,9 @@ class VectorGroup(EnvGroup):
         """Step all environments. ``rows``, if given, are all of them."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
-        result = self._take_step(action.copy() if self._acts_plainly else map_tree(batch, action))
+        result = self._vector_env.step(action.copy() if self._acts_plainly else map_tree(batch, action))
+        if self._converted is not None:
+            result = self._converted(result)
         if result.__class__ is not tuple or len(result) != 5:
             what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
             raise SpecMismatch("the result of step", what, describe_value(result))

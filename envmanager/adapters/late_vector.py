@@ -128,7 +128,7 @@ class LateVectorGroup(VectorGroup):
 
     def _received(self) -> AgentSteps:
         """Return the steps of the rows that are ready first, in new arrays."""
-        steps = self._steps(*self._take_step(map_tree(batch, self._actions)))
+        steps = self._steps(*self._vector_env.step(map_tree(batch, self._actions)))
         return steps if self._is_copied else steps.copy()
 
 
