@@ -1,5 +1,6 @@
 """EnvPool's pools as the environments of a worker, beside the same pool alone."""
 
+import itertools
 import logging
 import os
 import signal
@@ -277,7 +278,7 @@ def test_an_asynchronous_pool_whose_worker_is_killed_loses_its_rows_and_no_other
         manager.reset()
         batch = manager.recv(Wait.all())
         rows, counts, seen_lost = [[] for _ in range(2 * N)], np.zeros(2 * N, int), set()
-        for nth in range(4_000):
+        for nth in itertools.count():  # until the new worker, which takes a while to start, has taken its steps
             env_ids = batch.env_ids
             actions = [action_of(env_id % N, counts[env_id]) for env_id in env_ids.tolist()]
             counts[env_ids] += 1
@@ -292,13 +293,14 @@ def test_an_asynchronous_pool_whose_worker_is_killed_loses_its_rows_and_no_other
                 for env_id in lost:  # the new generation begins as the first did
                     rows[env_id], counts[env_id] = [], 0
             add_rows(rows, batch)
-            if counts.min() > 700:
+            if seen_lost and counts.min() > 300:
                 break
         assert seen_lost == set(range(N))
         assert manager.stats().restarts == 1
     for env_id in range(2 * N):
         assert len(rows[env_id]) > 100
-        assert rows[env_id] == alone[env_id % N][: len(rows[env_id])]
+        n_rows = min(len(rows[env_id]), len(alone[env_id % N]))
+        assert rows[env_id][:n_rows] == alone[env_id % N][:n_rows]
 
 
 def test_actions_that_would_make_an_asynchronous_pool_wait_for_ever_are_refused_before_anything_is_sent():
