@@ -2,10 +2,10 @@
 
     python -m benchmarks.vectors [--runs 3] [--only noop atari]
 
-The vector alone is stepped with random actions drawn before; EnvPool's and Gymnasium's ended rows cost it what they cost
-there. Hosted, the same vector is stepped by ``send`` and ``recv`` of a SimpleEnvManager. CPU time is that of the whole
-process, threads included. The last table compares by the clock: Pong by id, in this process and in worker processes,
-beside EnvPool alone. Run it on a machine with nothing else to do.
+Alone, the vector is stepped with random actions drawn before, and resets ended rows in its own way. Hosted, the same
+vector is stepped by ``send`` and ``recv`` of a SimpleEnvManager. CPU time is that of the whole process, with its
+threads. The last table compares by the clock: Pong by id, in this process and in worker processes, beside EnvPool
+alone. Run it on a machine with nothing else to do.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import attrs
 import gymnasium
 import numpy as np
 
-from envmanager import EnvContext, SimpleEnvManager, SubprocessEnvManager
+from envmanager import SimpleEnvManager, SubprocessEnvManager
 
 Step = Callable[[], None]
 
 
-class NoopVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
+class NoopVector(gymnasium.vector.VectorEnv):  # type: ignore[misc]
     """A vector that does nothing, of one observation of 4 numbers per row."""
 
     def __init__(self, n: int) -> None:
@@ -35,7 +35,7 @@ class NoopVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, n)
         self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, n)
         self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
-        self._result = np.zeros((n, 4), np.float32), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_), {}
+        self._result: Any = np.zeros((n, 4), np.float32), np.zeros(n), np.zeros(n, np.bool_), np.zeros(n, np.bool_), {}
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
         return self._result[0], {}
@@ -129,7 +129,9 @@ def compare(cell: Cell, chunks: int) -> tuple[float, float, float, float]:
             steps[which]()
         if number >= 2:  # the first chunk of each warms up
             found[which].append((time.process_time() - cpu_s, time.perf_counter() - wall_s))
-    (cpu, wall), (cpu_alone, wall_alone) = ([statistics.median(t) / cell.rounds for t in zip(*f)] for f in found)
+    (cpu, wall), (cpu_alone, wall_alone) = (
+        [statistics.median(t) / cell.rounds for t in zip(*f, strict=True)] for f in found
+    )
     return cpu, wall, cpu_alone, wall_alone
 
 
@@ -161,13 +163,22 @@ def pong_by_id(n: int, turns: int) -> dict[str, float]:
     return {name: statistics.median(rate) for name, rate in rates.items()}
 
 
+def show_head(*titles: str) -> None:
+    """Print the head of a table."""
+    print(f"\n| {' | '.join(titles)} |\n{'|---' * len(titles)}|")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--chunks", type=int, default=30)
     parser.add_argument("--only", nargs="+", choices=[*CELLS, "pong"], default=[*CELLS, "pong"])
     arguments = parser.parse_args()
-    print("| vector | run | µs of CPU more a round | share of alone, CPU | by the clock | wanted |\n|---" + "|---" * 5 + "|")
+    print(
+        "| vector | run | µs of CPU more a round | share of alone, CPU | by the clock | wanted |\n|---"
+        + "|---" * 5
+        + "|"
+    )
     for cell in (cell for name in CELLS if name in arguments.only for cell in CELLS[name]):
         for run in range(1, arguments.runs + 1):
             cpu, wall, cpu_alone, wall_alone = compare(cell, arguments.chunks)
@@ -175,7 +186,11 @@ def main() -> None:
             print(f"| {cell.name} | {run} | {(cpu - cpu_alone) * 1e6:.1f} | {shares} | {cell.wanted} |", flush=True)
     if "pong" not in arguments.only:
         return
-    print("\n| Pong, rows/s | run | in this process | two workers | EnvPool alone | best of ours beside it |\n|---" + "|---" * 5 + "|")
+    print(
+        "\n| Pong, rows/s | run | in this process | two workers | EnvPool alone | best of ours beside it |\n|---"
+        + "|---" * 5
+        + "|"
+    )
     for n in (8, 32):
         for run in range(1, arguments.runs + 1):
             rates = pong_by_id(n, 8)

@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import cloudpickle
 
-from envmanager.adapters.names import GymnasiumId, find_environment, find_vector, loaded
+from envmanager.adapters.names import GymnasiumId, VectorId, find_environment, find_vector, loaded
 from envmanager.adapters.recipes import EnvRecipe, Prepared, prepare
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext, Environment
@@ -53,6 +53,33 @@ def resolve(env_factory: Any) -> Any:
     if not callable(env_factory):
         raise UsageError(f"env_factory must be callable, a Gymnasium id or 'module:callable', not {env_factory!r}.")
     return env_factory
+
+
+def vectorised(env_factory: Any) -> EnvRecipe | None:
+    """Return the vectorised form of an environment; None if there is none, or wrappers are around it.
+
+    That of a Gymnasium id without arguments is its registered ``vector_entry_point``. That of a callable is its
+    attribute ``vectorised``, a factory of a vector that takes the same arguments.
+    """
+    if isinstance(env_factory, list | tuple):
+        return None
+    factory = resolve(env_factory)
+    arguments: Mapping[str, Any] = {}
+    imports: Sequence[str] = ()
+    if isinstance(factory, Prepared):
+        if factory.wrappers:
+            return None
+        imports, (factory, arguments) = factory.imports, factory.make
+    if type(factory) is GymnasiumId:
+        if arguments or factory.spec.vector_entry_point is None:
+            return None
+        return EnvRecipe(VectorId(factory.env_id, factory.spec, factory.module), imports=imports)
+    called = loaded(factory)
+    bound = called if isinstance(called, functools.partial) else functools.partial(called)
+    form = getattr(bound.func, "vectorised", None)
+    if form is None:
+        return None
+    return EnvRecipe(functools.partial(form, *bound.args, **bound.keywords), env_kwargs=arguments, imports=imports)
 
 
 def check_travel(factories: Sequence[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from envmanager.adapters.factories import EnvFactory
+from envmanager.adapters.factories import EnvFactory, vectorised
 from envmanager.options import ProcessOptions
 from envmanager.placing.placement import Placement
 from envmanager.placing.probing import place
@@ -19,20 +19,24 @@ if TYPE_CHECKING:
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
     """Probe the first environment; return a SimpleEnvManager or a SubprocessEnvManager, whichever should be faster.
 
+    If the environment has a vectorised form with the same spaces, that is probed too, and taken where it is faster.
+
     ``options`` are those of SubprocessEnvManager. A number as ``n_workers`` is used only if processes are chosen.
     ``local_envs="auto"`` allows some environments in this process and the others in workers. In the result,
     ``stats().placement`` says what was chosen and why. The probe raises the same errors as the constructors.
     """
     checked = ProcessOptions(n_envs=n_envs, **options)
-    placement = _place(env_factory, checked)
+    vector_factory = vectorised(env_factory)
+    placement = _place(env_factory, vector_factory, checked)
+    chosen = vector_factory if placement.is_vectorised else env_factory
     options["n_workers"], options["local_envs"] = placement.n_workers, placement.local_envs
     kind = SimpleEnvManager if placement.kind == "simple" else SubprocessEnvManager
-    manager: EnvManager = kind(env_factory, n_envs, **options)
+    manager: EnvManager = kind(chosen, n_envs, **options)
     manager.placement = str(placement)
     return manager
 
 
-def _place(env_factory: EnvFactory, options: ProcessOptions) -> Placement:
+def _place(env_factory: EnvFactory, vector_factory: Any, options: ProcessOptions) -> Placement:
     if sys.platform != "linux":
         return Placement("simple", 1, "in this process, because worker processes need Linux")
-    return place(SubprocessEnvManager, env_factory, options, in_process=True)
+    return place(SubprocessEnvManager, env_factory, options, in_process=True, vectorised=vector_factory)

@@ -20,6 +20,7 @@ from typing import Literal
 
 import attrs
 
+from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import LEAST_LENT_BYTES
 from envmanager.hosts.spin import SPIN_NS
 
@@ -40,6 +41,13 @@ class Probe:
     """Size of the observations of one step."""
     n_steps: int = 1
     """Number of steps measured."""
+    n_rows: int | None = None
+    """Number of environments of a vector, whose times and sizes are those of a row; None without a vector."""
+    fixed_s: float = 0.0
+    """Time in which a vector's step waits, however many rows it has. It is not part of ``wall_s``."""
+    begins_late: bool = False
+    """Whether a vector begins the next episode a step after the end."""
+    behavior_specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
 
     @property
     def busy_share(self) -> float:
@@ -49,12 +57,18 @@ class Probe:
 
 @attrs.frozen
 class Placement:
-    """A manager's kind and number of workers, the number of environments in its local worker, and the reason."""
+    """A manager's kind and number of workers, the number of environments in its local worker, and the reason.
+
+    ``round_s``: the expected seconds of one step of all environments. ``is_vectorised``: whether the environments are
+    made in their vectorised form.
+    """
 
     kind: str
     n_workers: int
     reason: str
     local_envs: int = 0
+    round_s: float = attrs.field(default=math.inf, eq=False)
+    is_vectorised: bool = False
 
     def __str__(self) -> str:
         return self.reason
@@ -118,11 +132,27 @@ def choose(
             found.append((layout, SHARED_COUNTS * shared_s))
     if in_process and not least:
         found.append(((IN_PROCESS, 0), HERE_COUNTS * round_s(probe, n_envs, IN_PROCESS, n_cores)))
-    (chosen, n_local), _ = min(found, key=itemgetter(1))
+    (chosen, n_local), time_s = min(found, key=itemgetter(1))
     n_apart = n_envs - n_local
     here = f"{n_local} in this process and " if n_local else ""
     reason = f"{here}{_where(chosen, n_apart, n_cores)}, because {_why(chosen, probe, uneven and chosen == n_apart)}"
-    return Placement("subprocess" if chosen else "simple", max(1, chosen), reason, n_local)
+    return Placement("subprocess" if chosen else "simple", max(1, chosen), reason, n_local, time_s)
+
+
+def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe: Probe) -> Placement:
+    """Return the faster of two placements of the same environments: made one by one, or in their vectorised form."""
+    if vector_probe.behavior_specs != probe.behavior_specs:
+        why = "not in their vectorised form, which has other observations or actions"
+    elif vector_probe.begins_late:
+        why = "not in their vectorised form, which begins episodes a step late"
+    elif AS_GOOD * vector.round_s > single.round_s:  # single environments can be stepped one by one, so they stay
+        times = describe_seconds(vector.round_s), describe_seconds(single.round_s)
+        why = f"not in their vectorised form, in which a step of all takes {times[0]} instead of {times[1]}"
+    else:
+        times = describe_seconds(vector.round_s), describe_seconds(single.round_s)
+        why = f"in their vectorised form, in which a step of all takes {times[0]} instead of {times[1]}"
+        return attrs.evolve(vector, reason=f"{vector.reason}; {why}", is_vectorised=True)
+    return attrs.evolve(single, reason=f"{single.reason}; {why}")
 
 
 def isolate(
@@ -144,11 +174,13 @@ def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_en
     """Return the expected seconds of one step of all environments, if workers are stepped independently."""
     copied_s = n_envs * probe.obs_bytes * BYTE_S
     if n_workers == IN_PROCESS:
-        return n_envs * probe.wall_s + (copied_s if n_envs * probe.obs_bytes < LEAST_LENT_BYTES else 0.0)
+        return (
+            n_envs * probe.wall_s + probe.fixed_s + (copied_s if n_envs * probe.obs_bytes < LEAST_LENT_BYTES else 0.0)
+        )
     n_apart = n_envs - local_envs
-    local_s = local_envs * probe.wall_s + probe.message_s if local_envs else 0.0
+    local_s = local_envs * probe.wall_s + probe.fixed_s + probe.message_s if local_envs else 0.0
     trainer_s = n_workers * probe.message_s + local_s + copied_s
-    worker_s = math.ceil(n_apart / n_workers) * probe.wall_s + probe.message_s + copied_s / n_workers
+    worker_s = math.ceil(n_apart / n_workers) * probe.wall_s + probe.fixed_s + probe.message_s + copied_s / n_workers
     cores_s = (n_apart * probe.cpu_s + trainer_s) / min(n_cores, n_workers + 1)
     time_s = max(trainer_s, worker_s, cores_s)
     n_too_many = n_workers + 1 - n_cores
@@ -169,6 +201,10 @@ def _where(chosen: int, n_envs: int, n_cores: int) -> str:
 
 def _why(chosen: int, probe: Probe, apart: bool) -> str:
     step = f"a step takes {describe_seconds(probe.wall_s)}"
+    if probe.n_rows is not None:
+        whole_s = probe.wall_s * probe.n_rows + probe.fixed_s
+        step = f"a step of a vector of {probe.n_rows} takes {describe_seconds(whole_s)}"
+        return f"{step}, no longer than in workers" if chosen == IN_PROCESS else step
     if chosen == IN_PROCESS:
         return f"{step}, too little to be worth the messages to a worker"
     if probe.busy_share < MOSTLY:

@@ -39,7 +39,7 @@ from envmanager.environment import EnvContext, EnvGroup, Environment
 from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerError
 from envmanager.kernel.policy_steps import call_policies
 from envmanager.options import ProcessOptions, RestartPolicy
-from envmanager.placing.placement import Placement, Probe, choose, isolate
+from envmanager.placing.placement import Placement, Probe, better_form, choose, isolate
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.system.machine import count_cores
 
@@ -61,41 +61,64 @@ class ProbeEnded(Exception):
 
     def __init__(self, error: WorkerError, doing: str) -> None:
         super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
-        self.error = error
+        self.error, self.headline = error, error.headline
 
 
 def place(
-    manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions, *, in_process: bool
+    manager_class: Callable[..., Any],
+    env_factory: Any,
+    options: ProcessOptions,
+    *,
+    in_process: bool,
+    vectorised: Any = None,
 ) -> Placement:
     """Probe the first environment of ``env_factory``; return where all of them should run, and log the choice.
 
-    ``manager_class`` is SubprocessEnvManager. The probe takes half a second plus the start and close of a worker. If
-    the environment cannot be made, or raises, its error is raised.
+    ``manager_class`` is SubprocessEnvManager. ``vectorised`` is the vectorised form of ``env_factory``, which is tried
+    too. A probe takes half a second plus the start and close of a worker. If the environment cannot be made, or raises,
+    its error is raised.
     """
-    n_workers = None if options.n_workers == "auto" else options.n_workers
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
     try:
         probe = measure(manager_class, env_factory, options)
     except ProbeEnded as ended:
+        n_workers = None if options.n_workers == "auto" else options.n_workers
         placement = isolate(str(ended), options.n_envs, n_workers=n_workers, local_envs=options.local_envs)
     else:
-        if options.zero_copy:  # observations are not copied
-            probe = attrs.evolve(probe, obs_bytes=0)
-        placement = choose(
-            probe,
-            options.n_envs,
-            count_cores(),
-            in_process=in_process,
-            n_workers=n_workers,
-            local_envs=options.local_envs,
-        )
+        placement = _fastest(probe, options, in_process)
+        if vectorised is not None:
+            try:
+                vector_probe = measure(manager_class, vectorised, options)
+            except (WorkerError, ProbeEnded) as error:
+                why = f"not in their vectorised form, which failed when it was tried: {error.headline}"
+                placement = attrs.evolve(placement, reason=f"{placement}; {why}")
+            else:
+                vector = _fastest(vector_probe, options, in_process)
+                placement = better_form(placement, probe, vector, vector_probe)
     _logger.info("%s", placement)
     return placement
 
 
+def _fastest(probe: Probe, options: ProcessOptions, in_process: bool) -> Placement:
+    n_envs = options.n_envs
+    n_workers = None if options.n_workers == "auto" else options.n_workers
+    if probe.n_rows is not None and probe.n_rows != n_envs:  # a vector of a fixed size
+        n_workers, in_process = max(1, n_envs // probe.n_rows), False
+    return choose(
+        attrs.evolve(probe, obs_bytes=0) if options.zero_copy else probe,  # observations are not copied
+        n_envs,
+        count_cores(),
+        in_process=in_process,
+        n_workers=n_workers,
+        local_envs=options.local_envs,
+    )
+
+
 def measure(manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions) -> Probe:
     """Measure the first environment of ``env_factory`` in a worker process, which then ends; return its Probe.
+
+    A vector is measured with all ``n_envs`` environments, if it can have as many; its Probe is that of one of them.
 
     Raises ProbeEnded if the reset or a step ends that process or takes too long, and WorkerError if the environment
     cannot be made. An exception of the environment is raised as EnvRaised, or ProbeEnded if it would cause a restart.
@@ -103,7 +126,7 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
     factory = factories_for(env_factory, options.n_envs)[0]
     timeouts, log_dir = options.timeouts, options.log_dir
     with manager_class(
-        ProbeFactory(factory, options.infos, options.check_values),
+        ProbeFactory(factory, options.n_envs, options.infos, options.check_values),
         1,
         start_method=options.start_method,
         timeouts=attrs.evolve(timeouts, step_s=timeouts.step_s + PROBE_S),
@@ -138,19 +161,20 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
 
 @attrs.frozen
 class ProbeFactory:
-    """A factory of one environment in a worker, wrapped for the measurement."""
+    """A factory of one environment in a worker, or a vector of ``n_envs``, wrapped for the measurement."""
 
     factory: Any
+    n_envs: int = 1
     infos: bool = False
     check_values: bool = False
 
     def __call__(self, context: EnvContext) -> ProbedEnvironment:
         """Make the environment and wrap it. If it cannot be wrapped, close it and raise."""
-        made = call_factory(self.factory, context)
+        made = call_factory(self.factory, attrs.evolve(context, n_envs=self.n_envs))
         try:
-            env_ids = range(n_envs_of(made) or 1)
-            group = build_group([made], env_ids, infos=self.infos, check_values=self.check_values)
-            return ProbedEnvironment(group)
+            n_rows = n_envs_of(made)
+            group = build_group([made], range(n_rows or 1), infos=self.infos, check_values=self.check_values)
+            return ProbedEnvironment(group, n_rows=n_rows)
         except BaseException:
             with suppress(Exception):  # the first error matters more
                 made.close()
@@ -167,9 +191,14 @@ class ProbedEnvironment(Environment):
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
 
-    def __init__(self, group: EnvGroup, *, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS) -> None:
-        """Measure ``group``, which has one environment, for ``probe_s`` seconds and at least two steps."""
-        self._group = group
+    def __init__(
+        self, group: EnvGroup, *, n_rows: int | None = None, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS
+    ) -> None:
+        """Measure ``group`` for ``probe_s`` seconds and at least two steps.
+
+        It has one environment, or is a vector of ``n_rows``.
+        """
+        self._group, self._n_rows = group, n_rows
         self._probe_s, self._max_steps = probe_s, max_steps
         self._policies = {name: _random_policy(spec) for name, spec in group.behavior_specs.items()}
         self._steps: Steps = {}
@@ -189,7 +218,21 @@ class ProbedEnvironment(Environment):
     @property
     def probe(self) -> Probe:
         """Costs of the steps taken so far."""
-        return summarize(self._times, sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs)))
+        obs_bytes = sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs))
+        probe = attrs.evolve(summarize(self._times, obs_bytes), behavior_specs=dict(self._group.behavior_specs))
+        if self._n_rows is None:
+            return probe
+        fixed_s = max(0.0, probe.wall_s - probe.cpu_s)
+        return attrs.evolve(
+            probe,
+            n_rows=self._n_rows,
+            fixed_s=fixed_s,
+            wall_s=(probe.wall_s - fixed_s) / self._n_rows,
+            cpu_s=probe.cpu_s / self._n_rows,
+            obs_bytes=probe.obs_bytes // self._n_rows,
+            unevenness=0.0,  # all rows of a worker wait for the slowest anyway
+            begins_late=self._group.batch_size > 0,
+        )
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         own_seeds = seeds if len(self._group.env_ids) == 1 else derive_seeds(seeds[0], self._group.env_ids)

@@ -290,3 +290,103 @@ def test_a_run_of_the_command_says_what_was_chosen(tmp_path):
     assert placement.startswith("2 environments in ")
     assert done.stdout.splitlines()[1] == placement
     assert done.stdout.count(placement) == 1
+
+
+# Vectors.
+
+
+class Slow(Noop):
+    """An environment of which the vectorised form steps all at once in the time of one."""
+
+    def step(self, action):
+        time.sleep(0.002)
+        return super().step(action)
+
+
+class SlowVector(gymnasium.vector.VectorEnv):
+    """A vector in SAME_STEP mode that sleeps once for all its rows."""
+
+    def __init__(self, n_rows, n_numbers=4):
+        self.num_envs = n_rows
+        self.single_observation_space = gymnasium.spaces.Box(0, 1, (n_numbers,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.metadata = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+        self.obs = np.zeros((n_rows, n_numbers), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs, {}
+
+    def step(self, actions):
+        time.sleep(0.002)
+        zeros = np.zeros(self.num_envs)
+        return self.obs, zeros, zeros > 0, zeros > 0, {}
+
+
+def slow_vector(context: EnvContext, **arguments):
+    return SlowVector(context.n_envs, **arguments)
+
+
+def eight(context: EnvContext):
+    return SlowVector(8)
+
+
+class Vectorised(Slow):
+    vectorised = staticmethod(slow_vector)
+
+
+class OtherSpaces(Slow):
+    @staticmethod
+    def vectorised(context: EnvContext):
+        return SlowVector(context.n_envs, n_numbers=5)
+
+
+class NoBetter(Noop):
+    vectorised = staticmethod(slow_vector)
+
+
+class BrokenVector(Slow):
+    @staticmethod
+    def vectorised(context: EnvContext):
+        raise RuntimeError("no licence")
+
+
+def test_the_vectorised_form_is_taken_where_it_is_faster():
+    with make_manager({"kind": "auto", "n_envs": 8, "n_workers": 1, "env": Vectorised}) as manager:
+        assert "; in their vectorised form, in which a step of all takes" in manager.stats().placement
+        manager.reset()
+        assert len(manager.recv()) == 8
+        assert manager.get_attr("num_envs") == [8] * 8  # each row's is the vector
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        (OtherSpaces, "which has other observations or actions"),
+        (NoBetter, "in which a step of all takes"),
+        (BrokenVector, "which failed when it was tried: worker 0 raised RuntimeError at start: no licence"),
+    ],
+)
+def test_else_the_single_environments_stay_and_the_placement_says_why(env, why):
+    with make_manager({"kind": "auto", "n_envs": 4, "n_workers": 1, "env": env}) as manager:
+        assert f"; not in their vectorised form, {why}" in manager.stats().placement
+        manager.reset()
+        assert manager.get_attr("pid")
+
+
+def test_a_vectorised_form_that_begins_episodes_late_is_not_taken():
+    with make_manager({"kind": "auto", "n_envs": 2, "env": "CartPole-v1"}) as manager:
+        assert "; not in their vectorised form, which begins episodes a step late" in manager.stats().placement
+
+
+def test_a_vector_is_probed_with_all_its_rows():
+    with make_manager({"kind": "auto", "n_envs": 8, "env": slow_vector}) as manager:
+        assert isinstance(manager, SimpleEnvManager)  # workers would sleep just as long
+        assert "8 environments in this process, because a step of a vector of 8 takes" in manager.stats().placement
+
+
+def test_a_vector_of_a_fixed_size_gives_the_number_of_workers():
+    with make_manager({"kind": "auto", "n_envs": 16, "env": eight}) as manager:
+        assert isinstance(manager, SubprocessEnvManager)
+        manager.reset()
+        assert len(manager.recv(wait="all")) == 16
+        assert manager.stats().placement.startswith("16 environments in 2 workers")
