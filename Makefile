@@ -67,7 +67,7 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-training test-godot test-bench test-start-methods faults check docs soak bench bench-godot \
+.PHONY: help run test test-training test-godot test-bench test-start-methods faults check docs soak bench bench-godot bench-vectors \
     coverage ray test-ray test-mlagents test-matrix clean
 .DELETE_ON_ERROR:
 
@@ -140,6 +140,9 @@ bench-godot: $(BENCH_STAMP) .venv-bench-godot_rl/.tried ## measure Godot engines
 	    --workload $(GODOT_WORKLOADS) --out out/bench-godot/bench.json $(BENCH_FLAGS)
 	$(VENV)/bin/python -m benchmarks.godot_tables out/bench-godot/bench.json | tee out/bench-godot/tables.md
 
+bench-vectors: .venv-envpool/.installed ## measure what a manager adds to vector environments
+	.venv-envpool/bin/python -m benchmarks.vectors
+
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase
 	$(VENV)/bin/coverage run -m pytest -n 2 -m "not load and not untraced"
@@ -152,7 +155,7 @@ ray: .venv-ray/.installed ## run CartPoles in actors of a Ray cluster on this ma
 test-ray: .venv-ray/.installed ## run the tests of managers on a Ray cluster, of three nodes on this machine
 	.venv-ray/bin/pytest -m "not load" envmanager_tests/ray_cluster envmanager_tests/unit/test_ray_worker.py
 
-test-envpool: .venv-envpool/.installed ## run the tests of EnvPool's pools
+test-envpool: .venv-envpool/.installed ## run the tests of EnvPool's pools, and of vectors written in JAX
 	.venv-envpool/bin/pytest -n 2 envmanager_tests/envpool
 
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
@@ -205,7 +208,7 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 .venv-envpool/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-envpool
 	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
-	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,dm_env,envpool,test]'
+	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,atari,dm_env,envpool,test]' jax
 	@touch $@
 
 # It asks for much that its connection does not need (SB3, ONNX, TensorBoard, the hub).

@@ -110,6 +110,10 @@ class EnvGroup(Environment):
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
 
+    def hand_on_foreign(self) -> bool:
+        """Hand on arrays of PyTorch and JAX as they are, from now on. Return whether the group can do that."""
+        return False
+
     @abstractmethod
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         """Step every environment once, or only those at ``rows``, which must have one agent each."""

@@ -8,6 +8,9 @@
                                                          class takes it; else see ``late_vector``
     DISABLED    obs = last; waits for a reset            resets these environments by ``options["reset_mask"]``
 
+A vector in this process may return observations of PyTorch or JAX. They are handed on as they are, and so are actions.
+Rewards and flags become NumPy's, because the manager reads them.
+
 The rule: steps are neither invented nor hidden. Each step of a VectorEnv is one row of each environment, with the first
 observation of the next episode in ``obs`` and the last one of the old episode in ``final_obs``.
 """
@@ -23,19 +26,32 @@ import numpy as np
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import check_info
 from envmanager.adapters.spaces import behavior_spec
-from envmanager.data.casting import Casting, fitting_array
+from envmanager.data.casting import Casting, fitting_array, fitting_foreign
 from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpec,
     BehaviorSpecs,
     SpecMismatch,
+    as_array,
     check_structure,
     check_values,
     describe_value,
     object_array,
 )
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
-from envmanager.data.trees import Tree, build, copy_tree, leaves, leaves_like, map_tree, paths, take_rows
+from envmanager.data.trees import (
+    Tree,
+    as_numpy,
+    build,
+    copy_tree,
+    is_foreign,
+    leaves,
+    leaves_like,
+    map_tree,
+    paths,
+    take_rows,
+    with_rows,
+)
 from envmanager.environment import EnvGroup, attribute_of
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
@@ -89,6 +105,7 @@ class VectorGroup(EnvGroup):
         self._agent_id = only_agents(self.env_ids)
         self._options: Info | None = None
         self._buffer: RowBuffer | None = None
+        self._hands_on_foreign = False
         is_copied = getattr(vector_env, "copy", False) is True  # an option of SyncVectorEnv and AsyncVectorEnv
         self.returns_new_arrays |= vector_env is self._unwrapped and (is_copied or _is_of(vector_env, _ALE))
 
@@ -120,6 +137,10 @@ class VectorGroup(EnvGroup):
     def subject(self) -> Any:
         return self._vector_env
 
+    def hand_on_foreign(self) -> bool:
+        self._hands_on_foreign = True
+        return True
+
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Write the next steps into ``buffer``."""
         self._buffer = buffer
@@ -138,7 +159,8 @@ class VectorGroup(EnvGroup):
         """Step all environments. ``rows``, if given, are all of them."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
-        result = self._vector_env.step(action.copy() if self._acts_plainly else map_tree(batch, action))
+        is_plain = self._acts_plainly and action.__class__ is np.ndarray
+        result = self._vector_env.step(action.copy() if is_plain else map_tree(batch, action))
         if self._converted is not None:
             result = self._converted(result)
         if result.__class__ is not tuple or len(result) != 5:
@@ -167,18 +189,20 @@ class VectorGroup(EnvGroup):
         plain = self._plain
         if plain is None or obs.__class__ is not np.ndarray or obs.dtype != plain[0] or obs.shape != (n, *plain[1]):
             obs = self._fitting(obs, "obs", n)
+        is_kept = plain is None or obs.__class__ is not np.ndarray
+        is_kept = is_kept and self._hands_on_foreign and any(map(is_foreign, leaves(obs)))
         if self._check_values:
             for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
-                check_values(leaf, part, path)
+                check_values(leaf, as_array(part), path)
         if reward.__class__ is not np.ndarray or reward.dtype.kind not in "fiu" or reward.shape != (n,):
-            reward = fitting_array(ArraySpec((n,), np.float64), np.asarray(reward), "reward", self.casting)
+            reward = fitting_array(ArraySpec((n,), np.float64), as_array(reward), "reward", self.casting)
         if self._check_values and not np.isfinite(reward).all():
             raise SpecMismatch("reward", "finite", "NaN or infinite in part")
         if terminated.__class__ is not np.ndarray or terminated.dtype != np.bool_ or terminated.shape != (n,):
             terminated = self._flags(terminated, "terminated", n)
         if truncated.__class__ is not np.ndarray or truncated.dtype != np.bool_ or truncated.shape != (n,):
             truncated = self._flags(truncated, "truncated", n)
-        if self._buffer is None:
+        if self._buffer is None or is_kept:
             agent_id = self._agent_id if rows is None else self._agent_id[rows]
             steps = AgentSteps(agent_id, obs, reward.astype(np.float32, copy=False), terminated, truncated)
         else:
@@ -190,14 +214,17 @@ class VectorGroup(EnvGroup):
         return steps
 
     def _flags(self, value: Any, path: str, n: int) -> np.ndarray:
-        return np.asarray(fitting_array(ArraySpec((n,), np.bool_), np.asarray(value), path, self.casting))
+        return np.asarray(fitting_array(ArraySpec((n,), np.bool_), as_array(value), path, self.casting))
 
     def _fitting(self, obs: Tree, root: str, n: int) -> Tree:
         """Return observations as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch."""
         check_structure(self._spec, obs, root)
         columns = []
         for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
-            if not leaf.is_object:
+            if is_foreign(part) and self._hands_on_foreign:
+                columns.append(fitting_foreign(leaf, part, n, path))
+            elif not leaf.is_object:
+                part = as_numpy(part) if is_foreign(part) else part
                 batched = ArraySpec((n, *leaf.shape), leaf.dtype)
                 columns.append(np.asarray(fitting_array(batched, part, path, self.casting), leaf.dtype))
             elif not hasattr(part, "__len__") or len(part) != n:
@@ -230,19 +257,22 @@ class VectorGroup(EnvGroup):
         """NEXT_STEP and DISABLED: reset the environments whose episode ended. The others stay as they are."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
-        if self._buffer is None:  # else the VectorEnv's own arrays are copies in the buffer already
+        is_buffered = self._buffer is not None and steps is self._buffer.steps
+        if not is_buffered and not self.returns_new_arrays:  # the reset may write into the arrays
             steps.obs = copy_tree(steps.obs)
-            if not self.returns_new_arrays:
-                steps.reward, steps.terminated = steps.reward.copy(), steps.terminated.copy()
-                steps.truncated = steps.truncated.copy()
+            steps.reward, steps.terminated = steps.reward.copy(), steps.terminated.copy()
+            steps.truncated = steps.truncated.copy()
         first, reset_infos = self._restarted(ended, numbers)
-        for column, part in zip(leaves(steps.obs), leaves_like(steps.obs, first), strict=True):
-            column[numbers] = part
+        if is_buffered:
+            for column, part in zip(leaves(steps.obs), leaves_like(steps.obs, first), strict=True):
+                column[numbers] = part
+        else:
+            steps.obs = with_rows(steps.obs, numbers, first)
         if self._infos:
             steps.reset_info = reset_infos
 
     def _put_final(self, steps: AgentSteps, final_obs: Tree) -> None:
-        if self._buffer is None:
+        if self._buffer is None or steps is not self._buffer.steps:
             steps.final_obs = final_obs
         else:
             (column, *_) = leaves(final_obs) or [()]
@@ -359,8 +389,10 @@ def _copy_into(target: Tree, source: Tree) -> None:
         column[...] = part
 
 
-def batch(column: np.ndarray) -> Any:
+def batch(column: Any) -> Any:
     """Return a column of actions as an element of the batched space: a copied array, or a tuple of objects."""
+    if is_foreign(column):  # a copy already
+        return column
     return tuple(column) if column.dtype.kind == "O" else column.copy()
 
 

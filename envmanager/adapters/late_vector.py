@@ -19,7 +19,7 @@ import numpy as np
 from envmanager.adapters.gymnasium_vector import BEHAVIOR, Info, VectorGroup, batch, restarts_late
 from envmanager.data.specs import zeros
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, concat_steps
-from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
+from envmanager.data.trees import Tree, copy_tree, map_tree, take_rows, with_rows
 
 
 class LateVectorGroup(VectorGroup):
@@ -53,13 +53,14 @@ class LateVectorGroup(VectorGroup):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._is_late[:], self._acting[:] = False, True
         steps = super().reset(seeds=seeds, options=options)[BEHAVIOR]
+        self._last.obs = copy_tree(steps.obs)
         return {BEHAVIOR: steps if self._is_copied else steps.copy()}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         """Step the environments at ``rows`` and return those that are ready. Without ``rows``, step and return all."""
         acting = np.flatnonzero(self._acting) if rows is None else rows
-        for column, part in zip(leaves(self._actions), leaves_like(self._actions, actions[BEHAVIOR]), strict=True):
-            column[acting] = part
+        given = actions[BEHAVIOR]
+        self._actions = copy_tree(given) if len(acting) == self._n else with_rows(self._actions, acting, given)
         if rows is not None:
             self._send(rows)
             return {BEHAVIOR: self._ready()}
@@ -92,8 +93,7 @@ class LateVectorGroup(VectorGroup):
             rows, ended, last = steps.env_id - self.env_ids[0], steps.ended, self._last
             if ended.any():
                 late = rows[ended]
-                for column, part in zip(leaves(last.obs), leaves(steps.obs), strict=True):
-                    column[late] = part[ended]
+                last.obs = with_rows(last.obs, late, take_rows(steps.obs, ended))
                 last.reward[late], last.terminated[late] = steps.reward[ended], steps.terminated[ended]
                 last.truncated[late] = steps.truncated[ended]
                 for place in np.flatnonzero(ended) if steps.info is not None else ():

@@ -29,7 +29,7 @@ from envmanager.data.specs import (
     object_array,
 )
 from envmanager.data.steps import COLUMNS, AgentSteps
-from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
+from envmanager.data.trees import Tree, build, is_foreign, leaves, leaves_like, paths
 
 _NUMBERS = "biufc"
 _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
@@ -107,20 +107,35 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
     raise SpecMismatch(path, str(spec), describe_value(given))
 
 
-def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True) -> Tree:
+def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
+    """Return an array of PyTorch or JAX if it has n rows of the spec; never cast. Raises SpecMismatch."""
+    dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+    if shape != (n, *spec.shape) or dtype != spec.dtype.name:
+        expected = f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}"
+        raise SpecMismatch(path, expected, f"{describe_value(value)}: {dtype}{list(shape)}")
+    return value
+
+
+def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True, foreign: bool = False) -> Tree:
     """Return ``batch`` as a tree of arrays ``[n, …]`` with the spec's dtypes. Raises SpecMismatch if it is invalid.
 
     Every value must survive the cast, be finite and be within the bounds. A dtype of the same kind (an int64 batch for
     an int32 spec) is always cast. A dtype of another kind (floats for an integer spec) is cast only without ``strict``.
+    With ``foreign``, arrays of PyTorch and JAX stay what they are; only their shape and dtype are checked.
     """
     check_structure(spec, batch, path)
     if isinstance(spec, dict):
-        return {key: check_batch(child, batch[key], n, f"{path}[{key!r}]", strict) for key, child in spec.items()}
+        return {
+            key: check_batch(child, batch[key], n, f"{path}[{key!r}]", strict, foreign) for key, child in spec.items()
+        }
     if isinstance(spec, tuple):
         parts = zip(spec, batch, strict=True)
         return tuple(
-            check_batch(child, part, n, f"{path}[{index}]", strict) for index, (child, part) in enumerate(parts)
+            check_batch(child, part, n, f"{path}[{index}]", strict, foreign)
+            for index, (child, part) in enumerate(parts)
         )
+    if foreign and is_foreign(batch) and not spec.is_object:
+        return fitting_foreign(spec, batch, n, path)
     return _check_batch_leaf(spec, batch, n, path, strict)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.trees import Tree, leaves, map_tree
+from envmanager.data.trees import Tree, as_numpy, is_foreign, leaves, map_tree
 from envmanager.errors import UsageError
 
 
@@ -235,7 +235,7 @@ def as_array(values: Any) -> np.ndarray[Any, Any]:
         with warnings.catch_warnings():
             # Before NumPy 1.24 a ragged list only causes a warning.
             warnings.filterwarnings("error", "Creating an ndarray from ragged")
-            return np.asarray(values)
+            return as_numpy(values) if is_foreign(values) else np.asarray(values)
     except Exception as error:  # ``__array__`` may raise anything, as RuntimeError for a tensor that requires grad
         raise ValueError(f"{describe_value(values)} that cannot be made an array ({error})") from error
 

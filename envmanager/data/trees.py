@@ -1,6 +1,7 @@
 """Functions on trees. A tree is a leaf, or a dict or tuple of trees. Observations, actions and their specs are trees.
 
-Leaves of data are arrays. The last functions here choose, replace and concatenate the rows of arrays.
+Leaves of data are arrays: of NumPy, or of PyTorch or JAX if a vector environment in this process returns such, which
+then stay on their device. The last functions here choose, replace and concatenate the rows of arrays.
 
 The rule: the order of leaves is the order of the first tree's dict keys. So leaves are paired correctly even if another
 tree has its dict keys in another order.
@@ -8,6 +9,7 @@ tree has its dict keys in another order.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -60,11 +62,28 @@ def paths(tree: Tree, root: str = "") -> list[str]:
     return [root]
 
 
+def is_foreign(leaf: Any) -> bool:
+    """Return whether ``leaf`` is an array of another library than NumPy, perhaps on a device."""
+    return leaf.__class__ is not np.ndarray and hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray)
+
+
+def as_numpy(leaf: Any) -> np.ndarray:
+    """Return a foreign array as an array of NumPy. Copies it if it is on a device."""
+    return np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
+
+
+def copy_leaf(leaf: Any) -> Any:
+    """Return a copy of an array, on the same device."""
+    if is_foreign(leaf):
+        return leaf.clone() if hasattr(leaf, "clone") else leaf.copy()
+    return np.copy(leaf)
+
+
 def copy_tree(tree: Tree) -> Tree:
     """Return the tree with every array copied; None stays None."""
     if tree.__class__ is np.ndarray:
         return tree.copy()
-    return None if tree is None else map_tree(np.copy, tree)
+    return None if tree is None else map_tree(copy_leaf, tree)
 
 
 def take_rows(tree: Tree, rows: Any) -> Tree:
@@ -76,14 +95,19 @@ def take_rows(tree: Tree, rows: Any) -> Tree:
 
 def no_rows(tree: Tree) -> Tree:
     """Return the tree with 0 rows of every array, in new arrays."""
-    return map_tree(lambda leaf: np.asarray(leaf)[:0].copy(), tree)
+    return map_tree(lambda leaf: copy_leaf(leaf[:0]), tree)
 
 
 def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
     """Return a copy of the tree with ``rows`` of every array replaced by the rows of ``values``."""
-    copied = copy_tree(tree)
-    for leaf, new in zip(leaves(copied), leaves_like(copied, values), strict=True):
-        leaf[rows] = new
+    return build(tree, [_with_rows(*pair, rows) for pair in zip(leaves(tree), leaves_like(tree, values), strict=True)])
+
+
+def _with_rows(leaf: Any, new: Any, rows: Any) -> Any:
+    if hasattr(leaf, "at"):  # JAX
+        return leaf.at[rows].set(new)
+    copied = copy_leaf(leaf)
+    copied[rows] = sys.modules["torch"].as_tensor(new, device=leaf.device) if is_foreign(leaf) else new
     return copied
 
 
@@ -91,4 +115,11 @@ def concat_rows(trees: list[Tree]) -> Tree:
     """Concatenate the rows of several trees of one structure in new arrays."""
     if trees[0].__class__ is np.ndarray:
         return np.concatenate(trees)
-    return map_tree(lambda *parts: np.concatenate(parts), trees[0], *trees[1:])
+    return map_tree(lambda *parts: _concatenated(parts), trees[0], *trees[1:])
+
+
+def _concatenated(parts: tuple[Any, ...]) -> Any:
+    if not is_foreign(parts[0]):
+        return np.concatenate(parts)
+    library = parts[0].__array_namespace__() if hasattr(parts[0], "__array_namespace__") else sys.modules["torch"]
+    return library.concatenate(parts)

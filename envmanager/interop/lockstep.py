@@ -18,7 +18,7 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
 from envmanager.data.steps import Batch
-from envmanager.data.trees import Tree, concat_rows, map_tree
+from envmanager.data.trees import Tree, concat_rows, is_foreign, leaves, map_tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import BadAction, EnvRaised, UsageError
 from envmanager.interop.remote import begin_episode, is_gymnasium_env
@@ -122,6 +122,9 @@ class Lockstep:
             raise UsageError("a step is pending: receive its result first; if that raised, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
+        """Return the batch with arrays of NumPy, which these libraries take. Raises UsageError if a row is missing."""
+        if any(map(is_foreign, leaves(batch.obs))):
+            batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         is_there = np.zeros(self.n_envs, np.bool_)
         is_there[batch.env_ids] = True
         if not is_there[env_ids].all():

@@ -114,6 +114,8 @@ class WorkerHost(ABC):
     """Factory of environments, as the user gave it."""
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
+    hands_on_foreign = False
+    """Whether actions reach the environments as arrays of PyTorch or JAX, if they are such."""
 
     context: HostContext
 

@@ -14,7 +14,7 @@ import numpy as np
 from envmanager.data.casting import check_batch
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
 from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, StepInfo, concat_steps
-from envmanager.data.trees import Tree, leaves, map_tree
+from envmanager.data.trees import Tree, copy_leaf, leaves, map_tree
 from envmanager.errors import BadAction, UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import WorkerHost
@@ -56,7 +56,8 @@ class PolicyStepper:
             infos.append(entry.previous_step)
         with allow_interrupts():
             self._check_policies(infos)
-            taken = call_policies(infos, self.policies, table.specs, strict=self._check_values)
+            foreign = self.host.hands_on_foreign
+            taken = call_policies(infos, self.policies, table.specs, self._check_values, foreign)
         self._calls.require_open("step")
         payloads = []
         for actions in taken:
@@ -114,6 +115,7 @@ def call_policies(
     policies: Mapping[str, Policy],
     specs: Mapping[str, BehaviorSpec],
     strict: bool = True,
+    foreign: bool = False,
 ) -> list[dict[str, ActionInfo]]:
     """Return ``{behavior: ActionInfo}`` for each of ``infos``, without the behaviors that have no policy.
 
@@ -132,7 +134,7 @@ def call_policies(
                 members.setdefault(behavior, []).append(share)
                 parts.setdefault(behavior, []).append(steps if decides_for_all else steps.take(steps.acting_rows))
     for behavior, own in parts.items():
-        taken = _call(policies[behavior], behavior, own, specs.get(behavior), strict)
+        taken = _call(policies[behavior], behavior, own, specs.get(behavior), strict, foreign)
         if len(own) == 1:
             members[behavior][0][behavior] = taken
             continue
@@ -144,7 +146,7 @@ def call_policies(
 
 
 def _call(
-    policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None, strict: bool
+    policy: Policy, behavior: str, parts: list[AgentSteps], spec: BehaviorSpec | None, strict: bool, foreign: bool
 ) -> ActionInfo:
     steps = concat_steps(parts)  # copies, because a policy may write into its steps and the trainer holds the parts
     n = len(steps.agent_id)
@@ -154,14 +156,18 @@ def _call(
     if not isinstance(taken, ActionInfo):
         raise BadAction(f"the policy of behavior {behavior!r} returned {describe_value(taken)}, not an ActionInfo.")
     return ActionInfo(
-        checked_actions(spec, taken.action, n, f"action of behavior {behavior!r}", strict),
+        checked_actions(spec, taken.action, n, f"action of behavior {behavior!r}", strict, foreign),
         {} if taken.outputs.__class__ is dict and not taken.outputs else _checked_outputs(taken.outputs, n, behavior),
         taken.version,
     )
 
 
-def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool) -> Tree:
+def checked_actions(
+    spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool, foreign: bool = False
+) -> Tree:
     """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged without a spec.
+
+    With ``foreign``, arrays of PyTorch and JAX stay what they are, and their values are not checked.
 
     Raises BadAction for a wrong shape, and if ``strict`` for another kind of dtype (floats for integers), which is cast
     otherwise. The arrays are copies, because a policy may write its next actions into the arrays that it returned.
@@ -172,13 +178,13 @@ def checked_actions(spec: BehaviorSpec | None, action: Tree, n: int, what: str, 
     if only.__class__ is ArraySpec and only.is_choices(action) and len(action) == n:
         return action.copy()
     try:
-        checked = check_batch(spec.action, action, n, "action", strict)
+        checked = check_batch(spec.action, action, n, "action", strict, foreign)
     except SpecMismatch as error:
         raise BadAction(f"{what}: {error}. Nothing was sent; the manager is as it was.") from error
     if checked.__class__ is np.ndarray:
         return checked.copy() if checked is action or checked.base is not None else checked
     given = {id(leaf) for leaf in leaves(action)}
-    return map_tree(lambda leaf: leaf.copy() if id(leaf) in given or leaf.base is not None else leaf, checked)
+    return map_tree(lambda leaf: copy_leaf(leaf) if id(leaf) in given or leaf.base is not None else leaf, checked)
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:

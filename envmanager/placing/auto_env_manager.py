@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
     """Probe the first environment; return a SimpleEnvManager or a SubprocessEnvManager, whichever should be faster.
 
-    If the environment has a vectorised form with the same spaces, that is probed too, and taken where it is faster.
+    A vectorised form of the environment with the same spaces is probed too, and used if it is faster.
 
     ``options`` are those of SubprocessEnvManager. A number as ``n_workers`` is used only if processes are chosen.
     ``local_envs="auto"`` allows some environments in this process and the others in workers. In the result,

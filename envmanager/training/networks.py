@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.specs import ArraySpec
+from envmanager.data.specs import ArraySpec, as_array
 from envmanager.data.trees import Tree, leaves, leaves_like
 from envmanager.importing import needed_by
 
@@ -74,8 +74,11 @@ class Encoder(nn.Module):
                 part.scale = theirs.scale
 
     def tensors(self, obs: Tree, device: torch.device) -> list[Tensor]:
-        """Return the leaves of NumPy observations as tensors on the device."""
-        return [to_tensor(leaf, device) for leaf in leaves_like(self._spec, obs)]
+        """Return the leaves of observations as tensors on the device. Those that are tensors already are only moved."""
+        return [
+            leaf.to(device) if isinstance(leaf, Tensor) else to_tensor(as_array(leaf), device)
+            for leaf in leaves_like(self._spec, obs)
+        ]
 
 
 def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -> Tensor:

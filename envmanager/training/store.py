@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.specs import ArraySpec, describe_value, zeros
+from envmanager.data.specs import ArraySpec, as_array, describe_value, zeros
 from envmanager.data.steps import AgentSteps, StepInfo
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, paths, take_rows
 from envmanager.errors import UsageError
@@ -187,7 +187,7 @@ class StepStore:
         rows = np.arange(self.n_rows, self.n_rows + n)
         places = self.places(rows)
         for into, values in zip(leaves(self.obs), leaves_like(self.obs, obs), strict=True):
-            into[places] = values
+            into[places] = as_array(values)
         self.acted[places] = False
         self.terminated[places] = False
         self.successor[places] = NOWHERE

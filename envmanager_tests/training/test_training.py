@@ -471,3 +471,15 @@ def test_numbers_with_an_exponent_are_numbers_in_a_config(tmp_path: Path, config
     assert train(config, "--manager", "simple", "--steps", "64") == 0
     table = plan_of(tmp_path / "run").trainers["default"]
     assert (table["learning_rate"], table["clip"], table["gamma"]) == (0.001, 0.5, 0.99)
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "dqn"])
+def test_trainers_learn_from_vectors_of_tensors(tmp_path: Path, trainer: str) -> None:
+    path = tmp_path / "tensors.yaml"
+    path.write_text(f"""
+manager: {{kind: simple, env: "envmanager_tests.unit.test_foreign_arrays:make", n_envs: 4}}
+training: {{steps: 400, evaluation_episodes: 4}}
+trainers:
+  default: {json.dumps(SMALL_PPO if trainer == "ppo" else SMALL_DQN)}
+""")
+    assert train(path) == 0
