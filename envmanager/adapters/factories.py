@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import cloudpickle
 
-from envmanager.adapters.names import GymnasiumId, VectorId, find_environment, find_vector, loaded
+from envmanager.adapters.names import GymnasiumId, VectorId, find_environment, find_vector, loaded, vector_form
 from envmanager.adapters.recipes import EnvRecipe, Prepared, prepare
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext, Environment
@@ -74,12 +74,8 @@ def vectorised(env_factory: Any) -> EnvRecipe | None:
         if arguments or factory.spec.vector_entry_point is None:
             return None
         return EnvRecipe(VectorId(factory.env_id, factory.spec, factory.module), imports=imports)
-    called = loaded(factory)
-    bound = called if isinstance(called, functools.partial) else functools.partial(called)
-    form = getattr(bound.func, "vectorised", None)
-    if form is None:
-        return None
-    return EnvRecipe(functools.partial(form, *bound.args, **bound.keywords), env_kwargs=arguments, imports=imports)
+    form = vector_form(loaded(factory))
+    return None if form is None else EnvRecipe(form, env_kwargs=arguments, imports=imports)
 
 
 def check_travel(factories: Sequence[Any]) -> None:

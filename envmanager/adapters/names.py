@@ -7,13 +7,14 @@ callable, or the EnvSpec that Gymnasium has registered under an id.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import os
 import re
 import socket
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,8 +137,15 @@ def find_environment(text: str) -> GymnasiumId | Importable:
     return importable
 
 
-def find_vector(text: Any) -> VectorId | PoolId:
-    """Find the vectorised form of ``"ALE/Pong-v5"``, ``"module:Id-v0"`` or ``"envpool:Pong-v5"``.
+def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
+    """Return the attribute ``vectorised`` of a callable, with the arguments of a partial; None if it has none."""
+    bound = called if isinstance(called, functools.partial) else functools.partial(called)
+    form = getattr(bound.func, "vectorised", None)
+    return None if form is None else functools.partial(form, *bound.args, **bound.keywords)
+
+
+def find_vector(text: Any) -> Callable[..., Any]:
+    """Find a vectorised form: of ``"ALE/Pong-v5"``, ``"module:Id-v0"``, ``"module:callable"`` or ``"envpool:Pong-v5"``.
 
     Raises UsageError if there is no environment of this id, or no vectorised form of it.
     """
@@ -154,7 +162,13 @@ def find_vector(text: Any) -> VectorId | PoolId:
         return PoolId(name)
     found = find_environment(text)
     if not isinstance(found, GymnasiumId):
-        raise UsageError(f"{text!r} is a factory: if it makes vector environments, write env: {text}, without vector.")
+        form = vector_form(found.load())
+        if form is None:
+            raise UsageError(
+                f"{text!r} has no attribute 'vectorised'. If it makes vector environments itself, write env: {text}, "
+                "without vector."
+            )
+        return form
     if found.spec.vector_entry_point is None:
         raise UsageError(f"Gymnasium knows no vectorised form of {text!r}: write env: {text} for single environments.")
     return VectorId(found.env_id, found.spec, found.module)

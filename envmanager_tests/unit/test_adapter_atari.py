@@ -13,7 +13,7 @@ pytest.importorskip("cv2")
 
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from envmanager import SimpleEnvManager
+from envmanager import SimpleEnvManager, make_manager
 from envmanager.adapters import atari
 from envmanager.adapters.atari import Atari
 
@@ -72,3 +72,37 @@ def test_an_observation_stays_as_it_was_handed_out() -> None:
     for _ in range(20):
         env.step(2)
     np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        ("Breakout", {"terminal_on_life_loss": True}),
+        ("SpaceInvaders", {"frame_skip": 2, "size": 42, "stack": 3, "clip_rewards": True}),
+    ],
+)
+def test_the_vectorised_form_plays_the_same_episode_but_for_the_first_stack(game: str, options: dict[str, Any]) -> None:
+    form = {"vector": f"envmanager.adapters.atari:{game}"}
+    own = Atari(game, noop_max=0, **options)
+    with make_manager({"kind": "simple", "env": form, "env_kwargs": {"noop_max": 0, **options}}) as manager:
+        own.reset(seed=5)
+        manager.reset(seed=5)
+        batch = manager.recv()
+        assert not batch.obs[0, :-1].any()  # filled up with zeros
+        chance = np.random.default_rng(0)
+        n_rewards = 0
+        for step in range(1, 2000):
+            action = chance.integers(own.action_space.n)
+            obs, reward, terminated, *_ = own.step(action)
+            manager.send(np.array([action]), [0])
+            batch = manager.recv()
+            assert batch.terminated[0] == terminated
+            assert batch.reward[0] == reward
+            n_rewards += reward != 0
+            seen = batch.final_obs if terminated else batch.obs
+            if step >= len(obs):
+                np.testing.assert_array_equal(seen[0], obs)
+            if terminated:
+                break
+        assert terminated
+        assert n_rewards or game == "Breakout"

@@ -554,7 +554,11 @@ def test_the_vectorised_form_of_an_id_is_made_with_its_arguments():
     [
         ({"vector": "FrozenLake-v1"}, {}, "knows no vectorised form of 'FrozenLake-v1': write env: FrozenLake-v1"),
         ({"vector": "NoSuch-v1"}, {}, "knows no environment 'NoSuch-v1'"),
-        ({"vector": "collections:Counter"}, {}, "if it makes vector environments, write env: collections:Counter"),
+        (
+            {"vector": "collections:Counter"},
+            {},
+            "'collections:Counter' has no attribute 'vectorised'",
+        ),
         ({"vektor": "CartPole-v1"}, {}, "env must be an id, a callable or {vector: an id}"),
         ({"vector": "CartPole-v1"}, {"env_kwargs": {"sutton": 1}}, "takes no argument 'sutton'"),
     ],
