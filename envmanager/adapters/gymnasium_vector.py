@@ -189,8 +189,7 @@ class VectorGroup(EnvGroup):
         plain = self._plain
         if plain is None or obs.__class__ is not np.ndarray or obs.dtype != plain[0] or obs.shape != (n, *plain[1]):
             obs = self._fitting(obs, "obs", n)
-        is_kept = plain is None or obs.__class__ is not np.ndarray
-        is_kept = is_kept and self._hands_on_foreign and any(map(is_foreign, leaves(obs)))
+        is_kept = obs.__class__ is not np.ndarray and self._hands_on_foreign and any(map(is_foreign, leaves(obs)))
         if self._check_values:
             for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
                 check_values(leaf, as_array(part), path)

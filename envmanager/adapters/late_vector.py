@@ -20,6 +20,7 @@ from envmanager.adapters.gymnasium_vector import BEHAVIOR, Info, VectorGroup, ba
 from envmanager.data.specs import zeros
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, concat_steps
 from envmanager.data.trees import Tree, copy_tree, map_tree, take_rows, with_rows
+from envmanager.errors import UsageError
 
 
 class LateVectorGroup(VectorGroup):
@@ -133,6 +134,12 @@ class LateVectorGroup(VectorGroup):
 
 
 def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return the environments of a VectorEnv as a group."""
+    """Return the environments of a VectorEnv as a group. Raises UsageError if it returns some of its rows first."""
+    batch_size = getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", None)
+    if isinstance(batch_size, int) and batch_size < vector_env.num_envs:  # of ale_py
+        raise UsageError(
+            f"a vector of {vector_env.num_envs} environments returns batch_size={batch_size} of them at a time. Leave "
+            "batch_size out; for steps of some environments use several workers, each with a vector."
+        )
     group = LateVectorGroup if restarts_late(vector_env) else VectorGroup
     return group(vector_env, env_ids, infos=infos, check_values=check_values)

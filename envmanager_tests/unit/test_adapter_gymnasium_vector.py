@@ -549,6 +549,12 @@ def test_the_vectorised_form_of_an_id_is_made_with_its_arguments():
         assert type(manager.call(lambda vector: type(vector).__name__)[0]) is str
 
 
+def test_a_vector_that_returns_some_rows_first_is_refused():
+    config = {"kind": "simple", "env": {"vector": "ALE/Pong-v5"}, "n_envs": 4, "env_kwargs": {"batch_size": 2}}
+    with pytest.raises(UsageError, match="a vector of 4 environments returns batch_size=2 of them at a time"):
+        make_manager(config)
+
+
 @pytest.mark.parametrize(
     ("env", "options", "says"),
     [
