@@ -8,30 +8,18 @@ from pathlib import Path
 
 import pytest
 
-import envmanager
+from envmanager_tests.first_steps import LINUX_ONLY
 from envmanager_tests.other_systems import SYSTEMS, lacking, lacking_modules, run_on
 
 OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "rich", "typer", "yaml")
 """Other people's modules, but for those that need PyTorch: these are tried with the trainings."""
 NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
-LINUX_ONLY = {
-    *(f"processes.{name}" for name in ("helper", "process_host", "process_link", "starting")),
-    "hosts.link_host",
-    *(f"godot.{name}" for name in ("engine_host", "engine_link")),
-}
-"""Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 
 SCRIPT = """
-import importlib, json, sys
+import json
+from envmanager_tests.first_steps import failing_imports
 
-failed = {}
-for name in MODULES:
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        if type(error).__name__ != "MissingExtra":
-            failed[name] = f"{type(error).__name__}: {error}"
-
+failed = failing_imports()
 from envmanager import SimpleEnvManager, SubprocessEnvManager, UsageError, make_manager
 from envmanager.policy import RandomPolicy
 
@@ -59,20 +47,12 @@ print(json.dumps(told))
 """
 
 
-def modules() -> list[str]:
-    root = Path(envmanager.__file__).parent
-    paths = (path.relative_to(root.parent).with_suffix("") for path in sorted(root.rglob("*.py")))
-    return [".".join(path.parts).removesuffix(".__init__") for path in paths]
-
-
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_all_but_worker_processes_works_and_these_say_what_they_need(system: str) -> None:
-    script = f"MODULES = {modules()!r}\n{SCRIPT}"
-    told = json.loads(run_on(system, script, preloaded=OTHERS, absent=NEED_TORCH))
+    told = json.loads(run_on(system, SCRIPT, preloaded=OTHERS, absent=NEED_TORCH))
 
-    failed = {name.removeprefix("envmanager."): error for name, error in told["failed"].items()}
     allowed = LINUX_ONLY if system == "windows" else set()
-    assert {name: error for name, error in failed.items() if name not in allowed} == {}
+    assert {name: error for name, error in told["failed"].items() if name not in allowed} == {}
     assert told["simple"] == told["auto"] == 50
     assert "SubprocessEnvManager needs Linux" in told["subprocess"]
     assert "SimpleEnvManager" in told["subprocess"]
