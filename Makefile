@@ -67,8 +67,8 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-training test-godot test-bench test-start-methods faults check docs soak bench bench-godot bench-vectors \
-    coverage ray test-ray test-mlagents test-matrix clean
+.PHONY: help run test test-training test-godot test-bench test-start-methods faults check docs soak bench bench-godot \
+    bench-vectors coverage ray test-ray test-mlagents test-wine test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -160,6 +160,14 @@ test-envpool: .venv-envpool/.installed ## run the tests of EnvPool's pools, and 
 
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
 	.venv-mlagents/bin/pytest -n 2 envmanager_tests/interop_mlagents
+
+# A Windows Python under Wine, kept outside of the checkout. It finds missing names, and mistakes with files, sockets and
+# handles; it is no judge of speed.
+WINE_PYTHON ?= $(HOME)/.cache/envmanager/wine-python
+
+test-wine: | $(VENV)/bin/python ## run the first steps on Windows' Python under Wine, which is set up outside of the checkout
+	PYTHON=$(VENV)/bin/python tools/get_wine_python.sh $(WINE_PYTHON)
+	PYTHONPATH=Z:$(CURDIR) timeout --kill-after=10 900 $(WINE_PYTHON)/python -m envmanager_tests.first_steps
 
 test-matrix: $(addprefix test-,$(OLDEST_PYTHON) $(NEWER_PYTHONS)) ## all tests but soaks, on other Pythons, oldest and newest NumPy
 

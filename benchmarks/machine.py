@@ -27,7 +27,7 @@ def facts() -> dict[str, Any]:
 def cpu_name(cpuinfo: Path) -> str:
     """Return the name of the processor, or its architecture if ``cpuinfo`` has no name."""
     try:
-        lines = cpuinfo.read_text().splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -24,7 +24,7 @@ def cpu_of_descendants() -> float:
     """Return the CPU seconds of all living descendants, each with a resolution of 0.01 s; 0 without /proc."""
     ticks = 0
     for pid in descendants(os.getpid()):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
             fields = stat.read().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])  # utime and stime: fields 14 and 15 in proc(5)
     return ticks / os.sysconf("SC_CLK_TCK")

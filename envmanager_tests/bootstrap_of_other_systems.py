@@ -5,12 +5,16 @@ from __future__ import annotations
 import builtins
 import contextlib
 import ctypes
+import fcntl
 import functools
 import importlib
 import io
 import json
 import os
+import shutil
 import sys
+import time
+import warnings
 from typing import Any
 
 _PRELOADED = (
@@ -20,6 +24,8 @@ _PRELOADED = (
 )
 """What decides when it is imported which system it is on."""
 _LINUX_ONLY_FOLDERS = ("/proc", "/dev/shm", "/sys")
+_WINDOWS_TICK_NS = 1_000_000_000 // 64
+"""Interval (ns) at which ``time.monotonic`` advances on Windows, up to Python 3.12."""
 
 
 def become(told: dict[str, Any]) -> None:
@@ -79,6 +85,41 @@ def _refuse_to_move_open_files() -> None:
         setattr(os, name, guarded(getattr(os, name)))
 
 
+def _refuse_what_windows_refuses() -> None:
+    rename, fsync, open_descriptor, symlink = os.rename, os.fsync, os.open, os.symlink
+
+    @functools.wraps(rename)
+    def rename_to_new(source: Any, target: Any, **options: Any) -> None:
+        if os.path.lexists(target):
+            raise FileExistsError(17, "the file exists (WinError 183)", target)
+        rename(source, target, **options)
+
+    @functools.wraps(fsync)
+    def flush_writable(file: Any) -> None:
+        if fcntl.fcntl(file, fcntl.F_GETFL) & 3 == os.O_RDONLY:
+            raise PermissionError(13, "it is open only for reading")
+        fsync(file)
+
+    @functools.wraps(open_descriptor)
+    def open_file(path: Any, *arguments: Any, **options: Any) -> int:
+        if os.path.isdir(path):
+            raise PermissionError(13, "it is a folder", path)
+        return open_descriptor(path, *arguments, **options)
+
+    @functools.wraps(symlink)
+    def refuse_links(source: Any, target: Any, *_: Any, **__: Any) -> None:
+        raise OSError(22, "a required privilege is not held (WinError 1314)", source, None, target)
+
+    os.rename, os.fsync, os.open, os.symlink = rename_to_new, flush_writable, open_file, refuse_links
+    shutil._use_fd_functions = False  # type: ignore[attr-defined]  # there, it opens no folders
+
+
+def _coarsen_monotonic() -> None:
+    fine_ns = time.monotonic_ns
+    time.monotonic_ns = lambda: fine_ns() // _WINDOWS_TICK_NS * _WINDOWS_TICK_NS
+    time.monotonic = lambda: time.monotonic_ns() / 1e9
+
+
 def _become_windows() -> None:
     import signal
 
@@ -93,6 +134,10 @@ def _become_windows() -> None:
 
     ctypes.CDLL.__init__ = load_by_name  # type: ignore[method-assign]
     _refuse_to_move_open_files()
+    _refuse_what_windows_refuses()
+    _coarsen_monotonic()
+    # The encoding of text files is that of the country there, so it has to be given.
+    warnings.filterwarnings("error", category=EncodingWarning, module=r"envmanager\.")
     ctypes.pythonapi = _PythonAlone(ctypes.pythonapi)  # type: ignore[assignment]
 
 

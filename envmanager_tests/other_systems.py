@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ import mypy
 SYSTEMS = {"windows": "win32", "macos": "darwin"}
 """The systems that can be simulated, and their ``sys.platform``."""
 _STUBS = Path(mypy.__file__).parent / "typeshed" / "stdlib"
-_MODULES = ("errno", "mmap", "os", "select", "signal", "socket", "_socket", "time")
+_MODULES = ("errno", "fcntl", "mmap", "os", "resource", "select", "signal", "socket", "_socket", "time")
 _MODULES_THAT_MAY_LACK = (
     *("fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty", "_posixsubprocess"),
     *(f"multiprocessing.popen_{how}" for how in ("fork", "forkserver", "spawn_posix")),
@@ -26,11 +27,14 @@ _MODULES_THAT_MAY_LACK = (
 _BOOTSTRAP = Path(__file__).with_name("bootstrap_of_other_systems.py")
 
 
+@cache
 def lacking(platform: str) -> dict[str, list[str]]:
-    """Return the names that Python has on Linux and not on ``platform``, by module."""
-    return {module: sorted(_names(module, "linux") - _names(module, platform)) for module in _MODULES}
+    """Return the names that Python has on Linux and not on ``platform``, by module that exists on both."""
+    there = [module for module in _MODULES if module not in lacking_modules(platform)]
+    return {module: sorted(_names(module, "linux") - _names(module, platform)) for module in there}
 
 
+@cache
 def lacking_modules(platform: str) -> list[str]:
     """Return the modules of the standard library that ``platform`` has not."""
     return [module for module in _MODULES_THAT_MAY_LACK if all(name[0] == "_" for name in _names(module, platform))]
@@ -76,7 +80,16 @@ def run_on(
         "preloaded": list(preloaded),
     }
     done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(_BOOTSTRAP), json.dumps(told), script],
+        [
+            sys.executable,
+            "-X",
+            "faulthandler",
+            "-X",
+            "warn_default_encoding",
+            str(_BOOTSTRAP),
+            json.dumps(told),
+            script,
+        ],
         capture_output=True,
         text=True,
         timeout=timeout_s,

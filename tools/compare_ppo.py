@@ -143,7 +143,7 @@ class Ours:
         return [program, "train", plan["config"], "--dir", str(folder / "run"), *words]
 
     def returns(self, output: str, folder: Path) -> list[float]:
-        with open(folder / "run" / "episodes.csv", newline="") as file:
+        with open(folder / "run" / "episodes.csv", newline="", encoding="utf-8") as file:
             return [float(row["return"]) for row in csv.DictReader(file)]
 
 
@@ -200,7 +200,7 @@ def absolute(path: str) -> str:
 def run(library: Library, plan: dict[str, Any], core: int) -> dict[str, float]:
     """Train in a process of its own, on one core."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with tempfile.TemporaryDirectory() as name, open(Path(name) / "output", "w+") as output:
+    with tempfile.TemporaryDirectory() as name, open(Path(name) / "output", "w+", encoding="utf-8") as output:
         folder = Path(name)
         command = ["taskset", "--cpu-list", str(core), *library.command(plan, folder)]
         began = time.monotonic()

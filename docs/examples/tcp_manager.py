@@ -181,7 +181,7 @@ class Connection:
 
     def recv(self) -> EnvironmentCommand:
         code, payload = self.read()
-        self.began_ns = time.monotonic_ns()
+        self.began_ns = time.perf_counter_ns()
         return EnvironmentCommand(NAMES[code], Undecoded(payload) if payload else None)
 
     def send(self, response: EnvironmentResponse) -> None:
@@ -193,7 +193,7 @@ class Connection:
                 specs = dict(self.group.behavior_specs)
             flags, data = response_message(response.payload, specs)
             self.n_reported = len(self.group.behavior_specs)
-        now_ns = time.monotonic_ns()  # 0 from another machine, whose clock is another one
+        now_ns = time.perf_counter_ns()  # 0 from another machine, whose clock is another one
         self.socket.sendall(
             MESSAGE.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.began_ns, now_ns) + data
         )

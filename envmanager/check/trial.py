@@ -143,7 +143,7 @@ class Trial:
 
     def _last_call(self) -> str:
         """Return the name of the environment's last call: ``"reset"``, ``"step"``, or "" before the first."""
-        with open(os.path.join(self._folder, _LAST_CALL)) as file:
+        with open(os.path.join(self._folder, _LAST_CALL), encoding="utf-8") as file:
             return file.read().strip()
 
     def _start_worker(self) -> EnvManager:
@@ -200,7 +200,7 @@ class Subject(Environment):
         """``dump_after_s``: time after which the stacks of all threads are printed if a call has not returned."""
         self._factory = env_factory
         self._seed = seed
-        self._last_call = open(last_call_path, "w")  # noqa: SIM115  (until the process ends)
+        self._last_call = open(last_call_path, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
         self._dump_after_s = dump_after_s
         self._group: EnvGroup | None = None
         self._watch = ArrayWatch(self._note)

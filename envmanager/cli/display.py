@@ -102,7 +102,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 class PlainDisplay:
     """A display of a run: lines of text without control characters, for files, pipes and logs.
 
-    ``due`` is the time, by ``time.monotonic``, of the next update. :meth:`update` need not be called earlier.
+    ``due`` is the time, by ``time.perf_counter``, of the next update. :meth:`update` need not be called earlier.
     """
 
     EVERY_S = 2.0

@@ -58,11 +58,11 @@ class HostedManager(Environment):
 
     def run(self, seconds: float) -> tuple[int, float]:
         """Step for ``seconds``, at least once. Return the number of environment steps and the elapsed seconds."""
-        n_before, started = self._manager.stats().env_steps, time.monotonic()
+        n_before, started = self._manager.stats().env_steps, time.perf_counter()
         self._step()
-        while time.monotonic() < started + seconds:
+        while time.perf_counter() < started + seconds:
             self._step()
-        return self._manager.stats().env_steps - n_before, time.monotonic() - started
+        return self._manager.stats().env_steps - n_before, time.perf_counter() - started
 
     def close(self) -> None:
         self._manager.close()

@@ -93,7 +93,7 @@ class _Run:
         n_behaviors = set_policies(manager, self.plan.make_policy)
         for info in manager.reset({"seed": self.plan.seed}):
             self.episodes.add(info)
-        started = time.monotonic()
+        started = time.perf_counter()
         with self.display.running(started):
             try:
                 while self.episodes.env_steps < self.plan.steps:
@@ -101,10 +101,10 @@ class _Run:
                         n_behaviors = set_policies(manager, self.plan.make_policy, n_known=n_behaviors)
                     for info in manager.step():
                         self.episodes.add(info)
-                    if time.monotonic() >= self.display.due:
-                        self.display.update(time.monotonic(), self.episodes, manager.stats())
+                    if time.perf_counter() >= self.display.due:
+                        self.display.update(time.perf_counter(), self.episodes, manager.stats())
             finally:
-                self.wall_s = time.monotonic() - started
+                self.wall_s = time.perf_counter() - started
 
 
 def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:

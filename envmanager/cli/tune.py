@@ -147,7 +147,7 @@ class _Tuning:
         if probe is None:
             tried = [each for each in tried if each.n_workers != IN_PROCESS]
         self.trials = trials_for(tried, probe, self.n_cores)
-        self.deadline = time.monotonic() + self.plan.seconds
+        self.deadline = time.perf_counter() + self.plan.seconds
         with self.display.running(self.trials):
             try:
                 self._halve_until_the_end()
@@ -187,9 +187,9 @@ class _Tuning:
 
     def _halve_until_the_end(self) -> None:
         for left_rounds in range(n_rounds(len(self.trials)), 0, -1):
-            now = time.monotonic()
+            now = time.perf_counter()
             self._round(now + (self.deadline - now) / left_rounds)
-            if time.monotonic() >= self.deadline:
+            if time.perf_counter() >= self.deadline:
                 return
             if left_rounds > 1:
                 halve(self.trials)
@@ -197,7 +197,7 @@ class _Tuning:
     def _round(self, ends_at: float) -> None:
         """Give every remaining trial an equal share of the time until ``ends_at``."""
         left = remaining(self.trials)
-        while left and time.monotonic() < self.deadline:
+        while left and time.perf_counter() < self.deadline:
             first = left[0].candidate
             size = first.n_envs, first.n_workers
             together = [trial for trial in left if (trial.candidate.n_envs, trial.candidate.n_workers) == size]
@@ -211,7 +211,7 @@ class _Tuning:
             with self._hosted(trials[0]) if is_hosted else self._manager(trials[0]) as manager:
                 manager.reset()
                 for place, trial in enumerate(trials):
-                    now = time.monotonic()
+                    now = time.perf_counter()
                     share_s = (ends_at - now) / (len(trials) - place + n_after)
                     measure_one = self._measure_hosted if is_hosted else self._measure
                     measure_one(manager, trial, until=min(self.deadline, now + max(LEAST_S, share_s)))
@@ -249,9 +249,9 @@ class _Tuning:
         """Step until the time ``until``, at least once, and add the results to ``trial``."""
         is_done = False
         while not is_done:
-            left_s = until - time.monotonic()
+            left_s = until - time.perf_counter()
             trial.add(*manager.call("run", min(LOOK_S, max(0.0, left_s)))[0])
-            is_done = time.monotonic() >= until
+            is_done = time.perf_counter() >= until
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
@@ -259,18 +259,18 @@ class _Tuning:
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
         before = manager.stats()
-        manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.monotonic())))  # so that all begin together
+        manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.perf_counter())))  # so that all begin together
         n_before, n_seen = manager.stats().env_steps, 0
-        started = now = time.monotonic()
+        started = now = time.perf_counter()
         try:
             while now < until or (n_seen < manager.n_workers and now < self.deadline):
                 if len(manager.behavior_specs) > n_behaviors:
                     n_behaviors = set_policies(manager, _random_policy, n_known=n_behaviors)
                 n_seen += len(manager.step(wait))
-                now = time.monotonic()
+                now = time.perf_counter()
                 self.display.update(trial, is_done=False)
         finally:
-            now, after = time.monotonic(), manager.stats()
+            now, after = time.perf_counter(), manager.stats()
             trial.add(after.env_steps - n_before, now - started)
             causes = [event.cause for event in manager.events if isinstance(event, Restarted)]
             trial.restarts += after.restarts - before.restarts

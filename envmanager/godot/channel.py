@@ -111,4 +111,4 @@ class EngineChannel(Channel):
         if frame.kind in (Kind.NOTE, Kind.BUSY):
             self.on_aside(frame, ticket)
         else:
-            self.messages.append(Message(ticket, int(frame.kind), 0, frame.body, 0, time.monotonic_ns()))
+            self.messages.append(Message(ticket, int(frame.kind), 0, frame.body, 0, time.perf_counter_ns()))

@@ -158,7 +158,7 @@ class Link:
         """Deadline (monotonic seconds) of the awaited response."""
         self.alarm = Alarm()
         self._events = events
-        self._launched_ns = self._ready_ns = time.monotonic_ns()
+        self._launched_ns = self._ready_ns = time.perf_counter_ns()
         self._core_wait_ns = 0
         self._timeouts = plan.timeouts
         limits = plan.timeouts
@@ -271,7 +271,7 @@ class Link:
     def core_wait_share(self) -> float:
         """Return the fraction of the time since the start in which the worker was runnable but no core was free."""
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
-        return min(1.0, max(0.0, waited_ns / max(1, time.monotonic_ns() - self._ready_ns)))
+        return min(1.0, max(0.0, waited_ns / max(1, time.perf_counter_ns() - self._ready_ns)))
 
     # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
 

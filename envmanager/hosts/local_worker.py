@@ -127,7 +127,7 @@ class LocalWorker:
 
     def start(self) -> StartReport:
         """Make the environments. Raises the same errors as the start of a worker process."""
-        asked_ns = time.monotonic_ns()
+        asked_ns = time.perf_counter_ns()
         generation = self._factory.contexts[0].generation
         try:
             self.group = self._factory()
@@ -137,7 +137,7 @@ class LocalWorker:
             if failure is error:
                 raise  # an error cannot be its own cause
             raise failure from error
-        self.times.started(asked_ns, time.monotonic_ns(), generation=generation)
+        self.times.started(asked_ns, time.perf_counter_ns(), generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
         self.hands_on_foreign = self._lends and self.group.hand_on_foreign()
@@ -195,14 +195,14 @@ class LocalWorker:
                 self.start()
         except EnvManagerError as error:
             return EnvironmentResponse(_FAILED, self.worker_id, error)
-        started_ns = time.monotonic_ns()
+        started_ns = time.perf_counter_ns()
         lent = self._lent if name is CommandName.RESET else None
         if lent is not None:
             self.group.offer_rows(lent.next())
         response = self._obey(name, payload)
         if lent is not None and response.name is not _FAILED:
             response.payload = lent.delivered(response.payload)
-        ended_ns = time.monotonic_ns()
+        ended_ns = time.perf_counter_ns()
         self.times.responded(name, ended_ns - started_ns, ended_ns)
         return response
 
@@ -220,9 +220,9 @@ class LocalWorker:
                 if self._next_buffer is not None:  # before _has_begun, because a MemoryError here cuts no step short
                     self.group.offer_rows(self._next_buffer())
                 self._has_begun = True
-                started_ns = time.monotonic_ns()
+                started_ns = time.perf_counter_ns()
                 response = self._obey(*self._step)
-                ended_ns = time.monotonic_ns()
+                ended_ns = time.perf_counter_ns()
                 self.times.stepped(ended_ns - started_ns, ended_ns)
             self._stepped, self._step, self._has_begun = response, None, False
         response = self._stepped

@@ -223,7 +223,7 @@ def _readable(size_bytes: int) -> str:
 def available_bytes() -> int:
     """Return the available memory of the machine in bytes (the total memory without /proc)."""
     try:
-        words = Path("/proc/meminfo").read_text().split()
+        words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
     except OSError:
         words = []
     if "MemAvailable:" in words:

@@ -29,8 +29,8 @@ the trainer would never sleep, because responses would arrive too often.
 
 
 def spin_ns(n_workers: int) -> int:
-    """Return the maximum spin (ns) of a wait with ``n_workers`` workers on this machine. 0 means no spin."""
-    return SPIN_NS if n_workers <= MANY * count_cores() else 0
+    """Return the maximum spin (ns) of a wait with ``n_workers`` workers. 0 means none, as without ``sched_yield``."""
+    return SPIN_NS if hasattr(os, "sched_yield") and n_workers <= MANY * count_cores() else 0
 
 
 class Spinner:
@@ -44,24 +44,24 @@ class Spinner:
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
         """Spin, if this is faster, until ``ready()`` is true. Otherwise call ``sleep()`` once."""
-        began_ns = time.monotonic_ns()
+        began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1
         elif self.pays and self._spin(ready, began_ns):
             return
         sleep()
-        self.pays = time.monotonic_ns() - began_ns < self._limit_ns
+        self.pays = time.perf_counter_ns() - began_ns < self._limit_ns
 
     def _spin(self, ready: Callable[[], bool], began_ns: int) -> bool:
         looked_ns = began_ns
         while looked_ns - began_ns < self._limit_ns:
             os.sched_yield()
-            yielded_ns = time.monotonic_ns()
+            yielded_ns = time.perf_counter_ns()
             if yielded_ns - looked_ns > TAKEN_NS:
                 self._rest = REST
             if ready():
                 return True
-            looked_ns = time.monotonic_ns()
+            looked_ns = time.perf_counter_ns()
             if self._rest:
                 return False
         return False

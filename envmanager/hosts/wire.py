@@ -36,10 +36,10 @@ COMMAND = struct.Struct("<QBBHIQ")
 """Fields: ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
 RECORD = struct.Struct("<QIIHHIQQ")
-"""Fields: ticket, worker_id, generation, slot, flags, final rows, busy ns, monotonic ns of the step's end."""
+"""Fields: ticket, worker_id, generation, slot, flags, final rows, busy ns, time (ns) of the step's end."""
 
 MESSAGE = struct.Struct("<QBBHIQQQ")
-"""Fields: ticket, command code, flags, unused, final rows, length of the pickle, busy ns, monotonic ns of the end."""
+"""Fields: ticket, command code, flags, unused, final rows, length of the pickle, busy ns, time (ns) of the end."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
@@ -175,7 +175,7 @@ class Message:
     """Payload as bytes, or as a memoryview of a buffer that no other message uses."""
     busy_ns: int
     ended_ns: int
-    """Time (monotonic ns) at which the command ended, or of arrival if the worker's clock is not the trainer's."""
+    """Time (``perf_counter_ns``) at which the command ended, or of arrival if the worker has another clock."""
     n_ended: int = 0
     """Number of final rows of a step whose rows are in a block."""
 
@@ -268,7 +268,7 @@ class Channel:
                 break
             data = bytes(memoryview(self._inbox)[MESSAGE.size : MESSAGE.size + length])
             del self._inbox[: MESSAGE.size + length]
-            ended_ns = ended_ns or time.monotonic_ns()
+            ended_ns = ended_ns or time.perf_counter_ns()
             self.messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns, n_ended))
         return n_new > 0
 

@@ -231,11 +231,11 @@ class _DrawnCall(_Call):
 
     def begin(self) -> None:
         super().begin()
-        self._began_ns.append(time.monotonic_ns())
+        self._began_ns.append(time.perf_counter_ns())
 
     def end(self, error: BaseException | None = None) -> None:
         began_ns = self._began_ns.pop()
         try:
             super().end(error)
         finally:
-            self._track.span(self._what, began_ns, time.monotonic_ns())
+            self._track.span(self._what, began_ns, time.perf_counter_ns())

@@ -266,7 +266,7 @@ class WorkerTable:
 
     def delivered(self, entries: Sequence[Entry]) -> None:
         """Remove the next response of each entry from its outbox. Its StepInfo or batch must exist already."""
-        now_ns = time.monotonic_ns()
+        now_ns = time.perf_counter_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:
                 if entry.steps_since_reset == self._slowest:

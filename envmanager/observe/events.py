@@ -34,13 +34,13 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """An event of one worker, at time ``at_s`` of ``time.monotonic()``."""
+    """An event of one worker, at time ``at_s`` of ``time.perf_counter()``."""
 
     LEVEL: ClassVar[int] = logging.DEBUG
 
     worker_id: int
     generation: int
-    at_s: float = attrs.field(factory=time.monotonic)
+    at_s: float = attrs.field(factory=time.perf_counter)
 
     def __str__(self) -> str:
         return f"worker {self.worker_id}, generation {self.generation}"

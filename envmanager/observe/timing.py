@@ -28,7 +28,7 @@ class Track(Protocol):
         ...
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Add a span called ``name``; its times are from ``time.monotonic_ns``."""
+        """Add a span called ``name``; its times are from ``time.perf_counter_ns``."""
         ...
 
 
@@ -124,11 +124,11 @@ class WaitTimes:
 
     def wait(self, source: Any, timeout: float | None, n_wanted: int) -> Any:
         """Call ``source.wait(timeout, n_wanted)`` and add its time."""
-        began_ns = time.monotonic_ns()
+        began_ns = time.perf_counter_ns()
         try:
             return source.wait(timeout, n_wanted)
         finally:
-            ended_ns = time.monotonic_ns()
+            ended_ns = time.perf_counter_ns()
             self.waited_ns += ended_ns - began_ns
             if self.track is not None:
                 self.track.span("wait for workers", began_ns, ended_ns)

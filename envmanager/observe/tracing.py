@@ -78,7 +78,7 @@ _being_written: set[str] = set()
 
 
 class Tracer:
-    """A writer of one trace. Times are from ``time.monotonic_ns``, which all processes of a machine share."""
+    """A writer of one trace. Times are from ``time.perf_counter_ns``, which all processes of a machine share."""
 
     def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
         """Create ``path``, or empty it. Only the user can read the file, because it contains the texts of failures.
@@ -89,7 +89,7 @@ class Tracer:
         if self._path in _being_written:
             raise UsageError(f"the trace {path!r} is being written by another manager: name a file for each.")
         self._owner_pid = os.getpid()
-        self._zero_ns = time.monotonic_ns()
+        self._zero_ns = time.perf_counter_ns()
         self._lock = threading.RLock()
         self._is_open = True
         self._is_closed = False
@@ -136,13 +136,13 @@ class Tracer:
             self.records.clear()
             return
         with defer_interrupts(), self._lock:
-            began_ns = time.monotonic_ns()
+            began_ns = time.perf_counter_ns()
             self.write_at_ns = began_ns + _EVERY_NS
             records = self.records[:]
             del self.records[: len(records)]  # not all: another thread may have added more
             records.sort(key=_began_ns)
             self._append("".join(self._lines_of(records)))
-            self.trainer.span("write the trace", began_ns, time.monotonic_ns())
+            self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
         """Return JSON lines, each led by a comma. Times in µs are written as ns with "e-3", which is exact and fast."""
@@ -209,8 +209,8 @@ class _TracedPolicy:
         self._name = name
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        began_ns = time.monotonic_ns()
+        began_ns = time.perf_counter_ns()
         try:
             return self._policy.get_action(steps)
         finally:
-            self._track.span(self._name, began_ns, time.monotonic_ns())
+            self._track.span(self._name, began_ns, time.perf_counter_ns())

@@ -147,10 +147,10 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
                 (n_steps, is_done), *_ = manager.recv().obs
             trip_s = math.inf
             for _ in range(N_MESSAGES):
-                began = time.monotonic()
+                began = time.perf_counter()
                 manager.send(np.zeros(1, np.int64), [0])
                 manager.recv()
-                trip_s = min(trip_s, time.monotonic() - began)
+                trip_s = min(trip_s, time.perf_counter() - began)
         except WorkerError as error:
             if isinstance(error, EnvRaised | BadObservation) and options.restarts.on_exception == "raise":
                 raise
@@ -263,9 +263,9 @@ class ProbedEnvironment(Environment):
 
 def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
     """Return the result of ``act()``, and the time that it took."""
-    delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.monotonic_ns()
+    delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.perf_counter_ns()
     result = act()
-    wall_ns = time.monotonic_ns() - wall_ns
+    wall_ns = time.perf_counter_ns() - wall_ns
     cpu_ns = time.process_time_ns() - cpu_ns
     return result, StepTime.of(wall_ns, cpu_ns, delay.ns() - delay_ns)
 

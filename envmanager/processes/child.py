@@ -93,7 +93,7 @@ class TrainerConnection:
         self._cannot_obey: CannotObey | None = None
         self._n_reported = 0
         """Number of behaviors whose specs were sent with a response other than the one to "start"."""
-        self._started_ns = time.monotonic_ns()
+        self._started_ns = time.perf_counter_ns()
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._spinner = Spinner(spin_ns)
@@ -127,7 +127,7 @@ class TrainerConnection:
             if code == ATTACH_CODE:
                 self._attach(pickle.loads(data))
                 continue
-            self._started_ns = time.monotonic_ns()
+            self._started_ns = time.perf_counter_ns()
             return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
 
     def _attach(self, layout: BlockLayout) -> None:
@@ -195,7 +195,7 @@ class TrainerConnection:
         else:
             message = response_message(payload, specs)
         if message is None:  # the whole step is in shared memory, which one atomic write reports
-            now_ns = time.monotonic_ns()
+            now_ns = time.perf_counter_ns()
             who = self._ticket, self._worker_id, self._generation
             self._write("steps", RECORD.pack(*who, self._slot, flags, n_ended, now_ns - self._started_ns, now_ns))
         else:
@@ -207,7 +207,7 @@ class TrainerConnection:
     put = send
 
     def _write_message(self, code: int, data: bytes, flags: int = 0, n_ended: int = 0) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = time.perf_counter_ns()
         header = MESSAGE.pack(self._ticket, code, flags, 0, n_ended, len(data), now_ns - self._started_ns, now_ns)
         left = memoryview(header + data)
         while left:

@@ -218,7 +218,7 @@ class ActorPoller(Poller[ActorLink]):
     def bring(self, connection: ActorConnection, actor: ActorHandle, future: Any) -> None:
         """Queue the answer to a call of ``actor`` for the trainer's thread. Called in a thread of Ray's."""
         error = future.exception()
-        answer = unpack_answer(future.result(), time.monotonic_ns()) if error is None else error
+        answer = unpack_answer(future.result(), time.perf_counter_ns()) if error is None else error
         self._came.append((connection, actor, answer))
         is_step = isinstance(answer, Answer) and answer.code == STEP_CODE
         if not is_step or len(self._came) >= self.n_wanted:

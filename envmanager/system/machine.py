@@ -21,7 +21,7 @@ def children_of(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children") as children:
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as children:
                 found += map(int, children.read().split())
     return found
 
@@ -80,7 +80,7 @@ def _cgroups() -> Iterator[Path]:
     Some may not exist, because a container may mount only its own group, under another path than the host.
     """
     try:
-        lines = OWN_CGROUP.read_text().splitlines()
+        lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         lines = ["0::/", "1:cpu:/"]  # without /proc, try the usual mounts
     for line in lines:
@@ -101,7 +101,7 @@ def _cgroups() -> Iterator[Path]:
 def _words(path: Path) -> list[str]:
     """Return the words of a file, or an empty list if it cannot be read."""
     try:
-        return path.read_text().split()
+        return path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError):
         return []
 

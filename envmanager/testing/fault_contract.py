@@ -84,7 +84,7 @@ class CodeFaults(FaultyManagers):
         made = tmp_path / "made"
 
         def make(context: EnvContext) -> EchoEnvironment:
-            with made.open("a") as log:
+            with made.open("a", encoding="utf-8") as log:
                 log.write(f"{context.env_id} {os.getpid()}\n")
             return EchoEnvironment(context)
 
@@ -92,7 +92,9 @@ class CodeFaults(FaultyManagers):
             trainer.go_on(range(trainer.manager.n_workers))
             trainer.manager.get_attr("label")
 
-        env_ids, pids = zip(*(map(int, line.split()) for line in made.read_text().splitlines()), strict=True)
+        env_ids, pids = zip(
+            *(map(int, line.split()) for line in made.read_text(encoding="utf-8").splitlines()), strict=True
+        )
         assert sorted(env_ids) == [0, 1, 2]
         assert (os.getpid() in pids) is not self.has_processes
 

@@ -136,7 +136,7 @@ class ExhaustMemory(Fault):
     def strike(self) -> None:
         import resource  # Windows lacks this module
 
-        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        in_use = int(Path("/proc/self/statm").read_bytes().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (in_use + self.spare_bytes, hard))
         bytearray(2 * self.spare_bytes)

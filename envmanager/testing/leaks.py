@@ -1,6 +1,7 @@
 """Detection of leaks in a test: processes (orphans too), file descriptors, threads and shared memory.
 
-The rule: checks compare what the kernel reports in /proc, not this library's own records. Linux only.
+The rule: checks compare what the kernel reports in /proc, not this library's own records. On other systems than Linux
+only threads are checked.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -26,8 +28,12 @@ _LASTING = ("envmanager.processes.helper", "multiprocessing.forkserver", "multip
 
 
 def adopt_orphans() -> None:
-    """Make this process a subreaper: its orphaned descendants become its children, so that they can be found."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    """Make this process a subreaper: its orphaned descendants become its children, so that they can be found.
+
+    Does nothing on other systems than Linux.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:
@@ -36,7 +42,7 @@ def descendants(pid: int | None = None) -> dict[int, str]:
     for child in machine.descendants(os.getpid() if pid is None else pid):
         with contextlib.suppress(OSError):
             command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            found[child] = command or Path(f"/proc/{child}/comm").read_text().strip()
+            found[child] = command or Path(f"/proc/{child}/comm").read_text(encoding="utf-8").strip()
     return found
 
 
@@ -53,7 +59,7 @@ def _workers_and_orphans() -> dict[int, str]:
 
 def _open_descriptors() -> Counter[str]:
     targets: Counter[str] = Counter()
-    for entry in os.listdir("/proc/self/fd"):
+    for entry in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{entry}")
             if not target.startswith("/proc/"):
@@ -131,7 +137,11 @@ def _not_of_strangers(names: Iterable[str]) -> set[str]:
         for maps in Path("/proc").glob("[0-9]*/maps"):
             if int(maps.parent.name) not in own:
                 with contextlib.suppress(OSError):
-                    mapped = (line for line in maps.read_text().splitlines() if str(_SHARED_MEMORY) in line)
+                    mapped = (
+                        line
+                        for line in maps.read_text(encoding="utf-8", errors="replace").splitlines()
+                        if str(_SHARED_MEMORY) in line
+                    )
                     found -= {Path(line.split()[-1]).name for line in mapped}
     return found
 

@@ -157,7 +157,7 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
     unfinished = directory / f"{name}.{secrets.token_hex(4)}{_UNFINISHED}"
     unfinished.mkdir()  # a new folder, so that no file in it is a symbolic link
     try:
-        (unfinished / STATE).write_text(json.dumps(facts, indent=1))
+        (unfinished / STATE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         _flush(unfinished / STATE)
         for part, (arrays, _) in states.items():
             file = _arrays_in(unfinished, part)
@@ -195,7 +195,7 @@ def best_mean(directory: Path, run: str | None) -> float | None:
     if path is None or path not in _of_run(directory, run):
         return None
     try:
-        return float((directory / BEST).read_text().splitlines()[1])
+        return float((directory / BEST).read_text(encoding="utf-8").splitlines()[1])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -235,7 +235,8 @@ def latest(directory: Path) -> Path:
 def pointed_at(pointer: Path) -> Path:
     """Return the folder that ``pointer`` names, by its first line or as a link. Raises UsageError if unreadable."""
     try:
-        name = os.readlink(pointer) if pointer.is_symlink() else pointer.read_text().partition("\n")[0].strip()
+        is_link = pointer.is_symlink()
+        name = os.readlink(pointer) if is_link else pointer.read_text(encoding="utf-8").partition("\n")[0].strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"{pointer} cannot be read: {error}.") from error
     return pointer.parent / Path(name).name
@@ -247,7 +248,7 @@ def load(path: Path) -> Checkpoint:
     Raises UsageError for a damaged checkpoint; the message names the file and the mistake in it.
     """
     with _reading(path / STATE):
-        told = from_plain(_StateFile, json.loads((path / STATE).read_text()))
+        told = from_plain(_StateFile, json.loads((path / STATE).read_text(encoding="utf-8")))
         training = from_plain(TrainingState, told.parts.get(_CONTROLLER), where=f"parts.{_CONTROLLER}")
     arrays: dict[str, Arrays] = {}
     for part in told.parts:
@@ -328,7 +329,7 @@ def remove(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _flush(path: Path) -> None:
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # Windows flushes no file that is open only for reading
         os.fsync(file.fileno())
 
 
@@ -341,7 +342,7 @@ def _facts_of(path: Path) -> dict[str, Any] | None:
     if path.is_symlink() or not path.is_dir() or (path / STATE).is_symlink() or not (path / STATE).is_file():
         return None
     try:
-        facts: dict[str, Any] = json.loads((path / STATE).read_text())
+        facts: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
         is_ours = isinstance(facts["files"], list) and isinstance(facts["parts"], dict)
         for file in facts["files"]:
             _arrays_in(path, file)  # raises for an invalid name

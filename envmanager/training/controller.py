@@ -220,9 +220,9 @@ class TrainerController:
         most = trainer.max_policy_lag if self._max_policy_lag is None else self._max_policy_lag
         while trainer.version + 1 - self._learners.in_flight.oldest(behavior) > most:
             self._step(Wait.all())
-        began = time.monotonic()
+        began = time.perf_counter()
         figures = trainer.update(min(1.0, self.n_steps / self._goal) if self._goal else 0.0)
-        seconds = time.monotonic() - began
+        seconds = time.perf_counter() - began
         update = Update(behavior, trainer.version, self.n_steps, figures, seconds)
         if self._on_update is not None:
             self._on_update(update)

@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 from envmanager.errors import UsageError
 from envmanager.observe.files import reporting
+from envmanager.system.machine import after_fork_in_child
 
 try:
     import fcntl
@@ -116,11 +117,8 @@ def _write(file: BinaryIO, text: str) -> None:
         file.write(text.encode())
 
 
+@after_fork_in_child
 def _after_fork_in_child() -> None:
     for file in _held:
         file.close()
     _held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

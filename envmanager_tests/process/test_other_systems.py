@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
 import pytest
 
-import envmanager
+from envmanager_tests.first_steps import LINUX_ONLY
 from envmanager_tests.other_systems import SYSTEMS, lacking, lacking_modules, run_on
 
 OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "rich", "typer", "yaml")
 """Other people's modules, but for those that need PyTorch: these are tried with the trainings."""
 NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
-LINUX_ONLY = {
-    *(f"processes.{name}" for name in ("helper", "process_host", "process_link", "starting")),
-    "hosts.link_host",
-    *(f"godot.{name}" for name in ("engine_host", "engine_link")),
-}
-"""Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 
 SCRIPT = """
-import importlib, json, sys
+import json
+from envmanager_tests.first_steps import failing_imports
 
-failed = {}
-for name in MODULES:
-    try:
-        importlib.import_module(name)
-    except Exception as error:
-        if type(error).__name__ != "MissingExtra":
-            failed[name] = f"{type(error).__name__}: {error}"
-
+failed = failing_imports()
 from envmanager import SimpleEnvManager, SubprocessEnvManager, UsageError, make_manager
 from envmanager.policy import RandomPolicy
 
@@ -58,34 +47,163 @@ print(json.dumps(told))
 """
 
 
-def modules() -> list[str]:
-    root = Path(envmanager.__file__).parent
-    paths = (path.relative_to(root.parent).with_suffix("") for path in sorted(root.rglob("*.py")))
-    return [".".join(path.parts).removesuffix(".__init__") for path in paths]
-
-
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_all_but_worker_processes_works_and_these_say_what_they_need(system: str) -> None:
-    script = f"MODULES = {modules()!r}\n{SCRIPT}"
-    told = json.loads(run_on(system, script, preloaded=OTHERS, absent=NEED_TORCH))
+    told = json.loads(run_on(system, SCRIPT, preloaded=OTHERS, absent=NEED_TORCH))
 
-    failed = {name.removeprefix("envmanager."): error for name, error in told["failed"].items()}
     allowed = LINUX_ONLY if system == "windows" else set()
-    assert {name: error for name, error in failed.items() if name not in allowed} == {}
+    assert {name: error for name, error in told["failed"].items() if name not in allowed} == {}
     assert told["simple"] == told["auto"] == 50
     assert "SubprocessEnvManager needs Linux" in told["subprocess"]
     assert "SimpleEnvManager" in told["subprocess"]
     assert "GodotEnvManager needs Linux" in told["godot"]
 
 
-def test_the_simulation_takes_away_what_is_known_to_be_lacking() -> None:
-    windows, macos = lacking("win32"), lacking("darwin")
-    assert {"fork", "register_at_fork", "pidfd_open", "eventfd", "memfd_create", "geteuid"} <= set(windows["os"])
-    assert {"poll", "epoll"} <= set(windows["select"])
-    assert {"SIGKILL", "SIGUSR1", "SIGRTMAX", "pthread_sigmask"} <= set(windows["signal"])
-    assert {"fcntl", "resource"} <= set(lacking_modules("win32"))
-    assert {"pidfd_open", "eventfd", "memfd_create", "sched_getaffinity"} <= set(macos["os"])
-    assert {"SIGRTMIN", "SIGRTMAX"} <= set(macos["signal"])
-    assert "epoll" in macos["select"]
-    assert "SIGUSR1" not in macos["signal"]
-    assert lacking_modules("darwin") == []
+LEFT_BEHIND = """
+import threading
+from envmanager.testing import nothing_left_behind
+
+end = threading.Event()
+with nothing_left_behind():
+    thread = threading.Thread(target=end.wait)
+    thread.start()
+    end.set()
+end.clear()
+try:
+    with nothing_left_behind():
+        thread = threading.Thread(target=end.wait, name="left")
+        thread.start()
+except AssertionError as error:
+    print(error)
+end.set()
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_threads_that_are_left_behind_are_found(system: str) -> None:
+    assert "'threads': ['left']" in run_on(system, LEFT_BEHIND, preloaded=OTHERS)
+
+
+COMMANDS = """
+import os, sys, tempfile
+from envmanager.cli import main
+
+tempfile.tempdir = FOLDER
+for command in ("run --env CartPole-v1 --n-envs 2 --manager simple --steps 200", "check --env CartPole-v1"):
+    sys.argv = ["envmanager", *command.split()]
+    print("exit code", main())
+print("left behind", os.listdir(FOLDER))
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_command_line_runs_and_checks_environments_in_its_own_process(system: str, tmp_path: Path) -> None:
+    told = run_on(system, f"FOLDER = {str(tmp_path)!r}\n{COMMANDS}", preloaded=[*OTHERS, "rich.live", "typer.testing"])
+
+    assert "200 of 200 environment steps" in told
+    assert "no problems found" in told
+    assert told.count("exit code 0") == 2
+    assert "left behind []" in told
+
+
+SLOW_STEPS = """
+import time
+import gymnasium, numpy
+from envmanager import SimpleEnvManager
+from envmanager.policy import RandomPolicy
+
+class Slow(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(1, numpy.float32), {}
+
+    def step(self, action):
+        until_ns = time.perf_counter_ns() + 2_000_000
+        while time.perf_counter_ns() < until_ns:
+            pass
+        return numpy.zeros(1, numpy.float32), 0.0, False, False, {}
+
+with SimpleEnvManager(Slow) as manager:
+    for name, spec in manager.behavior_specs.items():
+        manager.set_policy(name, RandomPolicy(spec, seed=0))
+    manager.reset()
+    for _ in range(20):
+        manager.step()
+    print(manager.stats().workers[0].step_time_p50_s)
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_steps_shorter_than_a_tick_of_the_systems_clock_are_measured(system: str) -> None:
+    assert float(run_on(system, SLOW_STEPS, preloaded=OTHERS)) >= 0.001
+
+
+INTERRUPTED = """
+import signal
+from envmanager import SimpleEnvManager
+from envmanager.system.interrupts import defer_interrupts
+
+manager = SimpleEnvManager("CartPole-v1")
+manager.reset()
+try:
+    with defer_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        print("the block went on")
+except KeyboardInterrupt:
+    print("then it was raised")
+manager.reset()
+manager.close()
+with defer_interrupts():
+    pass
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_an_interrupt_of_the_main_thread_is_deferred(system: str) -> None:
+    assert run_on(system, INTERRUPTED, preloaded=OTHERS).splitlines() == ["the block went on", "then it was raised"]
+
+
+DOCUMENTED = {
+    "Linux": """
+        os.copy_file_range os.eventfd os.eventfd_read os.eventfd_write os.memfd_create os.pidfd_open os.splice
+        os.sched_getaffinity os.sched_setaffinity os.getrandom os.getxattr os.O_PATH os.O_TMPFILE
+        signal.pidfd_send_signal signal.SIGRTMIN signal.SIGRTMAX select.epoll socket.SOCK_CLOEXEC socket.SOCK_NONBLOCK
+        socket.SO_PEERCRED time.CLOCK_BOOTTIME mmap.MAP_POPULATE fcntl.F_SETSIG fcntl.F_SETPIPE_SZ resource.prlimit
+    """,
+    "Unix, not macOS": """
+        os.fdatasync os.pipe2 os.posix_fallocate os.waitid os.P_PIDFD signal.sigtimedwait signal.sigwaitinfo
+        time.pthread_getcpuclockid
+    """,
+    "Unix": """
+        os.fork os.register_at_fork os.killpg os.getpgid os.setsid os.setpgid os.pread os.pwrite os.geteuid os.getuid
+        os.fchmod os.mkfifo os.sendfile os.set_blocking os.statvfs os.uname os.sched_yield os.WNOHANG os.WIFEXITED
+        os.O_CLOEXEC os.O_DIRECTORY os.O_NOFOLLOW os.O_NONBLOCK os.posix_spawn signal.SIGKILL signal.SIGSTOP
+        signal.SIGCONT signal.SIGCHLD signal.SIGALRM signal.SIGHUP signal.SIGUSR1 signal.SIGUSR2 signal.setitimer
+        signal.pthread_sigmask signal.pthread_kill signal.sigwait select.poll select.PIPE_BUF socket.send_fds
+        socket.recv_fds socket.AF_UNIX time.clock_gettime mmap.MAP_SHARED mmap.PROT_READ
+        fcntl.flock resource.getrlimit
+    """,
+    "Unix, Windows": """
+        os.kill os.waitpid os.pipe os.dup2 os.set_inheritable os.cpu_count os.symlink os.O_APPEND os.O_EXCL os.fsync
+        signal.SIGINT signal.SIGTERM signal.SIGABRT signal.raise_signal signal.set_wakeup_fd select.select
+        socket.socketpair socket.SO_KEEPALIVE time.monotonic_ns time.perf_counter_ns time.thread_time mmap.mmap
+    """,
+}
+"""Names by the systems that have them, from Python's documentation: "Availability", notes, and the page of each module.
+
+``socket.send_fds`` needs ``sendmsg``, which Windows has not, although "Availability" names Windows."""
+
+
+@pytest.mark.parametrize("available", DOCUMENTED)
+def test_the_simulations_take_away_what_the_documentation_says(available: str) -> None:
+    for name in DOCUMENTED[available].split():
+        module, attribute = name.split(".")
+        assert hasattr(importlib.import_module(module), attribute), f"{name} is not a name of Python here"
+        lacks = {
+            system: module in lacking_modules(platform) or attribute in lacking(platform)[module]
+            for system, platform in SYSTEMS.items()
+        }
+        on_macos = available in ("Unix", "Unix, Windows")
+        assert lacks == {"windows": "Windows" not in available, "macos": not on_macos}, name

@@ -39,7 +39,7 @@ class Clock:
 def clock(mocker: MockerFixture) -> Any:
     clock = Clock()
     mocker.patch.object(spin.os, "sched_yield", clock.sched_yield)
-    mocker.patch.object(spin.time, "monotonic_ns", side_effect=lambda: clock.now_ns)
+    mocker.patch.object(spin.time, "perf_counter_ns", side_effect=lambda: clock.now_ns)
     return clock
 
 

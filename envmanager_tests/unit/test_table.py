@@ -100,7 +100,7 @@ def test_a_move_that_makes_no_sense_moves_no_other_worker():
 
 
 def test_a_step_that_is_delivered_is_counted_with_its_environments_and_the_time_it_waited(mocker):
-    mocker.patch("envmanager.kernel.table.time.monotonic_ns", return_value=1500)
+    mocker.patch("envmanager.kernel.table.time.perf_counter_ns", return_value=1500)
     table = WorkerTable([[0, 1], [2]])
     for entry in table.entries:
         entry.n_envs_in_flight = len(entry.env_ids)
