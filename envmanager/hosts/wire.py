@@ -3,6 +3,7 @@
 ::
 
     step pipe (one for all)     RECORD: a step that is in shared memory             workers ▶ manager
+                                (a MESSAGE of length 0 in the portable transport, which has no such pipe)
     connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
@@ -14,7 +15,6 @@ repeats the ticket of its request.
 
 from __future__ import annotations
 
-import os
 import pickle
 import struct
 import time
@@ -230,7 +230,7 @@ class Channel:
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:
             try:
-                left = left[os.write(self.fd, left) :]
+                left = left[descriptors.write(self.fd, left) :]
             except BlockingIOError:
                 pass
             except OSError:  # the worker is gone
@@ -252,7 +252,7 @@ class Channel:
         n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
-                part = os.read(self.fd, _READ_SIZE)
+                part = descriptors.read(self.fd, _READ_SIZE)
             except BlockingIOError:
                 break
             except OSError:  # the worker ended before reading all
@@ -304,6 +304,8 @@ class Decoder:
         """Return the response to the command ``asked``. The arrays of a step may be in ``slot`` of shared memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
+        if not message.data:  # a step without anything but its rows in shared memory
+            return self.record(slot, message.flags, message.n_ended)
         try:
             payload = pickle.loads(message.data)
         except Exception as error:  # pickle cannot call the constructor, or only the worker has the class

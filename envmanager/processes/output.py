@@ -15,7 +15,7 @@ import os
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.system.machine import advice, open_privately
+from envmanager.system.machine import SAFELY, advice, open_privately
 
 _TAIL_BYTES = 2000
 _PART_BYTES = 1 << 20
@@ -51,7 +51,7 @@ class OutputLog:
     def tail(self) -> str:
         """Return the end of this process's output. Empty if the file was removed or replaced."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(self.path, os.O_RDONLY | SAFELY | getattr(os, "O_NONBLOCK", 0))
         except OSError:
             return ""
         try:
@@ -65,12 +65,22 @@ def read_tail(fd: int, start: int) -> str:
     """Return the end of a file's text, without the first ``start`` bytes."""
     size = os.fstat(fd).st_size
     start = max(start if size >= start else 0, size - _TAIL_BYTES)  # below ``start`` if the file was truncated
-    return os.pread(fd, _TAIL_BYTES, start).decode(errors="replace").strip()
+    if hasattr(os, "pread"):
+        data = os.pread(fd, _TAIL_BYTES, start)
+    else:  # on Windows
+        os.lseek(fd, start, os.SEEK_SET)
+        data = os.read(fd, _TAIL_BYTES)
+    return data.decode(errors="replace").strip()
 
 
-def enable_crash_report(fd: int, worker_id: int) -> int:
-    """Enable faulthandler in a worker, with its part of the file as output. Return the descriptor that it uses."""
+def enable_crash_report(fd: int | None, worker_id: int) -> int:
+    """Enable faulthandler in a worker, with its part of the file as output. Return the descriptor that it uses.
+
+    Without a file, crashes are reported on stderr.
+    """
     try:
+        if fd is None:
+            raise FileNotFoundError
         # Opened again, because each worker needs a file position of its own.
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:  # no /proc, so crashes are reported on stderr

@@ -17,6 +17,7 @@ from envmanager.testing.fault_contract import CodeFaults
 from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
 from envmanager.testing.fault_contract_usage import UsageFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
+from envmanager_tests.start_methods import FIRST_START_METHOD, IS_PORTABLE
 
 
 class TestSimpleEnvManager(ProcessFaults, FaultContract):
@@ -34,7 +35,8 @@ class InProcesses:
 
 
 class TestForkserver(InProcesses, ProcessFaults, FaultContract):
-    start_method = "forkserver"
+    start_method = FIRST_START_METHOD
+    start_s = 20.0 if IS_PORTABLE else 12.0  # each worker imports all it needs by itself
 
 
 @pytest.mark.start_methods
