@@ -60,9 +60,10 @@ def take_over(inherited: Inheritance) -> None:
 
 
 def set_environ(environ: Mapping[str, str]) -> None:
-    """Replace all environment variables."""
+    """Replace all environment variables, except one without which Windows makes no sockets."""
+    needed = {name: os.environ[name] for name in ("SYSTEMROOT",) if sys.platform == "win32" and name in os.environ}
     os.environ.clear()
-    os.environ.update(environ)
+    os.environ.update({**needed, **environ})
 
 
 def python(executable: str, imports: str) -> list[str]:

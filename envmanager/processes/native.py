@@ -45,7 +45,7 @@ class NativeLink(ProcessLink):
         self._steps_fd, self._crash_fd = steps_fd, crash_fd
         super().__init__(plan, factory, events, times)
 
-    def _launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[Process, int]:
+    def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[Process, int]:
         assert isinstance(plan.memory, int)
         is_second = False
         while True:
@@ -129,6 +129,6 @@ class NativeHost(ProcessHost):
         poller = StepPipePoller(self.context.events, spin_ns=self._spin_ns)
         return Resources(self.options.timeouts.close_s, poller, *close_all)
 
-    def _make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> NativeLink:
+    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> NativeLink:
         fds = {"steps_fd": self._resources.poller.write_fd, "crash_fd": self._crash_fd}
         return NativeLink(plan, pickled_factory, self.context.events, entry.times, **fds)

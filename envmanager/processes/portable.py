@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -44,92 +45,76 @@ _REAP_S = 1.0
 
 
 class PortableProcess:
-    """A worker process, and the thread that tells it what to do and then waits for its end."""
+    """A worker process, and the thread that writes to it what to do and then waits for its end."""
 
-    def __init__(self, plan: LaunchPlan, pickled_factory: bytes, connection: socket.socket, output_fd: int | None):
-        """Start the process. Raises OSError if this fails."""
+    def __init__(
+        self, plan: LaunchPlan, pickled_factory: bytes, connection: socket.socket, output_fd: int | None
+    ) -> None:
+        """Start the process. ``connection``: its end of the connection. Raises OSError if this fails."""
+        name = f"envmanager-worker-{plan.worker_id}"
         environ = {**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ}
-        executable, their_end = sys.executable, connection.fileno()
-        kept: list[Any] = []
-        before = dict(os.environ)
-        if sys.platform == "win32":
-            environ.setdefault("SYSTEMROOT", os.environ["SYSTEMROOT"])  # no socket can be made without it
-            if sys.prefix != sys.base_prefix:  # the executable of a venv would start another process
-                before["__PYVENV_LAUNCHER__"] = executable
-                executable = sys._base_executable
-        else:
-            kept = [their_end, plan.memory]
-        life_fd, self._life_fd = os.pipe()
-        descriptors.register(self._life_fd)
-        self.pidfd, self._end_fd = descriptors.socket_pair()
-        try:
-            with blocked_in_children():
-                self._popen = subprocess.Popen(
-                    python(executable, "boot import run; run"),
-                    env={**before, **environ},  # a new Python may need variables that the environments do not get
-                    pass_fds=kept,
-                    stdin=life_fd,
-                    stdout=output_fd,
-                    stderr=output_fd,
-                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # without Ctrl-C, on Windows
-                )
+        arguments = [plan.memory], plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory
+        self._lock = threading.Lock()
+        self._has_ended = False
+        self._exit_code: int | None = None
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        with contextlib.ExitStack() as undo:
+            stdin_fd, self._life_fd = os.pipe()
+            undo.callback(self._close_lifeline)
+            descriptors.register(self._life_fd)  # a fork of the trainer closes it
+            try:
+                self.pidfd, self._end_fd = descriptors.socket_pair()
+                undo.callback(descriptors.close, self.pidfd)
+                undo.callback(descriptors.close, self._end_fd)
+                their_end: int | bytes = connection.fileno()
+                kept = [] if sys.platform == "win32" else [their_end, plan.memory]
+                self._popen = _start_python(environ, stdin_fd, output_fd, kept)
+            finally:
+                os.close(stdin_fd)
+            undo.callback(self._popen.wait)
+            undo.callback(self._popen.kill)
             self.pid = self._popen.pid
-            self._lock = threading.Lock()
-            self._has_ended = False
-            self._exit_code: int | None = None
-            self._thread = threading.Thread(target=self._serve, name=f"envmanager-worker-{plan.worker_id}", daemon=True)
             if sys.platform == "win32":
                 their_end = connection.share(self.pid)
-            arguments = [plan.memory], plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory
-            inherited = inheritance(f"envmanager-worker-{plan.worker_id}", environ)
-            data = pickle.dumps((inherited, "envmanager.processes.child:main", their_end, arguments), protocol=5)
-            self._to_write = memoryview(LENGTH.pack(len(data)) + data)
-            self._start_thread()
-        except BaseException:
-            self._close_own()
-            descriptors.close(self.pidfd)
-            raise
-        finally:
-            os.close(life_fd)
-
-    def _start_thread(self) -> None:
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no more threads are allowed
-            self._popen.kill()
-            self._popen.wait()
-            raise OSError(errno.EAGAIN, str(error)) from error
+            todo = inheritance(name, environ), "envmanager.processes.child:main", their_end, arguments
+            data = pickle.dumps(todo, protocol=5)
+            self._unwritten = memoryview(LENGTH.pack(len(data)) + data)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no more threads are allowed
+                raise OSError(errno.EAGAIN, str(error)) from error
+            undo.pop_all()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):  # the process has ended before it has read everything
-            while self._to_write:
-                self._to_write = self._to_write[os.write(self._life_fd, self._to_write) :]
-        self._to_write = memoryview(b"")
-        self._exit_code = self._wait()
-        self._close_own()
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._life_fd, self._unwritten) :]
+        self._unwritten = memoryview(b"")
+        self._exit_code = self._await_end()
+        self._close_lifeline()
+        descriptors.close(self._end_fd)
 
-    def _wait(self) -> int | None:
-        """Wait until the process has ended, and kill the rest of its group. Return its exit code, if it is known."""
-        is_known = True
-        if hasattr(os, "waitid"):  # not reaped yet, so that no other group can have the number
-            try:
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            except ChildProcessError:  # the user's code has reaped it
-                is_known = False
-        else:
-            self._popen.wait()
+    def _await_end(self) -> int | None:
+        """Wait until the process has ended, kill the rest of its group, and reap it. Return its exit code, if known."""
+        code = None
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # the user's code has reaped it
+                end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+                assert end is not None
+                code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        else:  # the process is reaped before its group is killed, whose number another could have by then
+            code = self._popen.wait()
         with self._lock:
             self._has_ended = True
-        if hasattr(os, "killpg"):
+        if sys.platform != "win32":
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        code = self._popen.wait()
-        return code if is_known else None
+        self._popen.wait()
+        return code
 
-    def _close_own(self) -> None:
+    def _close_lifeline(self) -> None:
         descriptors.forget(self._life_fd)
         os.close(self._life_fd)
-        descriptors.close(self._end_fd)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended. When it ends, the rest of its group is killed."""
@@ -157,12 +142,31 @@ class PortableProcess:
         self.pidfd = descriptors.close(self.pidfd)
 
 
+def _start_python(
+    environ: Mapping[str, str], stdin_fd: int, output_fd: int | None, kept: list[Any]
+) -> subprocess.Popen[bytes]:
+    """Start a Python that reads from ``stdin_fd`` what to do, and that no Ctrl-C reaches."""
+    executable, needed = sys.executable, dict(os.environ)  # it may need variables that the environments do not get
+    if sys.platform == "win32" and sys.prefix != sys.base_prefix:  # the executable of a venv starts another process
+        executable, needed["__PYVENV_LAUNCHER__"] = sys._base_executable, sys.executable
+    with blocked_in_children():
+        return subprocess.Popen(
+            python(executable, "boot import run; run"),
+            env={**needed, **environ},
+            pass_fds=kept,
+            stdin=stdin_fd,
+            stdout=output_fd,
+            stderr=output_fd,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+
+
 class PortableLink(ProcessLink):
     """The link to a process that ``subprocess`` has started. All its responses come through its own connection."""
 
     process: PortableProcess
 
-    def _launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[PortableProcess, int]:
+    def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[PortableProcess, int]:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             for each in (ours, theirs):
@@ -183,10 +187,11 @@ class PortableHost(ProcessHost):
             self._memory = f"envmanager-{secrets.token_hex(16)}"
         else:
             folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
-            with tempfile.TemporaryFile(dir=folder) as file:
-                self._memory = descriptors.register(os.dup(file.fileno()))
+            self._memory, path = tempfile.mkstemp(prefix="envmanager-", dir=folder)
+            os.unlink(path)
+            descriptors.register(self._memory)
             give_back.append(partial(descriptors.close, self._memory))
         return Resources(self.options.timeouts.close_s, poller, *give_back)
 
-    def _make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> PortableLink:
+    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> PortableLink:
         return PortableLink(plan, pickled_factory, self.context.events, entry.times)

@@ -101,10 +101,10 @@ class ProcessHost(LinkHost[ProcessLink]):
             log_dir=options.log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
-        return self.care_for(lambda: self._make_link(plan, pickled, entry))
+        return self.care_for(lambda: self.make_link(plan, pickled, entry))
 
     @abstractmethod
-    def _make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> ProcessLink:
+    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> ProcessLink:
         """Start a process, without waiting until its environments are made."""
 
     def await_start(self) -> dict[int, StartReport]:

@@ -71,7 +71,7 @@ class ProcessLink(Link):
         if plan.log_dir is not None:
             self._log, output_fd = OutputLog.open(plan.log_dir, plan.worker_id, plan.generation)
         try:
-            self.process, fd = self._launch(plan, pickled_factory, output_fd)
+            self.process, fd = self.launch(plan, pickled_factory, output_fd)
         except TimeoutError as error:
             raise WorkerTimedOut(**self._facts(CommandName.START), timeout_s=plan.timeouts.start_s) from error
         except OSError as error:
@@ -82,7 +82,7 @@ class ProcessLink(Link):
         self.channel.open(fd, self.process.pidfd)
 
     @abstractmethod
-    def _launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
+    def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
         """Start the process. Return it and the trainer's end of its connection.
 
         ``output_fd``: its standard output and standard error; None for the trainer's. Raises TimeoutError after
