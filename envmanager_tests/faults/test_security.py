@@ -73,7 +73,7 @@ def test_case_51_shared_memory_has_no_name(start_method: Any) -> None:
 
 def shared_memory_of(pid: int) -> list[str]:
     paths = [f"/proc/{pid}/fd/{entry}" for entry in os.listdir(f"/proc/{pid}/fd")]
-    return [path for path in paths if os.path.exists(path) and "memfd:envmanager" in os.readlink(path)]
+    return [path for path in paths if os.path.exists(path) and MEMORY in os.readlink(path)]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user to try")
