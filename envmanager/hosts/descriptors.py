@@ -125,8 +125,10 @@ def require_room(n_more: int) -> None:
 
     Without /proc, the number of open descriptors is unknown and nothing is raised; opening too many fails later.
     """
-    import resource  # not on Windows
-
+    try:
+        import resource
+    except ImportError:  # on Windows, which has no such limit
+        return
     limit, ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         needed = len(os.listdir("/proc/self/fd")) + n_more
