@@ -62,15 +62,15 @@ class OutputLog:
 
 
 def read_tail(fd: int, start: int) -> str:
-    """Return the end of a file's text, without the first ``start`` bytes."""
+    """Return the end of a file's text, without the first ``start`` bytes and the list that ends a crash report."""
     size = os.fstat(fd).st_size
-    start = max(start if size >= start else 0, size - _TAIL_BYTES)  # below ``start`` if the file was truncated
+    start = max(start if size >= start else 0, size - _READ_BYTES)  # below ``start`` if the file was truncated
     if hasattr(os, "pread"):
-        data = os.pread(fd, _TAIL_BYTES, start)
+        data = os.pread(fd, _READ_BYTES, start)
     else:  # on Windows
         os.lseek(fd, start, os.SEEK_SET)
-        data = os.read(fd, _TAIL_BYTES)
-    return data.decode(errors="replace").strip()
+        data = os.read(fd, _READ_BYTES)
+    return _without_list(data)[-_TAIL_BYTES:].decode(errors="replace").strip()
 
 
 def enable_crash_report(fd: int | None, worker_id: int) -> int:
@@ -105,5 +105,10 @@ def take_crash_report(fd: int, worker_id: int) -> str:
     if not written:
         return ""
     os.pwrite(fd, bytes(len(data)), start)
-    stacks, _, _ = written.decode(errors="replace").partition("\nExtension modules:")  # a long list follows
-    return stacks[:_SHOWN_CHARACTERS].strip()
+    return _without_list(written).decode(errors="replace")[:_SHOWN_CHARACTERS].strip()
+
+
+def _without_list(text: bytes) -> bytes:
+    """Return an output without the long last line of a crash report, which lists libraries."""
+    report, found, names = text.rpartition(b"\nExtension modules:")
+    return report if found and b"\n" not in names.strip() else text
