@@ -36,7 +36,8 @@ from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import absolute
 
 _DESCRIPTORS_PER_WORKER = 4
-"""Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log."""
+"""Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log or,
+in the portable transport, the worker's standard input."""
 _MORE_DESCRIPTORS = 32
 """Number of all other descriptors: the manager's (a pipe, two memfds, an epoll), the helper's (a pipe, a socket, its
 pidfd), those that are open while a process starts, and some in reserve."""

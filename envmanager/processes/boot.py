@@ -98,9 +98,12 @@ def run() -> None:
         os.dup2(null.fileno(), 0)
     with open(life_fd, "rb", closefd=False) as file:
         header = file.read(LENGTH.size)
-        data = file.read(*LENGTH.unpack(header)) if len(header) == LENGTH.size else b""
-    if not data:  # the trainer has died
-        os._exit(1)
+        if len(header) < LENGTH.size:  # the trainer has died
+            os._exit(1)
+        (length,) = LENGTH.unpack(header)
+        data = file.read(length)
+        if len(data) < length:
+            os._exit(1)
 
     def end_with_trainer() -> None:
         with contextlib.suppress(OSError):  # the environment has closed the descriptor
@@ -110,6 +113,7 @@ def run() -> None:
 
     threading.Thread(target=end_with_trainer, name="envmanager-lifeline", daemon=True).start()
     inherited, function, connection, arguments = pickle.loads(data)
+    del data  # it may be large
     take_over(inherited)
     if isinstance(connection, bytes):  # Windows
         connection = socket.fromshare(connection).detach()  # type: ignore[attr-defined]

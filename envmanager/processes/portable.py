@@ -86,13 +86,15 @@ class PortableProcess:
             undo.pop_all()
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError):  # the process has ended before it has read everything
-            while self._unwritten:
-                self._unwritten = self._unwritten[os.write(self._life_fd, self._unwritten) :]
-        self._unwritten = memoryview(b"")
-        self._exit_code = self._await_end()
-        self._close_lifeline()
-        descriptors.close(self._end_fd)
+        try:
+            with contextlib.suppress(OSError):  # the process has ended before it has read everything
+                while self._unwritten:
+                    self._unwritten = self._unwritten[os.write(self._life_fd, self._unwritten) :]
+            self._unwritten = memoryview(b"")
+            self._exit_code = self._await_end()
+            self._close_lifeline()
+        finally:
+            descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def _await_end(self) -> int | None:
         """Wait until the process has ended, kill the rest of its group, and reap it. Return its exit code, if known."""
@@ -114,7 +116,8 @@ class PortableProcess:
 
     def _close_lifeline(self) -> None:
         descriptors.forget(self._life_fd)
-        os.close(self._life_fd)
+        with contextlib.suppress(OSError):
+            os.close(self._life_fd)
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended. When it ends, the rest of its group is killed."""
