@@ -16,17 +16,19 @@ thread in the trainer writes to it, so that a worker that reads slowly, or never
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import pickle
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,6 +44,9 @@ from envmanager.system.machine import core_wait_ns, exit_name
 
 _REAP_S = 1.0
 """Maximum time in seconds to wait until a killed process has ended."""
+_EXTENDED_LIMITS, _KILL_ON_JOB_CLOSE = 9, 0x2000
+_LIMIT_FLAGS_AT = 16
+_LIMITS_BYTES = 144 if sys.maxsize > 2**32 else 112
 
 
 class PortableProcess:
@@ -73,6 +78,7 @@ class PortableProcess:
                 os.close(stdin_fd)
             undo.callback(self._popen.wait)
             undo.callback(self._popen.kill)
+            self._kill_group = _group_of(self._popen)
             self.pid = self._popen.pid
             if sys.platform == "win32":
                 their_end = connection.share(self.pid)
@@ -108,9 +114,8 @@ class PortableProcess:
             code = self._popen.wait()
         with self._lock:
             self._has_ended = True
-        if sys.platform != "win32":
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            self._kill_group()
         self._popen.wait()
         return code
 
@@ -162,6 +167,23 @@ def _start_python(
             stderr=output_fd,
             creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
         )
+
+
+def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
+    """Return a function that kills the processes that a worker has started.
+
+    They are a process group. On Windows they are a job, which the kernel also ends when the trainer has died.
+    """
+    if sys.platform != "win32":
+        return partial(os.killpg, process.pid, signal.SIGKILL)
+    kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+    kernel32.CreateJobObjectW.restype = ctypes.c_void_p
+    job = ctypes.c_void_p(kernel32.CreateJobObjectW(None, None))
+    limits = ctypes.create_string_buffer(_LIMITS_BYTES)  # a JOBOBJECT_EXTENDED_LIMIT_INFORMATION
+    struct.pack_into("<I", limits, _LIMIT_FLAGS_AT, _KILL_ON_JOB_CLOSE)
+    kernel32.SetInformationJobObject(job, _EXTENDED_LIMITS, limits, len(limits))
+    kernel32.AssignProcessToJobObject(job, ctypes.c_void_p(int(process._handle)))
+    return partial(kernel32.CloseHandle, job)
 
 
 class PortableLink(ProcessLink):
