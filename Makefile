@@ -67,8 +67,8 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-training test-godot test-bench test-start-methods faults check docs soak bench bench-godot \
-    bench-vectors coverage ray test-ray test-mlagents test-wine test-matrix clean
+.PHONY: help run test test-training test-godot test-bench test-portable test-start-methods faults check docs soak bench \
+    bench-godot bench-vectors coverage ray test-ray test-mlagents test-wine test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -102,6 +102,10 @@ test-bench: $(DEV_STAMP) ## run the tests of the benchmarks, which measure next 
 
 faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
 	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
+
+test-portable: $(DEV_STAMP) ## run the tests of worker processes over the portable transport
+	ENVMANAGER_TRANSPORT=portable $(SIDE_BY_SIDE) envmanager_tests/contract envmanager_tests/faults envmanager_tests/mocked \
+	    envmanager_tests/process $(addprefix --ignore=,$(PAGES) envmanager_tests/process/test_hot_path.py)
 
 test-start-methods: $(DEV_STAMP) ## run the part of `make faults` that no other target runs
 	$(PYTEST) -n 5 --dist worksteal -m "start_methods and not load" $(FAULTS)

@@ -10,6 +10,7 @@ import inspect
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -20,6 +21,8 @@ from envmanager.errors import UsageError
 _optional = attrs.validators.optional
 StartMethod = Literal["forkserver", "spawn"]
 START_METHODS = ("forkserver", "spawn")
+Transport = Literal["native", "portable"]
+TRANSPORTS = ("native", "portable")
 
 WorkerCount = int | Literal["auto"] | None
 """Number of workers. None means one per environment; with ``"auto"`` a probe chooses."""
@@ -343,6 +346,7 @@ class ProcessOptions(KindOptions):
 
     local_envs: LocalCount = attrs.field(default=0, validator=at_least(0, or_auto=True))
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional(_start_method))
+    transport: Transport | None = attrs.field(default=None, validator=_optional(one_of(*TRANSPORTS)))
     zero_copy: bool = attrs.field(default=False, validator=flag)
 
     def __attrs_post_init__(self) -> None:
@@ -353,6 +357,25 @@ class ProcessOptions(KindOptions):
                 'kind="simple" for all of them in this process.'
             )
         self._check_n_workers(local_envs=local_envs)
+        self._check_start_method(self.transport)
+
+    def _check_start_method(self, transport: str | None) -> None:
+        if transport == "portable" and self.start_method == "forkserver":
+            raise UsageError(
+                'start_method="forkserver" needs transport="native", which needs Linux; transport="portable" starts '
+                'each worker as a new Python: leave start_method out, or set it to "spawn".'
+            )
+
+    def chosen_transport(self) -> Transport:
+        """Return the transport, by default the one for this system. Raises UsageError if it cannot be used."""
+        is_linux = sys.platform == "linux"
+        chosen = self.transport or os.environ.get("ENVMANAGER_TRANSPORT") or ("native" if is_linux else "portable")
+        if chosen not in TRANSPORTS:
+            raise UsageError(f"ENVMANAGER_TRANSPORT must be {' or '.join(map(repr, TRANSPORTS))}, not {chosen!r}.")
+        if chosen == "native" and not is_linux:
+            raise UsageError('transport="native" needs Linux (memfd and pidfd); leave it out for "portable".')
+        self._check_start_method(chosen)
+        return cast(Transport, chosen)
 
 
 _P = ParamSpec("_P")

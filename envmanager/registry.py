@@ -48,7 +48,7 @@ ENTRY_POINT_GROUP = "envmanager.managers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")
 
 PROCESS_OPTIONS = frozenset(
-    {"n_workers", "local_envs", "start_method", "timeouts", "restarts", "worker_env", "log_dir"}
+    {"n_workers", "local_envs", "start_method", "transport", "timeouts", "restarts", "worker_env", "log_dir"}
 )
 """Options about worker processes. Kinds of manager without these parameters ignore them."""
 

@@ -13,24 +13,28 @@ only to workers that ``create_worker`` started, so that tests can replace worker
 
 from __future__ import annotations
 
-import sys
-
 import attrs
 
 from envmanager.adapters.factories import EnvFactory
 from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
-from envmanager.errors import UsageError
 from envmanager.hosts.hosting import GroupFactory, make_contexts
+from envmanager.importing import imported
 from envmanager.options import ProcessOptions, takes
 from envmanager.placing.probing import place
 from envmanager.processes.child import worker
 
 __all__ = ["GroupFactory", "SubprocessEnvManager", "make_contexts", "worker"]
 
+_HOSTS = {
+    "native": "envmanager.processes.native:NativeHost",
+    "portable": "envmanager.processes.portable:PortableHost",
+}
+"""Hosts by transport. The native one is imported only when it is used, because it needs Linux."""
+
 
 class SubprocessEnvManager(EnvManager):
-    """A manager of ``n_envs`` environments in ``n_workers`` processes (by default one per environment). Linux only.
+    """A manager of ``n_envs`` environments in ``n_workers`` processes (by default one per environment).
 
     ``n_workers="auto"``: a probe chooses the number. The probe is a worker that steps the first environment for a short
     time before the others start; ``stats().placement`` has the number and the reason. ``local_envs``: number of
@@ -41,10 +45,11 @@ class SubprocessEnvManager(EnvManager):
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
     be defined anywhere, even in a notebook or in a script without a ``__main__`` guard. ``start_method``: "forkserver"
-    (default) or "spawn". ``zero_copy``: return views of shared memory, see StepInfo. ``infos``: also return the
-    environments' info dicts, which are pickled. ``check_values``: also check observations for NaN and for their bounds.
-    ``worker_env``: environment variables of the workers, instead of the trainer's. ``log_dir``: folder for the output
-    of the workers, one file each; errors quote the end of the file.
+    (default) or "spawn". ``transport``: "native" (default on Linux) or "portable" (which every system has, and which
+    starts each worker as a new Python). ``zero_copy``: return views of shared memory, see StepInfo. ``infos``: also
+    return the environments' info dicts, which are pickled. ``check_values``: also check observations for NaN and for
+    their bounds. ``worker_env``: environment variables of the workers, instead of the trainer's. ``log_dir``: folder
+    for the output of the workers, one file each; errors quote the end of the file.
 
     The constructor returns when all workers are ready, at most after ``timeouts.start_s``. It raises UsageError for
     options or a factory that cannot work. If workers cannot start, it stops all others and raises the WorkerError of
@@ -53,10 +58,7 @@ class SubprocessEnvManager(EnvManager):
 
     @takes(ProcessOptions)
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
-        if sys.platform != "linux":
-            raise UsageError("SubprocessEnvManager needs Linux (memfd and pidfd); use SimpleEnvManager here.")
-        from envmanager.processes.process_host import ProcessHost
-
+        host = imported(_HOSTS[options.chosen_transport()])
         if "auto" in (options.n_workers, options.local_envs):
             placement = place(SubprocessEnvManager, env_factory, options, in_process=False)
             self.placement = str(placement)
@@ -68,4 +70,4 @@ class SubprocessEnvManager(EnvManager):
         if local_envs:
             blocks.append(range(n_apart, n_envs))
         super().__init__(blocks, zero_copy=options.zero_copy, **options.of_the_manager)
-        self.start(ProcessHost(env_factory, options))
+        self.start(host(env_factory, options))

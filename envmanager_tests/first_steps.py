@@ -21,8 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "envmanager"
 LINUX_ONLY = {
-    *(f"processes.{name}" for name in ("helper", "process_host", "process_link", "starting")),
-    "hosts.link_host",
+    *(f"processes.{name}" for name in ("helper", "native", "starting")),
     *(f"godot.{name}" for name in ("engine_host", "engine_link")),
 }
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""

@@ -112,12 +112,12 @@ class EngineLink(Link):
             undo.callback(self._log.close)
             lobby = Lobby(engine.attach)
             undo.callback(lobby.close)
-            self.process = AttachedGame(channel) if engine.attach else self._launch(plan, lobby)
+            self.process = AttachedGame(channel) if engine.attach else self.launch(plan, lobby)
             self._log.started()
             undo.pop_all()
         channel.await_engine(lobby, self.process.pidfd)
 
-    def _launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
+    def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
         environ = {**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}
         deadline = time.monotonic() + plan.timeouts.start_s
         try:

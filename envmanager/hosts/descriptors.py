@@ -10,16 +10,43 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
+import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from envmanager.errors import UsageError
 from envmanager.system.machine import after_fork_in_child
 
+if sys.platform == "win32":  # sockets have numbers there too, but only the methods of sockets take them
+
+    def read(fd: int, n_bytes: int) -> bytes:
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
+        try:
+            return borrowed.recv(n_bytes)
+        finally:
+            borrowed.detach()
+
+    def write(fd: int, data: Any) -> int:
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
+        try:
+            return borrowed.send(data)
+        finally:
+            borrowed.detach()
+
+    _close = socket.close
+else:
+    read, write, _close = os.read, os.write, os.close
+
+READABLE = 1
+"""POLLIN and EPOLLIN, which not every system has."""
 CLOSED = -1
 """Sentinel that replaces a closed descriptor, because another file may reuse the number."""
 _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
 _STDERR = 2
+_SLICE_S = 0.1
+"""Maximum duration in seconds of a wait on Windows, where a Ctrl-C does not end ``select``."""
 
 
 def register(fd: int) -> int:
@@ -37,7 +64,11 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
     """Wait for ``timeout_s``, at most an hour, until descriptors are ready or hung up. Return these descriptors.
 
     Uses ``poll``, because ``select`` takes no descriptor above 1023. ``poll`` takes no timeout above 24 days.
+    Windows has no ``poll``; there a wait may end early.
     """
+    if not hasattr(select, "poll"):
+        ready = select.select(list(readable), list(writable), [], min(max(0.0, timeout_s), _SLICE_S))
+        return {fd for fds in ready for fd in fds}
     wanted = dict.fromkeys(readable, select.POLLIN)
     for fd in writable:
         wanted[fd] = wanted.get(fd, 0) | select.POLLOUT
@@ -47,13 +78,57 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
     return {fd for fd, _ in poll.poll(min(max(0.0, timeout_s), _LONGEST_WAIT_S) * 1000)}
 
 
+class Waiter:
+    """The methods of ``select.epoll`` that the library uses, for systems that lack it."""
+
+    def __init__(self) -> None:
+        self._fds: dict[int, None] = {}
+
+    def register(self, fd: int, _: int = READABLE) -> None:
+        self._fds[fd] = None
+
+    def unregister(self, fd: int) -> None:
+        del self._fds[fd]
+
+    def poll(self, timeout_s: float) -> list[tuple[int, int]]:
+        return [(fd, READABLE) for fd in wait_for(self._fds, timeout_s)]
+
+    def fileno(self) -> int:
+        return CLOSED
+
+    def close(self) -> None:
+        self._fds.clear()
+
+
+def make_waiter() -> Any:
+    """Return a ``select.epoll``, or a Waiter on systems that lack it."""
+    if not hasattr(select, "epoll"):
+        return Waiter()
+    epoll = select.epoll()
+    register(epoll.fileno())
+    return epoll
+
+
+def socket_pair() -> tuple[int, int]:
+    """Return two connected sockets. Both are registered, and do not block."""
+    pair = socket.socketpair()
+    for each in pair:
+        each.setblocking(False)
+        if each.family == socket.AF_INET:  # on Windows
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    ours, theirs = pair
+    return register(ours.detach()), register(theirs.detach())
+
+
 def require_room(n_more: int) -> None:
     """Raise UsageError if this process may not open ``n_more`` descriptors.
 
     Without /proc, the number of open descriptors is unknown and nothing is raised; opening too many fails later.
     """
-    import resource  # not on Windows
-
+    try:
+        import resource
+    except ImportError:  # on Windows, which has no such limit
+        return
     limit, ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         needed = len(os.listdir("/proc/self/fd")) + n_more
@@ -106,7 +181,7 @@ def close(fd: int) -> int:
     if fd in _registered:
         _registered.discard(fd)
         with contextlib.suppress(OSError):
-            os.close(fd)
+            _close(fd)
     return CLOSED
 
 

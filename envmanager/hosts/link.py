@@ -33,6 +33,8 @@ from envmanager.options import ResetConfig, Timeouts
 from envmanager.system.interrupts import allow_interrupts
 from envmanager.system.machine import advice
 
+SIGKILL = getattr(signal, "SIGKILL", 9)
+"""Number of the signal that kills. Windows does not define it; there it is a sign for ``WorkerProcess.signal``."""
 WHILE_BYTES_COME_S = 1.0
 """Extra seconds granted each time bytes of a late message arrive."""
 _STEP = CommandName.STEP
@@ -336,7 +338,7 @@ class Link:
         """Kill the process and the processes that it started. A second call does nothing."""
         self.await_nothing()
         if self.state is not State.GONE:
-            self.process.signal(signal.SIGKILL)
+            self.process.signal(SIGKILL)
             self.move(State.GONE)
 
     def ask_to_close(self) -> None:

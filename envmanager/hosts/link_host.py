@@ -24,7 +24,7 @@ from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import ManagerClosed
 from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
-from envmanager.hosts.link import Link, State, WorkerPlan
+from envmanager.hosts.link import SIGKILL, Link, State, WorkerPlan
 from envmanager.hosts.poller import AnyLink, Poller
 from envmanager.hosts.wire import dumps_command
 from envmanager.kernel.calls import weak_callback
@@ -36,7 +36,8 @@ from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import absolute
 
 _DESCRIPTORS_PER_WORKER = 4
-"""Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log."""
+"""Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log or,
+in the portable transport, the worker's standard input."""
 _MORE_DESCRIPTORS = 32
 """Number of all other descriptors: the manager's (a pipe, two memfds, an epoll), the helper's (a pipe, a socket, its
 pidfd), those that are open while a process starts, and some in reserve."""
@@ -104,7 +105,7 @@ class Resources(Generic[AnyLink]):
             links, deadline = list(self._links), time.monotonic() + self._close_s
             for link in links:
                 link.ask_to_close()
-            for number, share in ((signal.SIGTERM, 0.6), (signal.SIGKILL, 0.9)):
+            for number, share in ((signal.SIGTERM, 0.6), (SIGKILL, 0.9)):
                 for link in _wait_for_ends(links, deadline - (1 - share) * self._close_s):
                     link.process.signal(number)
             _wait_for_ends(links, deadline)

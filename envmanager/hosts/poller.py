@@ -2,7 +2,7 @@
 
 ::
 
-    one epoll: the bell (eventfd), a host's own descriptors, every worker's pidfd, every worker's connection
+    one epoll: the bell (a socket), a host's own descriptors, every worker's pidfd, every worker's connection
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
 A retired worker is watched until it has ended. The end of any other worker is delivered once, as a "failed" response.
@@ -11,9 +11,8 @@ Messages are read before a death or a timeout is reported, because the last resp
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
-import select
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -51,10 +50,9 @@ class Poller(ResponseSource, Generic[AnyLink]):
         """Links by worker_id. A replacement overwrites its predecessor."""
         self.arrived: list[EnvironmentResponse] = []
         """Responses that the manager has not taken yet."""
-        self.epoll = select.epoll()
-        descriptors.register(self.epoll.fileno())
-        self.bell_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self.epoll.register(self.bell_fd, select.EPOLLIN)
+        self.epoll = descriptors.make_waiter()
+        self.bell_fd, self._ring_fd = descriptors.socket_pair()
+        self.epoll.register(self.bell_fd, descriptors.READABLE)
         self._by_fd: dict[int, AnyLink] = {}
         self._retiring: set[AnyLink] = set()
         self._spinner = Spinner(spin_ns)
@@ -85,19 +83,20 @@ class Poller(ResponseSource, Generic[AnyLink]):
     def wake(self) -> None:
         """Unblock a ``wait`` in another thread. No later ``wait`` blocks either."""
         self._is_woken = True
-        if self.bell_fd != descriptors.CLOSED:
-            os.eventfd_write(self.bell_fd, 1)
+        if self._ring_fd != descriptors.CLOSED:
+            with contextlib.suppress(BlockingIOError):  # it has rung many times
+                descriptors.write(self._ring_fd, b"!")
 
     def close(self) -> None:
         """Close the epoll and the bell. All workers must have been forgotten."""
         descriptors.forget(self.epoll.fileno())
         self.epoll.close()
-        self.bell_fd = descriptors.close(self.bell_fd)
+        self.bell_fd, self._ring_fd = map(descriptors.close, (self.bell_fd, self._ring_fd))
 
     def _start_watching(self, link: AnyLink, fd: int) -> None:
         if fd != descriptors.CLOSED:
             self._by_fd[fd] = link
-            self.epoll.register(fd, select.EPOLLIN)
+            self.epoll.register(fd, descriptors.READABLE)
 
     def _stop_watching(self, link: AnyLink, fd: int) -> None:
         """Stop watching a descriptor of this link. Do nothing if another link has reused the number."""

@@ -111,7 +111,7 @@ class Block:
         }
 
     @classmethod
-    def shared(cls, layout: BlockLayout, fd: int) -> Block:
+    def shared(cls, layout: BlockLayout, fd: int | str) -> Block:
         """Return a block in the memory of ``fd``, which must have the block's size."""
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
@@ -162,6 +162,7 @@ class Columns:
 
 
 _MAP_FIXED = 0x10
+_PART_BYTES = 1 << 20
 
 
 @functools.cache
@@ -174,12 +175,19 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def map_memory(fd: int, size_bytes: int) -> Any:
+def map_memory(fd: int | str, size_bytes: int) -> Any:
     """Return a buffer over the memory of ``fd``. It is unmapped when no array over it exists any more.
+
+    On Windows ``fd`` is the name of the memory, which exists as long as a process has it mapped.
 
     Calls the C library's mmap, because ``make_private`` needs the address. Also, Python's own mmap (up to 3.12) keeps a
     descriptor open as long as the trainer holds a zero-copy array, or the traceback of an error.
     """
+    if isinstance(fd, str):
+        try:
+            return mmap.mmap(-1, size_bytes, tagname=fd)  # type: ignore[call-arg]
+        except OSError as error:
+            raise UsageError(f"{_readable(size_bytes)} of shared memory cannot be mapped: {error}.") from error
     address = _libc().mmap(None, size_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
@@ -201,8 +209,13 @@ def make_private(memory: Any, fd: int) -> None:
         raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")
 
 
-def allocate(fd: int, size_bytes: int) -> None:
-    """Allocate the memory of ``fd``. Raises UsageError if the machine has too little, or the kernel refuses."""
+def allocate(fd: int | str, size_bytes: int) -> None:
+    """Allocate the memory of ``fd``. Raises UsageError if the machine has too little, or the kernel refuses.
+
+    On Windows ``fd`` is a name, and the memory is allocated when it is mapped.
+    """
+    if isinstance(fd, str):
+        return
     needed = f"the environments' observations and actions need {_readable(size_bytes)} of shared memory"
     available = available_bytes()
     if size_bytes > available:
@@ -211,7 +224,12 @@ def allocate(fd: int, size_bytes: int) -> None:
             "observations smaller, or leave out zero_copy (which needs three times as much)."
         )
     try:
-        os.posix_fallocate(fd, 0, size_bytes)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size_bytes)
+        else:
+            with open(fd, "wb", closefd=False) as file:
+                for start in range(0, size_bytes, _PART_BYTES):
+                    file.write(bytes(min(_PART_BYTES, size_bytes - start)))
     except OSError as error:
         raise UsageError(f"{needed}, which the kernel refuses: {error.strerror}. {advice(error)}".rstrip()) from error
 

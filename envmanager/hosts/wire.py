@@ -3,6 +3,7 @@
 ::
 
     step pipe (one for all)     RECORD: a step that is in shared memory             workers ▶ manager
+                                (a MESSAGE of length 0 in the portable transport, which has no such pipe)
     connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
@@ -14,7 +15,6 @@ repeats the ticket of its request.
 
 from __future__ import annotations
 
-import os
 import pickle
 import struct
 import time
@@ -161,6 +161,7 @@ def loads_failure(data: bytes) -> EnvManagerError:
     return error  # type: ignore[no-any-return]
 
 
+_FIRST_READ_SIZE = 1 << 12
 _READ_SIZE = 1 << 20
 
 
@@ -230,7 +231,7 @@ class Channel:
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:
             try:
-                left = left[os.write(self.fd, left) :]
+                left = left[descriptors.write(self.fd, left) :]
             except BlockingIOError:
                 pass
             except OSError:  # the worker is gone
@@ -249,10 +250,10 @@ class Channel:
 
     def pump(self) -> bool:
         """Read all bytes that have arrived into ``messages``, without blocking. Return whether there were any."""
-        n_new = 0
+        n_new, size = 0, _FIRST_READ_SIZE
         while self.fd != descriptors.CLOSED:
             try:
-                part = os.read(self.fd, _READ_SIZE)
+                part = descriptors.read(self.fd, size)
             except BlockingIOError:
                 break
             except OSError:  # the worker ended before reading all
@@ -262,6 +263,9 @@ class Channel:
                 break
             n_new += len(part)
             self._inbox += part
+            if len(part) < size:
+                break
+            size = _READ_SIZE
         while len(self._inbox) >= MESSAGE.size:
             ticket, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
             if len(self._inbox) < MESSAGE.size + length:
@@ -304,6 +308,8 @@ class Decoder:
         """Return the response to the command ``asked``. The arrays of a step may be in ``slot`` of shared memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
+        if not message.data:  # a step without anything but its rows in shared memory
+            return self.record(slot, message.flags, message.n_ended)
         try:
             payload = pickle.loads(message.data)
         except Exception as error:  # pickle cannot call the constructor, or only the worker has the class

@@ -129,6 +129,7 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
         ProbeFactory(factory, options.n_envs, options.infos, options.check_values),
         1,
         start_method=options.start_method,
+        transport=options.transport,
         timeouts=attrs.evolve(timeouts, step_s=timeouts.step_s + PROBE_S),
         restarts=RestartPolicy(max_restarts=0),
         seed=options.seed,

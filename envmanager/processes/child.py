@@ -55,10 +55,11 @@ from envmanager.hosts.wire import (
     step_message,
 )
 from envmanager.processes import output
+from envmanager.processes.boot import end_group
 from envmanager.system.machine import after_fork_in_child
 
-FDS = ("connection", "steps", "memory", "crash")
-"""Names of the descriptors that a worker inherits, in order."""
+FDS = ("connection", "memory", "steps", "crash")
+"""Names of the descriptors that a worker inherits, in order. The portable transport has only the first two."""
 _STDERR = 2
 _START, _STEP = CommandName.START, CommandName.STEP
 _CLOSE, _FAILED = CommandName.CLOSE, CommandName.FAILED
@@ -78,7 +79,7 @@ class CannotObey:
 class TrainerConnection:
     """The worker's end of its connection and of the step pipe."""
 
-    def __init__(self, fds: Mapping[str, int], worker_id: int, generation: int, spin_ns: int) -> None:
+    def __init__(self, fds: Mapping[str, Any], worker_id: int, generation: int, spin_ns: int) -> None:
         self._fds = fds
         self._fd = fds["connection"]
         self._worker_id = worker_id
@@ -94,8 +95,9 @@ class TrainerConnection:
         self._n_reported = 0
         """Number of behaviors whose specs were sent with a response other than the one to "start"."""
         self._started_ns = time.perf_counter_ns()
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
+        if spin_ns:
+            self._poll = select.poll()
+            self._poll.register(self._fd, select.POLLIN)
         self._spinner = Spinner(spin_ns)
         self._header = b""
 
@@ -107,7 +109,7 @@ class TrainerConnection:
         """Disconnect from the trainer and the worker. Called in a process that an environment has forked."""
         if self._block is not None:
             self._block.make_private(self._fds["memory"])
-        descriptors.lead_nowhere([self._fds[name] for name in ("memory", "connection", "steps", "crash")])
+        descriptors.lead_nowhere(list(self._fds.values()))
 
     # Commands.
 
@@ -170,8 +172,8 @@ class TrainerConnection:
 
     def _read(self, n_bytes: int) -> bytes:
         try:
-            data = os.read(self._fd, n_bytes)
-        except ConnectionResetError as error:  # the trainer closed the connection before reading all
+            data = descriptors.read(self._fd, n_bytes)
+        except ConnectionError as error:  # the trainer closed the connection before reading all
             raise TrainerGone from error
         if not data:
             raise TrainerGone
@@ -194,7 +196,9 @@ class TrainerConnection:
             message = step_message(payload, flags, specs)
         else:
             message = response_message(payload, specs)
-        if message is None:  # the whole step is in shared memory, which one atomic write reports
+        if message is None and "steps" not in self._fds:
+            self._write_message(CODES[_STEP], b"", flags, n_ended)
+        elif message is None:  # the whole step is in shared memory, which one atomic write reports
             now_ns = time.perf_counter_ns()
             who = self._ticket, self._worker_id, self._generation
             self._write("steps", RECORD.pack(*who, self._slot, flags, n_ended, now_ns - self._started_ns, now_ns))
@@ -215,8 +219,8 @@ class TrainerConnection:
 
     def _write(self, where: str, data: Any) -> int:
         try:
-            return os.write(self._fds[where], data)
-        except (BrokenPipeError, ConnectionResetError) as error:
+            return descriptors.write(self._fds[where], data)
+        except ConnectionError as error:
             raise TrainerGone from error
 
 
@@ -273,17 +277,18 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
 
 
 def main(
-    inherited: list[int], worker_id: int, generation: int, seed: int, spin_ns: int, pickled_env_factory: bytes
+    inherited: list[Any], worker_id: int, generation: int, seed: int, spin_ns: int, pickled_env_factory: bytes
 ) -> None:
     """Run one worker process to its end. ``inherited`` has its descriptors, in the order of ``FDS``."""
-    fds = dict(zip(FDS, inherited, strict=True))
+    fds = dict(zip(FDS, inherited, strict=False))
     # Only the trainer handles a Ctrl-C; it ends its workers. To ignore the signal also discards a pending one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    crash_fd = output.enable_crash_report(fds["crash"], worker_id)
+    crash_fd = output.enable_crash_report(fds.get("crash"), worker_id)
     # Otherwise all workers would draw the same numbers, from the generators inherited from the helper.
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -302,8 +307,6 @@ def main(
         if _is_fork:
             _end_fork(None if isinstance(error, TrainerGone) else error)
         if isinstance(error, TrainerGone):  # may be raised before the life pipe closes
-            from envmanager.processes.helper import end_group  # here, because Windows has no helper
-
             end_group()
         raise
     if _is_fork:

@@ -57,6 +57,8 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from envmanager.processes.boot import Inheritance, end_group, set_environ, take_over
+
 RESPONSE = struct.Struct("<q")
 """First response to a start: a pid, or a negative errno. Second response: the exit code, negative for a signal."""
 LOAD, FORK, EXECUTE = "load", "fork", "execute"
@@ -73,15 +75,11 @@ class Birth(NamedTuple):
 
     command: list[str]
     """Program to execute, with its arguments. Unused with the request FORK."""
-    is_python: bool
-    """Whether the process runs Python, so that it receives arguments for ``run``."""
     environ: dict[str, str]
     directory: str
     cores: set[int]
-    path: list[str]
-    argv: list[str]
-    multiprocessing: tuple[str, bytes, str | None]
-    """Name of the process, and the trainer's authkey and start method."""
+    python: Inheritance | None
+    """What a process that runs Python takes over before it calls its function; None for another program."""
 
 
 class _Child(NamedTuple):
@@ -312,13 +310,6 @@ def watch(life_fd: int) -> None:
     threading.Thread(target=wait_and_end, name="envmanager-lifeline", daemon=True).start()
 
 
-def end_group() -> None:
-    """Kill this process and its process group at once."""
-    with contextlib.suppress(ProcessLookupError):  # a fork of a worker leads no group
-        os.killpg(os.getpid(), signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 # In the forked process.
 
 
@@ -336,8 +327,8 @@ def _become(
             os.dup2(fd, number)
             os.close(fd)
         # A new Python may need variables such as LD_LIBRARY_PATH to start; ``run`` removes them.
-        environ = {**os.environ, **birth.environ} if birth.is_python else birth.environ
-        _set_environ(birth.environ)
+        environ = {**os.environ, **birth.environ} if birth.python else birth.environ
+        set_environ(birth.environ)
         os.chdir(birth.directory)
         os.sched_setaffinity(0, birth.cores)
         try:
@@ -353,9 +344,9 @@ def _become(
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
             return is_tied, *kept
-        for fd in kept if birth.is_python else (line,):
+        for fd in kept if birth.python else (line,):
             os.set_inheritable(fd, True)
-        numbers = map(str, (is_tied, *kept)) if birth.is_python else ()
+        numbers = map(str, (is_tied, *kept)) if birth.python else ()
         for signal_number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(signal_number, signal.SIG_DFL)  # else the program inherits that Python ignores them
         signal.pthread_sigmask(signal.SIG_SETMASK, [signal.SIGINT])
@@ -368,11 +359,6 @@ def _become(
     os._exit(_COULD_NOT_EXECUTE)
 
 
-def _set_environ(environ: dict[str, str]) -> None:
-    os.environ.clear()
-    os.environ.update(environ)
-
-
 def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     """Read a function and its arguments from ``data_fd``, and call ``function(fds, *arguments)``.
 
@@ -383,14 +369,8 @@ def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     os.lseek(data_fd, 0, os.SEEK_SET)
     with open(data_fd, "rb") as file:
         birth: Birth = pickle.load(file)
-        sys.path[:], sys.argv[:] = birth.path, birth.argv
-        _set_environ(birth.environ)  # before the import of NumPy, which reads variables
-        import multiprocessing  # here, because an engine does not need it
-
-        name, authkey, start_method = birth.multiprocessing
-        process = multiprocessing.current_process()
-        process.name, process.authkey = name, authkey
-        multiprocessing.set_start_method(start_method, force=True)
+        assert birth.python is not None
+        take_over(birth.python)
         if not is_tied:
             watch(line)
         function, arguments = pickle.load(file)

@@ -15,7 +15,7 @@ import os
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.system.machine import advice, open_privately
+from envmanager.system.machine import SAFELY, advice, open_privately
 
 _TAIL_BYTES = 2000
 _PART_BYTES = 1 << 20
@@ -51,7 +51,7 @@ class OutputLog:
     def tail(self) -> str:
         """Return the end of this process's output. Empty if the file was removed or replaced."""
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(self.path, os.O_RDONLY | SAFELY | getattr(os, "O_NONBLOCK", 0))
         except OSError:
             return ""
         try:
@@ -62,15 +62,25 @@ class OutputLog:
 
 
 def read_tail(fd: int, start: int) -> str:
-    """Return the end of a file's text, without the first ``start`` bytes."""
+    """Return the end of a file's text, without the first ``start`` bytes and the list that ends a crash report."""
     size = os.fstat(fd).st_size
-    start = max(start if size >= start else 0, size - _TAIL_BYTES)  # below ``start`` if the file was truncated
-    return os.pread(fd, _TAIL_BYTES, start).decode(errors="replace").strip()
+    start = max(start if size >= start else 0, size - _READ_BYTES)  # below ``start`` if the file was truncated
+    if hasattr(os, "pread"):
+        data = os.pread(fd, _READ_BYTES, start)
+    else:  # on Windows
+        os.lseek(fd, start, os.SEEK_SET)
+        data = os.read(fd, _READ_BYTES)
+    return _without_list(data)[-_TAIL_BYTES:].decode(errors="replace").strip()
 
 
-def enable_crash_report(fd: int, worker_id: int) -> int:
-    """Enable faulthandler in a worker, with its part of the file as output. Return the descriptor that it uses."""
+def enable_crash_report(fd: int | None, worker_id: int) -> int:
+    """Enable faulthandler in a worker, with its part of the file as output. Return the descriptor that it uses.
+
+    Without a file, crashes are reported on stderr.
+    """
     try:
+        if fd is None:
+            raise FileNotFoundError
         # Opened again, because each worker needs a file position of its own.
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:  # no /proc, so crashes are reported on stderr
@@ -95,5 +105,10 @@ def take_crash_report(fd: int, worker_id: int) -> str:
     if not written:
         return ""
     os.pwrite(fd, bytes(len(data)), start)
-    stacks, _, _ = written.decode(errors="replace").partition("\nExtension modules:")  # a long list follows
-    return stacks[:_SHOWN_CHARACTERS].strip()
+    return _without_list(written).decode(errors="replace")[:_SHOWN_CHARACTERS].strip()
+
+
+def _without_list(text: bytes) -> bytes:
+    """Return an output without the long last line of a crash report, which lists libraries."""
+    report, found, names = text.rpartition(b"\nExtension modules:")
+    return report if found and b"\n" not in names.strip() else text

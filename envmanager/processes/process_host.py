@@ -8,8 +8,8 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import partial
 from operator import is_
 from typing import Any
 
@@ -20,9 +20,8 @@ import numpy as np
 from envmanager.adapters.factories import check_travel, factories_for
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, EnvironmentResponse, StartReport, only_agents
-from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
-from envmanager.hosts.link_host import LinkHost, Resources
+from envmanager.hosts.link_host import LinkHost
 from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
 from envmanager.hosts.shared_rows import Block, BlockLayout, SharedRows, allocate
 from envmanager.hosts.spin import spin_ns
@@ -30,14 +29,19 @@ from envmanager.hosts.wire import dumps_command
 from envmanager.kernel.host import EnvWorker, HostContext
 from envmanager.kernel.table import Entry
 from envmanager.options import ProcessOptions, ResetConfig
-from envmanager.processes.process_link import LaunchPlan, ProcessLink, ProcessPoller
+from envmanager.processes.process_link import LaunchPlan, ProcessLink
 from envmanager.system.interrupts import defer_interrupts
 
 
 class ProcessHost(LinkHost[ProcessLink]):
-    """A host of worker processes. With ``local_envs``, the last worker is local, in the trainer's process."""
+    """A host of worker processes. With ``local_envs``, the last worker is local, in the trainer's process.
+
+    The subclasses are the transports: how processes are started, and what carries responses.
+    """
 
     options: ProcessOptions
+    _memory: int | str
+    """Descriptor of the memory that the workers share; on Windows its name. ``_make_resources`` sets it."""
 
     def __init__(self, env_factory: Any, options: ProcessOptions) -> None:
         super().__init__(env_factory, options)
@@ -57,12 +61,6 @@ class ProcessHost(LinkHost[ProcessLink]):
         super().open(context)
         if self._local_id is not None:
             self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.poller)
-
-    def _make_resources(self) -> Resources[ProcessLink]:
-        self._memory_fd, self._crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))
-        close_all = (partial(descriptors.close, fd) for fd in (self._memory_fd, self._crash_fd))
-        poller = ProcessPoller(self.context.events, spin_ns=self._spin_ns)
-        return Resources(self.options.timeouts.close_s, poller, *close_all)
 
     # Starting.
 
@@ -94,10 +92,8 @@ class ProcessHost(LinkHost[ProcessLink]):
             env_ids=entry.env_ids,
             generation=entry.generation,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
-            start_method=options.start_method or "forkserver",
-            memory_fd=self._memory_fd,
-            steps_fd=self._resources.poller.write_fd,
-            crash_fd=self._crash_fd,
+            start_method=options.start_method,
+            memory=self._memory,
             n_slots=self._n_slots,
             spin_ns=self._spin_ns,
             timeouts=options.timeouts,
@@ -105,7 +101,11 @@ class ProcessHost(LinkHost[ProcessLink]):
             log_dir=options.log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
-        return self.care_for(lambda: ProcessLink(pickled, plan, self.context.events, entry.times))
+        return self.care_for(lambda: self.make_link(plan, pickled, entry))
+
+    @abstractmethod
+    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> ProcessLink:
+        """Start a process, without waiting until its environments are made."""
 
     def await_start(self) -> dict[int, StartReport]:
         if not self._starting:
@@ -119,8 +119,8 @@ class ProcessHost(LinkHost[ProcessLink]):
             return
         max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]
         layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
-        allocate(self._memory_fd, Block(layout).size_bytes)
-        block = Block.shared(layout, self._memory_fd)
+        allocate(self._memory, Block(layout).size_bytes)
+        block = Block.shared(layout, self._memory)
         self._worker_rows = [SharedRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
         self.rewrites_arrays = not self.options.zero_copy
         workers: list[Any] = [*self._starting, *self._local_workers()]

@@ -1,23 +1,15 @@
-"""The manager's link to a worker process, and the poller of all these links.
-
-::
-
-    worker 0 ──┐
-    worker 1 ──┼── RECORDs ──▶ step pipe ──▶ take / wait ──▶ EnvironmentResponses
-    worker 2 ──┘
+"""The manager's link to a worker process, however it was started and whatever carries its messages.
 
 Actions and observations are in shared memory if they fit. Otherwise they are pickled and sent through the worker's own
-connection, and the step is reported by a message instead of a record.
+connection. ``native`` and ``portable`` have the two kinds of links.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import select
-import socket
 import time
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,27 +18,23 @@ import attrs
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import WorkerTimedOut
 from envmanager.hosts import descriptors
-from envmanager.hosts.link import Link, WorkerPlan
-from envmanager.hosts.poller import Poller
+from envmanager.hosts.link import Link, WorkerPlan, WorkerProcess
 from envmanager.hosts.shared_rows import SharedRows
 from envmanager.hosts.wire import (
     ATTACH_CODE,
     CODES,
     COMMAND,
-    RECORD,
     Channel,
     Decoder,
     Message,
     dumps_command,
 )
-from envmanager.observe.events import EventLog, LateReplyDiscarded
+from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig
-from envmanager.processes.output import OutputLog, take_crash_report
-from envmanager.processes.starting import THREAD_CAPS, HelperGone, Process, start
+from envmanager.processes.output import OutputLog
 
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
-_READ_SIZE = 256 * RECORD.size
 _DESCRIPTORS_TO_START = 16
 """Number of free descriptors required before a start. It needs fewer, so no start runs out of them half-way."""
 
@@ -56,10 +44,9 @@ class LaunchPlan(WorkerPlan):
     """The arguments for the start of a worker process, except its factory."""
 
     seed: int
-    start_method: str
-    memory_fd: int
-    steps_fd: int
-    crash_fd: int
+    start_method: str | None
+    memory: int | str
+    """Descriptor of the shared memory; on Windows its name."""
     n_slots: int
     spin_ns: int
     """Maximum time in ns that the worker polls for a command before it sleeps."""
@@ -67,67 +54,40 @@ class LaunchPlan(WorkerPlan):
     log_dir: str | None
 
 
-def launch(plan: LaunchPlan, pickled_factory: bytes) -> tuple[Process, int, OutputLog | None]:
-    """Start the process. Return it, the trainer's end of its connection, and its log (None without ``log_dir``).
-
-    Raises TimeoutError after ``start_s``, and WorkerError if the process cannot be started.
-    """
-    descriptors.require_room(_DESCRIPTORS_TO_START)
-    descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
-    log, output, is_second = None, (1, 2), False
-    if plan.log_dir is not None:
-        log, fd = OutputLog.open(plan.log_dir, plan.worker_id, plan.generation)
-        output = fd, fd
-    try:
-        while True:
-            ours, theirs = socket.socketpair()
-            fd = descriptors.register(ours.detach())
-            os.set_blocking(fd, False)
-            try:
-                with theirs:
-                    process = start(
-                        plan.start_method,
-                        f"envmanager-worker-{plan.worker_id}",
-                        "envmanager.processes.child:main",
-                        (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
-                        fds=(theirs.fileno(), plan.steps_fd, plan.memory_fd, plan.crash_fd),
-                        output=output,
-                        environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
-                        deadline=time.monotonic() + plan.timeouts.start_s,
-                    )
-                return process, fd, log
-            except BaseException as error:
-                descriptors.close(fd)
-                # Try once more, with a new helper and another connection. A worker that the old helper may still fork
-                # finds its connection closed and exits.
-                if is_second or not isinstance(error, HelperGone):
-                    raise
-                is_second = True
-    except TimeoutError:
-        raise
-    except OSError as error:
-        raise plan.not_started("process", error) from error
-    finally:
-        if log is not None:
-            os.close(output[0])
-
-
 class ProcessLink(Link):
-    """The link to a worker process. Actions are in shared memory; steps are reported through the step pipe."""
+    """The link to a worker process. Actions are in shared memory."""
 
     decoder: Decoder
 
-    def __init__(self, pickled_factory: bytes, plan: LaunchPlan, events: EventLog, times: WorkerTimes) -> None:
+    def __init__(self, plan: LaunchPlan, pickled_factory: bytes, events: EventLog, times: WorkerTimes) -> None:
         super().__init__(plan, Channel(), events, times)
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._plan = plan
         self._worker_rows: SharedRows | None = None
         self._rows_to_attach: SharedRows | None = None
+        descriptors.require_room(_DESCRIPTORS_TO_START)
+        descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
+        self._log, output_fd = None, None
+        if plan.log_dir is not None:
+            self._log, output_fd = OutputLog.open(plan.log_dir, plan.worker_id, plan.generation)
         try:
-            self.process, fd, self._log = launch(plan, pickled_factory)
+            self.process, fd = self.launch(plan, pickled_factory, output_fd)
         except TimeoutError as error:
             raise WorkerTimedOut(**self._facts(CommandName.START), timeout_s=plan.timeouts.start_s) from error
+        except OSError as error:
+            raise plan.not_started("process", error) from error
+        finally:
+            if output_fd is not None:
+                os.close(output_fd)
         self.channel.open(fd, self.process.pidfd)
+
+    @abstractmethod
+    def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
+        """Start the process. Return it and the trainer's end of its connection.
+
+        ``output_fd``: its standard output and standard error; None for the trainer's. Raises TimeoutError after
+        ``start_s``, and another OSError if the process cannot be started.
+        """
 
     def send(self, name: str, payload: Any = None) -> None:
         command = name if name.__class__ is CommandName else CommandName(name)
@@ -148,7 +108,7 @@ class ProcessLink(Link):
         message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
         self.ticket = self.step_ticket = ticket  # here, because to pack the message may raise MemoryError
         try:
-            n_written = os.write(self.channel.fd, message)
+            n_written = descriptors.write(self.channel.fd, message)
         except OSError:  # the socket is full, or the worker has ended
             n_written = 0
         if n_written < len(message):
@@ -183,53 +143,10 @@ class ProcessLink(Link):
         return self.decoder.response(message, _STEP, self.slot)
 
     def output_tail(self) -> str:
-        """Return the end of the worker's log, and the report of a crash in native code."""
-        log = "" if self._log is None else self._log.tail()
-        report = ""
-        if descriptors.is_registered(self._plan.crash_fd):  # else another thread has called close()
-            with contextlib.suppress(OSError):
-                report = take_crash_report(self._plan.crash_fd, self.worker_id)
-        return "\n".join(filter(None, [log, report]))
+        """Return the end of the worker's log."""
+        return "" if self._log is None else self._log.tail()
 
     def release(self) -> None:
         super().release()
         self._worker_rows = self._rows_to_attach = None
         self.decoder.attach(None)
-
-
-class ProcessPoller(Poller[ProcessLink]):
-    """A poller that also reads the step pipe of all workers."""
-
-    def __init__(self, events: EventLog, *, spin_ns: int) -> None:
-        super().__init__(spin_ns=spin_ns)
-        self._read_fd, self.write_fd = os.pipe()
-        os.set_blocking(self._read_fd, False)
-        descriptors.register(self._read_fd)
-        descriptors.register(self.write_fd)
-        self.epoll.register(self._read_fd, select.EPOLLIN)
-        self._events = events
-
-    def read_other(self, fd: int) -> None:
-        """Read all records in the step pipe."""
-        if fd != self._read_fd:
-            return
-        while True:
-            try:
-                data = os.read(fd, _READ_SIZE)
-            except BlockingIOError:
-                return
-            for ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
-                link = self.links.get(worker_id)
-                if link is None or ticket != link.step_ticket or generation != link.generation:
-                    self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
-                    continue
-                link.times.stepped(busy_ns, ended_ns)
-                link.await_nothing()
-                self.arrived.append(link.decoder.record(slot, flags, n_ended))
-            if len(data) < _READ_SIZE:
-                return
-
-    def close(self) -> None:
-        super().close()
-        self._read_fd = descriptors.close(self._read_fd)
-        self.write_fd = descriptors.close(self.write_fd)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import multiprocessing
 import os
 import pickle
 import signal
@@ -26,12 +25,11 @@ from typing import Any
 
 from envmanager.hosts import descriptors
 from envmanager.hosts.descriptors import register, wait_for
+from envmanager.processes.boot import THREAD_CAPS, inheritance, python
 from envmanager.processes.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth
 from envmanager.system.interrupts import allow_interrupts, blocked_in_children
-from envmanager.system.machine import after_fork_in_child, state_of
+from envmanager.system.machine import after_fork_in_child, core_wait_ns, exit_name, state_of
 
-THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Numbers of threads of math libraries. 1 in workers, because n_workers × n_cores threads would share the cores."""
 PRELOADABLE = {
     "gymnasium": "envmanager.adapters.gymnasium",
     "pettingzoo": "envmanager.adapters.pettingzoo",
@@ -45,11 +43,6 @@ _REAP_S = 1.0
 _LOOK_EVERY_S = 0.5
 """Seconds between checks whether the helper has ended or is stopped, while a response is awaited."""
 _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
-_FLAGS = (
-    "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
-    "v:verbose b:bytes_warning"
-)
-"""Options of Python that new processes inherit, with their names in ``sys.flags``. safe_path is new in 3.11."""
 
 
 class HelperGone(OSError):
@@ -68,7 +61,7 @@ class Helper:
         try:
             with theirs, blocked_in_children():
                 process = subprocess.Popen(
-                    [*_python("helper import main; main"), str(theirs.fileno()), str(life_fd)],
+                    [*python(sys.executable, "helper import main; main"), str(theirs.fileno()), str(life_fd)],
                     env={**dict.fromkeys(THREAD_CAPS, "1"), **os.environ},
                     pass_fds=(theirs.fileno(), life_fd),
                     stdin=subprocess.DEVNULL,
@@ -214,12 +207,7 @@ class Process:
 
     def core_wait_ns(self) -> int:
         """Return the time (ns) that the process has waited for a free core; 0 if the kernel does not report it."""
-        try:
-            with open(f"/proc/{self.pid}/schedstat", "rb") as file:
-                _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of time slices
-        except (OSError, ValueError):
-            return 0
-        return int(waited_ns)
+        return core_wait_ns(self.pid)
 
     def state_name(self) -> str:
         """Return the state of the main thread ("running", "asleep", …), or "unknown" without /proc."""
@@ -228,15 +216,7 @@ class Process:
     def exit_name(self) -> str:
         """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if the helper cannot report it."""
         self._await_reaping()
-        code = self._exit_code
-        if code is None:
-            return "EXIT(?)"
-        if code < 0:
-            try:
-                return signal.Signals(-code).name
-            except ValueError:
-                return f"SIGNAL({-code})"
-        return f"EXIT({code})"
+        return exit_name(self._exit_code)
 
     def _await_reaping(self) -> None:
         """Wait until the helper has reaped a process that has ended. Without a helper, kill its group here."""
@@ -278,17 +258,8 @@ def start(
     TimeoutError at the deadline, and another OSError if the process cannot be started.
     """
     kind = FORK if start_method == "forkserver" else EXECUTE
-    own = multiprocessing.current_process()
-    birth = Birth(
-        _python("helper import run; run"),
-        True,
-        dict(environ),
-        os.getcwd(),
-        os.sched_getaffinity(0),
-        list(sys.path),
-        list(sys.argv),
-        (name, bytes(own.authkey), multiprocessing.get_start_method(allow_none=True)),
-    )
+    command, cores = python(sys.executable, "helper import run; run"), os.sched_getaffinity(0)
+    birth = Birth(command, dict(environ), os.getcwd(), cores, inheritance(name, environ))
     return Process(kind, birth, (function, arguments), [*output, *fds], deadline)
 
 
@@ -296,15 +267,5 @@ def execute(
     command: Sequence[str], environ: Mapping[str, str], output_fd: int, cores: set[int], deadline: float = math.inf
 ) -> Process:
     """Start another program on ``cores`` with SIGINT blocked. Raises OSError if this fails."""
-    birth = Birth(list(command), False, dict(environ), os.getcwd(), cores, [], [], ("", b"", None))
+    birth = Birth(list(command), dict(environ), os.getcwd(), cores, None)
     return Process(EXECUTE, birth, None, [output_fd, output_fd], deadline)
-
-
-def _python(imports: str) -> list[str]:
-    """Return a command that starts a Python like this one, to call a function. The caller appends its int arguments."""
-    flags = [each.split(":") for each in _FLAGS.split()]
-    options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
-    options += [f"-W{each}" for each in sys.warnoptions]
-    options += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
-    code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager.processes.{imports}(*map(int, sys.argv[1:]))"
-    return [sys.executable, *options, "-c", code]

@@ -232,7 +232,10 @@ def _after_fork_in_child() -> None:
 
 @contextlib.contextmanager
 def blocked_in_children() -> Iterator[None]:
-    """Block SIGINT in processes started in the block, until they unblock it themselves."""
+    """Block SIGINT in processes started in the block, until they unblock it themselves. Does nothing on Windows."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import math
 import os
+import signal
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -41,6 +42,34 @@ def state_of(pid: int) -> str:
             return file.read().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def core_wait_ns(pid: int) -> int:
+    """Return the time (ns) that a process has waited for a free core; 0 if the kernel does not report it."""
+    try:
+        with open(f"/proc/{pid}/schedstat", "rb") as file:
+            _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of time slices
+    except (OSError, ValueError):
+        return 0
+    return int(waited_ns)
+
+
+_NAMES_ON_WINDOWS = {
+    0xC0000005: "ACCESS_VIOLATION", 0xC000001D: "ILLEGAL_INSTRUCTION", 0xC00000FD: "STACK_OVERFLOW",
+    0xC000013A: "CONTROL_C_EXIT", 0xC0000409: "STACK_BUFFER_OVERRUN",
+}  # fmt: skip
+
+
+def exit_name(code: int | None) -> str:
+    """Return how a process ended: ``SIGSEGV`` (code -11), ``EXIT(3)``, or ``EXIT(?)`` if its code is unknown."""
+    if code is None:
+        return "EXIT(?)"
+    if code >= 0:
+        return _NAMES_ON_WINDOWS.get(code, f"EXIT({code})")
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"SIGNAL({-code})"
 
 
 def after_fork_in_child(function: Callable[[], object]) -> Callable[[], object]:

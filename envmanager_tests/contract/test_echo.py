@@ -11,7 +11,7 @@ import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvManager, SimpleEnvManager, StepInfo, SubprocessEnvManager, Wait
 from envmanager_tests.envs import EchoGym
-from envmanager_tests.start_methods import MARKED_START_METHODS
+from envmanager_tests.start_methods import FIRST_START_METHOD, MARKED_START_METHODS
 
 N_ENVS = 6
 WAITS = {"any": Wait.any(), "all": Wait.all(), "2 to 3": Wait(min_ready=2, max_ready=3), "lead": Wait.any(max_lead=3)}
@@ -110,7 +110,7 @@ def test_a_hundred_thousand_steps_show_no_mix_up(kind: str, wait: Wait, per_work
 
 @pytest.mark.parametrize("zero_copy", [False, True], ids=["copied", "zero-copy"])
 @pytest.mark.parametrize("per_worker", [1, 3], ids=["K=1", "K=3"])
-@pytest.mark.parametrize("kind", ["simple", "forkserver"])
+@pytest.mark.parametrize("kind", ["simple", FIRST_START_METHOD])
 def test_send_and_recv_show_no_mix_up(kind: str, per_worker: int, zero_copy: bool) -> None:
     generator = np.random.default_rng(0)
     given = np.zeros(N_ENVS, np.int64)
@@ -143,7 +143,7 @@ def test_send_and_recv_show_no_mix_up(kind: str, per_worker: int, zero_copy: boo
 
 
 def test_with_zero_copy_a_step_is_valid_while_the_next_is_in_flight() -> None:
-    with make("forkserver", 1, zero_copy=True) as manager:
+    with make(FIRST_START_METHOD, 1, zero_copy=True) as manager:
         manager.set_policy("default", Numbering())
         manager.reset()
         for _ in range(40):

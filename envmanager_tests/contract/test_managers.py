@@ -9,6 +9,7 @@ import pytest
 from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
 from envmanager.testing import ManagerContract
 from envmanager.testing.contract_data import LateSpecsContract
+from envmanager_tests.start_methods import FIRST_START_METHOD, MARKED_START_METHODS
 
 
 class TestSimpleEnvManager(ManagerContract, LateSpecsContract):
@@ -16,7 +17,7 @@ class TestSimpleEnvManager(ManagerContract, LateSpecsContract):
         return SimpleEnvManager(env_factory, n_envs, **options)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver"], scope="class")
+@pytest.mark.parametrize("start_method", [FIRST_START_METHOD], scope="class")
 class TestOneEnvPerWorker(ManagerContract, LateSpecsContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:
@@ -26,9 +27,7 @@ class TestOneEnvPerWorker(ManagerContract, LateSpecsContract):
         return SubprocessEnvManager(env_factory, n_envs, start_method=self.start_method, **options)
 
 
-@pytest.mark.parametrize(
-    "start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.start_methods)], scope="class"
-)
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS, scope="class")
 class TestSeveralEnvsPerWorker(ManagerContract, LateSpecsContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:
@@ -44,3 +43,8 @@ class TestShareOfTheTrainer(ManagerContract, LateSpecsContract):
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SubprocessEnvManager(env_factory, n_envs, local_envs=min(1, n_envs - 1), **options)
+
+
+class TestPortableTransport(ManagerContract, LateSpecsContract):
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return SubprocessEnvManager(env_factory, n_envs, n_workers=max(1, n_envs // 2), transport="portable", **options)

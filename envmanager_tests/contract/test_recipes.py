@@ -147,7 +147,7 @@ def test_an_id_that_an_environments_process_does_not_know_is_told_with_what_to_d
         assert raised.value.type_name in ("NameNotFound", "NamespaceNotFound")
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", pytest.param("spawn", marks=pytest.mark.start_methods)])
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_function_that_makes_an_id_of_the_trainers_alone_is_told_what_to_do(start_method: str) -> None:
     import registers_rooms  # noqa: F401
 

@@ -47,7 +47,7 @@ from envmanager import (
     WorkerError,
 )
 from envmanager.hosts.wire import COMMAND
-from envmanager.processes import child, process_link, starting
+from envmanager.processes import child, native, starting
 from envmanager.processes.starting import Helper
 from envmanager.system import machine
 from envmanager.testing import FakeEnvironment, Sleep, Step
@@ -373,7 +373,7 @@ def start_instead(function: Any, *before: Any) -> None:
         named = f"{function.__module__}:{function.__name__}"
         return starting.start(start_method, name, named, (*before, *arguments), **options)
 
-    vars(process_link)["start"] = start
+    vars(native)["start"] = start
 
 
 def run_without_a_trainer(fds: list[int], trainer_pid: int, *arguments: Any) -> None:

@@ -21,7 +21,7 @@ from envmanager import SubprocessEnvManager, Wait, WorkerDied
 from envmanager.testing import FakeEnvironment
 from envmanager_tests.faults import scripts_of_workers
 from envmanager_tests.faults.scripts import LONG_S, alive, pids_of, program, started, until, until_gone
-from envmanager_tests.start_methods import MARKED_START_METHODS
+from envmanager_tests.start_methods import MARKED_START_METHODS, native_only
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
@@ -339,6 +339,7 @@ def test_forks_go_with_a_trainer_that_is_killed(start_method: str, how: str) -> 
         trainer.until_all_gone()
 
 
+@native_only
 @every_start_method
 def test_a_fork_holds_no_descriptor_of_the_transport(start_method: Any) -> None:
     with started(Simulates, 1, start_method=start_method) as manager:

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
-from envmanager.options import StartMethod
+from envmanager.options import StartMethod, Transport
 from envmanager.testing import FaultContract
 from envmanager.testing.fault_contract import CodeFaults
 from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
 from envmanager.testing.fault_contract_usage import UsageFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
+from envmanager_tests.start_methods import FIRST_START_METHOD, IS_PORTABLE
 
 
 class TestSimpleEnvManager(ProcessFaults, FaultContract):
@@ -28,16 +29,27 @@ class TestSimpleEnvManager(ProcessFaults, FaultContract):
 
 class InProcesses:
     start_method: StartMethod
+    transport: Transport | None = None
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        return SubprocessEnvManager(env_factory, n_envs, start_method=self.start_method, **options)
+        own = {"start_method": self.start_method, "transport": self.transport}
+        return SubprocessEnvManager(env_factory, n_envs, **own, **options)
 
 
 class TestForkserver(InProcesses, ProcessFaults, FaultContract):
-    start_method = "forkserver"
+    start_method = FIRST_START_METHOD
+    start_s = 20.0 if IS_PORTABLE else 12.0  # each worker imports all it needs by itself
 
 
 @pytest.mark.start_methods
 class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
     start_method = "spawn"
     start_s = 20.0  # each worker imports all it needs by itself
+
+
+class TestPortable(InProcesses, ProcessFaults):
+    """Deaths and hangs over the portable transport; `make test-portable` runs the whole contract over it."""
+
+    start_method = "spawn"
+    transport = "portable"
+    start_s = 20.0

@@ -15,7 +15,7 @@ import pytest
 from envmanager import Wait, WorkerDied
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import alive, pids_of, program, started, until, until_gone
-from envmanager_tests.start_methods import MARKED_START_METHODS
+from envmanager_tests.start_methods import MARKED_START_METHODS, loses, native_only
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
@@ -24,6 +24,7 @@ every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHOD
 # A worker crashes, and nobody looks.
 
 
+@loses
 @every_start_method
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_simulators_of_crashed_workers_go_with_a_trainer_that_never_noticed(start_method: str, n_envs: int) -> None:
@@ -61,6 +62,7 @@ def test_case_11_it_ends_at_once(start_method: str) -> None:
         until_gone([int(worker), int(simulator)])
 
 
+@native_only
 @every_start_method
 def test_case_11_where_the_helper_has_gone_the_simulator_of_a_crashed_worker_ends_with_the_manager(
     start_method: str,
@@ -73,6 +75,7 @@ def test_case_11_where_the_helper_has_gone_the_simulator_of_a_crashed_worker_end
         until_gone([int(worker), int(simulator)])
 
 
+@loses
 @every_start_method
 def test_a_trainer_whose_children_are_reaped_by_others_loses_nothing(start_method: str) -> None:
     with program(scripts.train_while_children_are_reaped, start_method) as trainer:
@@ -116,6 +119,7 @@ def test_an_environment_that_has_left_its_group_is_closed_and_the_trainer_lives(
 # The helper.
 
 
+@native_only
 @every_start_method
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_without_the_helper_a_manager_works_and_its_workers_go_with_the_trainer(start_method: str, name: str) -> None:
@@ -129,6 +133,7 @@ def test_without_the_helper_a_manager_works_and_its_workers_go_with_the_trainer(
         trainer.until_all_gone()
 
 
+@native_only
 @every_start_method
 def test_the_helper_holds_nothing_for_workers_that_were_replaced(start_method: str) -> None:
     with program(scripts.train_and_count_lifelines, start_method) as trainer:
@@ -137,6 +142,7 @@ def test_the_helper_holds_nothing_for_workers_that_were_replaced(start_method: s
         trainer.until_all_gone()
 
 
+@native_only
 @every_start_method
 def test_two_managers_have_one_process_besides_their_workers(start_method: str) -> None:
     with program(scripts.train_two_managers, start_method) as trainer:

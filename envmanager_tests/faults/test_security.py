@@ -30,7 +30,7 @@ from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, Step
 from envmanager.testing.leaks import Traces, settle
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import NO_RESTARTS, Zeros, living, pids_of, program, until
-from envmanager_tests.start_methods import MARKED_START_METHODS
+from envmanager_tests.start_methods import MARKED_START_METHODS, MEMORY
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
@@ -62,7 +62,7 @@ def test_case_51_shared_memory_has_no_name(start_method: Any) -> None:
         manager.step(Wait.all())
         assert "shared memory" not in settle(before, within_s=0)
         for pid in [os.getpid(), *pids_of(manager)]:
-            maps = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:envmanager" in line]
+            maps = [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if MEMORY in line]
             assert maps
             assert all(line.endswith("(deleted)") for line in maps)
             shared = shared_memory_of(pid)
@@ -73,7 +73,7 @@ def test_case_51_shared_memory_has_no_name(start_method: Any) -> None:
 
 def shared_memory_of(pid: int) -> list[str]:
     paths = [f"/proc/{pid}/fd/{entry}" for entry in os.listdir(f"/proc/{pid}/fd")]
-    return [path for path in paths if os.path.exists(path) and "memfd:envmanager" in os.readlink(path)]
+    return [path for path in paths if os.path.exists(path) and MEMORY in os.readlink(path)]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user to try")

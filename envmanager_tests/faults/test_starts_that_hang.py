@@ -22,11 +22,12 @@ from envmanager.system import machine
 from envmanager.testing.fault_checks import SLACK_S, until
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program
-from envmanager_tests.start_methods import MARKED_START_METHODS
+from envmanager_tests.start_methods import MARKED_START_METHODS, native_only
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
+@native_only
 def test_a_helper_that_is_stopped_is_replaced_and_the_workers_of_other_managers_live_on() -> None:
     with program(scripts.train_across_a_stopped_helper) as trainer:
         assert trainer.announced("stepped", 2) == [["2"], ["2"]]
@@ -42,6 +43,7 @@ def test_a_helper_that_stops_when_it_was_asked_is_replaced_and_nobody_notices() 
         trainer.until_all_gone()
 
 
+@native_only
 def test_a_helper_that_is_about_to_stop_does_not_keep_close_waiting() -> None:
     with program(scripts.close_while_the_helper_is_about_to_stop) as trainer:
         assert trainer.announced("closed") == [[]]
@@ -49,6 +51,7 @@ def test_a_helper_that_is_about_to_stop_does_not_keep_close_waiting() -> None:
         trainer.until_all_gone()
 
 
+@native_only
 def test_when_the_next_helper_stops_too_that_is_said() -> None:
     with program(scripts.train_across_helpers_that_stop_when_asked, 2) as trainer:
         ((phase, *cause),) = trainer.announced("error")
@@ -84,6 +87,7 @@ def hanging_import(tmp_path: Path) -> str:
     return os.pathsep.join([str(tmp_path), str(scripts.ROOT)])
 
 
+@native_only
 def test_a_helper_that_hangs_is_given_up_at_the_deadline(hanging_import: str) -> None:
     with program(scripts.train_with_a_helper_that_hangs, 2.0, PYTHONPATH=hanging_import) as trainer:
         ((kind, phase, took_s),) = trainer.announced("error")
@@ -93,6 +97,7 @@ def test_a_helper_that_hangs_is_given_up_at_the_deadline(hanging_import: str) ->
         trainer.until_all_gone()
 
 
+@native_only
 def test_a_ctrl_c_ends_the_wait_for_a_helper_that_hangs(hanging_import: str) -> None:
     with program(scripts.train_with_a_helper_that_hangs, 60.0, PYTHONPATH=hanging_import) as trainer:
         trainer.announced("starting")
@@ -126,6 +131,7 @@ def test_a_helper_whose_trainer_died_while_it_began_obeys_no_request(hanging_imp
         assert helper.wait(10 * SLACK_S) == 0
 
 
+@native_only
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_worker_that_is_stopped_before_it_has_read_its_factory_is_given_up_at_the_deadline(start_method: str) -> None:
     with program(scripts.train_with_workers_that_are_stopped_early, start_method) as trainer:

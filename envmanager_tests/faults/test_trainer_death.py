@@ -17,11 +17,12 @@ import pytest
 from envmanager.testing.fault_checks import SLACK_S
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program
-from envmanager_tests.start_methods import MARKED_START_METHODS
+from envmanager_tests.start_methods import MARKED_START_METHODS, loses, native_only
 
 pytestmark = pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 
 
+@loses
 def test_case_40_all_is_gone_when_a_trainer_is_killed_whose_workers_are_idle_busy_deaf_stopped_or_have_simulators(
     start_method: str,
 ) -> None:
@@ -60,6 +61,7 @@ def test_case_40_where_the_kernel_gives_no_signal_a_thread_ends_all_that_let_it_
         trainer.until_all_gone()
 
 
+@loses
 def test_case_40_a_data_loader_that_outlives_the_trainer_does_not_keep_its_workers(start_method: str) -> None:
     with program(scripts.train_beside_a_loader, start_method) as trainer:
         ((loader,),) = trainer.announced("loader")
@@ -73,6 +75,7 @@ def test_case_40_a_data_loader_that_outlives_the_trainer_does_not_keep_its_worke
         assert int(loader) in trainer.family()
 
 
+@native_only
 def test_case_40_workers_whose_trainer_died_before_they_could_look_make_no_environment(start_method: str) -> None:
     with program(scripts.train_with_workers_that_start_slowly, start_method) as trainer:
         trainer.announced("started", 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
-import sys
 import threading
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -156,9 +155,3 @@ def test_free_memory_is_a_sensible_number_also_without_proc(monkeypatch: pytest.
     assert 2**20 < shared_rows.available_bytes() < 2**50
     monkeypatch.setattr(shared_rows, "Path", lambda _: tmp_path / "none")
     assert 2**20 < shared_rows.available_bytes() < 2**50
-
-
-def test_another_system_is_told_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(UsageError, match="use SimpleEnvManager"):
-        SubprocessEnvManager(FakeEnvironment, 1)

@@ -1,0 +1,123 @@
+"""The first code of a new Python process of this library, and its end with the trainer.
+
+The rule: only the standard library is imported here, and only parts that every system has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import pkgutil
+import signal
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+LENGTH = struct.Struct("<Q")
+"""Length of the pickle that ``run`` reads from standard input."""
+THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Numbers of threads of math libraries. 1 in workers, because n_workers × n_cores threads would share the cores."""
+_FLAGS = (
+    "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
+    "v:verbose b:bytes_warning"
+)
+"""Options of Python that new processes inherit, with their names in ``sys.flags``. safe_path is new in 3.11."""
+
+
+class Inheritance(NamedTuple):
+    """What a new Python process takes over from the trainer."""
+
+    environ: dict[str, str]
+    path: list[str]
+    argv: list[str]
+    multiprocessing: tuple[str, bytes, str | None]
+    """Name of the process, and the trainer's authkey and start method."""
+
+
+def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
+    """Return what a process of this name is to take over from this one."""
+    import multiprocessing  # here, because an engine does not need it
+
+    own = multiprocessing.current_process()
+    start_method = multiprocessing.get_start_method(allow_none=True)
+    return Inheritance(dict(environ), list(sys.path), list(sys.argv), (name, bytes(own.authkey), start_method))
+
+
+def take_over(inherited: Inheritance) -> None:
+    """Take over what the trainer has given, before NumPy is imported, which reads environment variables."""
+    sys.path[:], sys.argv[:] = inherited.path, inherited.argv
+    set_environ(inherited.environ)
+    import multiprocessing
+
+    name, authkey, start_method = inherited.multiprocessing
+    process = multiprocessing.current_process()
+    process.name, process.authkey = name, authkey
+    multiprocessing.set_start_method(start_method, force=True)
+
+
+def set_environ(environ: Mapping[str, str]) -> None:
+    """Replace all environment variables, except one without which Windows makes no sockets."""
+    needed = {name: os.environ[name] for name in ("SYSTEMROOT",) if sys.platform == "win32" and name in os.environ}
+    os.environ.clear()
+    os.environ.update({**needed, **environ})
+
+
+def python(executable: str, imports: str) -> list[str]:
+    """Return a command that starts a Python like this one, to call a function. The caller appends its int arguments."""
+    flags = [each.split(":") for each in _FLAGS.split()]
+    options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
+    options += [f"-W{each}" for each in sys.warnoptions]
+    options += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
+    code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager.processes.{imports}(*map(int, sys.argv[1:]))"
+    return [executable, *options, "-c", code]
+
+
+def end_group() -> None:
+    """Kill this process and its process group at once."""
+    if sys.platform == "win32":
+        os._exit(1)
+    with contextlib.suppress(ProcessLookupError):  # a fork of a worker leads no group
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run() -> None:
+    """Read a function and its arguments from standard input, and call the function. Kill the group with the trainer.
+
+    Only the trainer holds the other end of this pipe, so its end is the trainer's. To notice it, the thread needs the
+    GIL: a process that holds the GIL in native code outlives the trainer until it releases it.
+    """
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    life_fd = os.dup(0)
+    with open(os.devnull, "rb") as null:  # the environments' standard input
+        os.dup2(null.fileno(), 0)
+    with open(life_fd, "rb", closefd=False) as file:
+        header = file.read(LENGTH.size)
+        if len(header) < LENGTH.size:  # the trainer has died
+            os._exit(1)
+        (length,) = LENGTH.unpack(header)
+        data = file.read(length)
+        if len(data) < length:
+            os._exit(1)
+
+    def end_with_trainer() -> None:
+        with contextlib.suppress(OSError):  # the environment has closed the descriptor
+            while os.read(life_fd, 1):
+                pass
+            end_group()
+
+    threading.Thread(target=end_with_trainer, name="envmanager-lifeline", daemon=True).start()
+    inherited, function, connection, arguments = pickle.loads(data)
+    del data  # it may be large
+    take_over(inherited)
+    if isinstance(connection, bytes):  # Windows
+        connection = socket.fromshare(connection).detach()  # type: ignore[attr-defined]
+    for fd in (connection, *arguments[0]):
+        if isinstance(fd, int) and sys.platform != "win32":
+            os.set_inheritable(fd, False)
+    pkgutil.resolve_name(function)([connection, *arguments[0]], *arguments[1:])

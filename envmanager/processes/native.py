@@ -1,0 +1,134 @@
+"""The native transport, for Linux: the helper starts workers, one pipe brings the steps of all, memory has no file.
+
+::
+
+    worker 0 ──┐
+    worker 1 ──┼── RECORDs ──▶ step pipe ──▶ take / wait ──▶ EnvironmentResponses
+    worker 2 ──┘
+
+A step that is not entirely in shared memory comes as a message through the worker's own connection instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import time
+from functools import partial
+
+from envmanager.hosts import descriptors
+from envmanager.hosts.link_host import Resources
+from envmanager.hosts.poller import Poller
+from envmanager.hosts.wire import RECORD
+from envmanager.kernel.table import Entry
+from envmanager.observe.events import EventLog, LateReplyDiscarded
+from envmanager.observe.timing import WorkerTimes
+from envmanager.processes.boot import THREAD_CAPS
+from envmanager.processes.output import take_crash_report
+from envmanager.processes.process_host import ProcessHost
+from envmanager.processes.process_link import LaunchPlan, ProcessLink
+from envmanager.processes.starting import HelperGone, Process, start
+
+_READ_SIZE = 256 * RECORD.size
+
+
+class NativeLink(ProcessLink):
+    """The link to a process that the helper has started. Its steps are reported through the step pipe."""
+
+    process: Process
+
+    def __init__(
+        self, plan: LaunchPlan, factory: bytes, events: EventLog, times: WorkerTimes, *, steps_fd: int, crash_fd: int
+    ) -> None:
+        self._steps_fd, self._crash_fd = steps_fd, crash_fd
+        super().__init__(plan, factory, events, times)
+
+    def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[Process, int]:
+        assert isinstance(plan.memory, int)
+        is_second = False
+        while True:
+            ours, theirs = socket.socketpair()
+            fd = descriptors.register(ours.detach())
+            os.set_blocking(fd, False)
+            try:
+                with theirs:
+                    process = start(
+                        plan.start_method or "forkserver",
+                        f"envmanager-worker-{plan.worker_id}",
+                        "envmanager.processes.child:main",
+                        (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
+                        fds=(theirs.fileno(), plan.memory, self._steps_fd, self._crash_fd),
+                        output=(1, 2) if output_fd is None else (output_fd, output_fd),
+                        environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
+                        deadline=time.monotonic() + plan.timeouts.start_s,
+                    )
+                return process, fd
+            except BaseException as error:
+                descriptors.close(fd)
+                # Try once more, with a new helper and another connection. A worker that the old helper may still fork
+                # finds its connection closed and exits.
+                if is_second or not isinstance(error, HelperGone):
+                    raise
+                is_second = True
+
+    def output_tail(self) -> str:
+        """Return the end of the worker's log, and the report of a crash in native code."""
+        report = ""
+        if descriptors.is_registered(self._crash_fd):  # else another thread has called close()
+            with contextlib.suppress(OSError):
+                report = take_crash_report(self._crash_fd, self.worker_id)
+        return "\n".join(filter(None, [super().output_tail(), report]))
+
+
+class StepPipePoller(Poller[ProcessLink]):
+    """A poller that also reads the step pipe of all workers."""
+
+    def __init__(self, events: EventLog, *, spin_ns: int) -> None:
+        super().__init__(spin_ns=spin_ns)
+        self._read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        descriptors.register(self._read_fd)
+        descriptors.register(self.write_fd)
+        self.epoll.register(self._read_fd, select.EPOLLIN)
+        self._events = events
+
+    def read_other(self, fd: int) -> None:
+        """Read all records in the step pipe."""
+        if fd != self._read_fd:
+            return
+        while True:
+            try:
+                data = os.read(fd, _READ_SIZE)
+            except BlockingIOError:
+                return
+            for ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
+                link = self.links.get(worker_id)
+                if link is None or ticket != link.step_ticket or generation != link.generation:
+                    self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
+                    continue
+                link.times.stepped(busy_ns, ended_ns)
+                link.await_nothing()
+                self.arrived.append(link.decoder.record(slot, flags, n_ended))
+            if len(data) < _READ_SIZE:
+                return
+
+    def close(self) -> None:
+        super().close()
+        self._read_fd = descriptors.close(self._read_fd)
+        self.write_fd = descriptors.close(self.write_fd)
+
+
+class NativeHost(ProcessHost):
+    """The host of workers of the native transport."""
+
+    def _make_resources(self) -> Resources[ProcessLink]:
+        self._memory, self._crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))
+        close_all = (partial(descriptors.close, fd) for fd in (self._memory, self._crash_fd))
+        poller = StepPipePoller(self.context.events, spin_ns=self._spin_ns)
+        return Resources(self.options.timeouts.close_s, poller, *close_all)
+
+    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> NativeLink:
+        fds = {"steps_fd": self._resources.poller.write_fd, "crash_fd": self._crash_fd}
+        return NativeLink(plan, pickled_factory, self.context.events, entry.times, **fds)

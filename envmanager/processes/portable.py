@@ -1,0 +1,222 @@
+"""The portable transport, for every system: ``subprocess`` starts workers, and each has a socket for all its messages.
+
+::
+
+    trainer                                                             worker
+    PortableProcess ── standard input: what to do, then nothing ──────▶ boot.run ──▶ child.main
+      its thread    ── waits for the end of the process
+                       and then closes one end of a socket pair
+    Channel ◀────────── a socket: COMMANDs and MESSAGEs ──────────────▶ TrainerConnection
+    SharedRows ◀─────── a temporary file without a name ──────────────▶ SharedRows
+
+Standard input is also the lifeline: it ends when the trainer dies, and then a thread in the worker kills its group. The
+thread in the trainer writes to it, so that a worker that reads slowly, or never, delays no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import pickle
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from envmanager.hosts import descriptors
+from envmanager.hosts.link_host import Resources
+from envmanager.hosts.poller import Poller
+from envmanager.kernel.table import Entry
+from envmanager.processes.boot import LENGTH, THREAD_CAPS, inheritance, python
+from envmanager.processes.process_host import ProcessHost
+from envmanager.processes.process_link import LaunchPlan, ProcessLink
+from envmanager.system.interrupts import blocked_in_children
+from envmanager.system.machine import core_wait_ns, exit_name
+
+_REAP_S = 1.0
+"""Maximum time in seconds to wait until a killed process has ended."""
+_EXTENDED_LIMITS, _KILL_ON_JOB_CLOSE = 9, 0x2000
+_LIMIT_FLAGS_AT = 16
+_LIMITS_BYTES = 144 if sys.maxsize > 2**32 else 112
+
+
+class PortableProcess:
+    """A worker process, and the thread that writes to it what to do and then waits for its end."""
+
+    def __init__(
+        self, plan: LaunchPlan, pickled_factory: bytes, connection: socket.socket, output_fd: int | None
+    ) -> None:
+        """Start the process. ``connection``: its end of the connection. Raises OSError if this fails."""
+        name = f"envmanager-worker-{plan.worker_id}"
+        environ = {**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ}
+        arguments = [plan.memory], plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory
+        self._lock = threading.Lock()
+        self._has_ended = False
+        self._exit_code: int | None = None
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        with contextlib.ExitStack() as undo:
+            stdin_fd, self._life_fd = os.pipe()
+            undo.callback(self._close_lifeline)
+            descriptors.register(self._life_fd)  # a fork of the trainer closes it
+            try:
+                self.pidfd, self._end_fd = descriptors.socket_pair()
+                undo.callback(descriptors.close, self.pidfd)
+                undo.callback(descriptors.close, self._end_fd)
+                their_end: int | bytes = connection.fileno()
+                kept = [] if sys.platform == "win32" else [their_end, plan.memory]
+                self._popen = _start_python(environ, stdin_fd, output_fd, kept)
+            finally:
+                os.close(stdin_fd)
+            undo.callback(self._popen.wait)
+            undo.callback(self._popen.kill)
+            self._kill_group = _group_of(self._popen)
+            self.pid = self._popen.pid
+            if sys.platform == "win32":
+                their_end = connection.share(self.pid)
+            todo = inheritance(name, environ), "envmanager.processes.child:main", their_end, arguments
+            data = pickle.dumps(todo, protocol=5)
+            self._unwritten = memoryview(LENGTH.pack(len(data)) + data)
+            try:
+                self._thread.start()
+            except RuntimeError as error:  # no more threads are allowed
+                raise OSError(errno.EAGAIN, str(error)) from error
+            undo.pop_all()
+
+    def _serve(self) -> None:
+        try:
+            with contextlib.suppress(OSError):  # the process has ended before it has read everything
+                while self._unwritten:
+                    self._unwritten = self._unwritten[os.write(self._life_fd, self._unwritten) :]
+            self._unwritten = memoryview(b"")
+            self._exit_code = self._await_end()
+            self._close_lifeline()
+        finally:
+            descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
+
+    def _await_end(self) -> int | None:
+        """Wait until the process has ended, kill the rest of its group, and reap it. Return its exit code, if known."""
+        code = None
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # the user's code has reaped it
+                end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+                assert end is not None
+                code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+        else:  # the process is reaped before its group is killed, whose number another could have by then
+            code = self._popen.wait()
+        with self._lock:
+            self._has_ended = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            self._kill_group()
+        self._popen.wait()
+        return code
+
+    def _close_lifeline(self) -> None:
+        descriptors.forget(self._life_fd)
+        with contextlib.suppress(OSError):
+            os.close(self._life_fd)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, unless it has ended. When it ends, the rest of its group is killed."""
+        with self._lock:
+            if self._has_ended:
+                return
+            if sys.platform != "win32":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, number)
+            elif number != signal.SIGTERM:  # which Windows does not have
+                self._popen.kill()
+
+    def core_wait_ns(self) -> int:
+        """Return the time (ns) that the process has waited for a free core; 0 if the system does not report it."""
+        return core_wait_ns(self.pid)
+
+    def exit_name(self) -> str:
+        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if that is unknown."""
+        self._thread.join(_REAP_S)
+        return exit_name(self._exit_code)
+
+    def release(self) -> None:
+        """Wait until the process is reaped, and close its descriptors. A second call does nothing."""
+        self._thread.join(_REAP_S)
+        self.pidfd = descriptors.close(self.pidfd)
+
+
+def _start_python(
+    environ: Mapping[str, str], stdin_fd: int, output_fd: int | None, kept: list[Any]
+) -> subprocess.Popen[bytes]:
+    """Start a Python that reads from ``stdin_fd`` what to do, and that no Ctrl-C reaches."""
+    executable, needed = sys.executable, dict(os.environ)  # it may need variables that the environments do not get
+    if sys.platform == "win32" and sys.prefix != sys.base_prefix:  # the executable of a venv starts another process
+        executable, needed["__PYVENV_LAUNCHER__"] = sys._base_executable, sys.executable
+    with blocked_in_children():
+        return subprocess.Popen(
+            python(executable, "boot import run; run"),
+            env={**needed, **environ},
+            pass_fds=kept,
+            stdin=stdin_fd,
+            stdout=output_fd,
+            stderr=output_fd,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        )
+
+
+def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
+    """Return a function that kills the processes that a worker has started.
+
+    They are a process group. On Windows they are a job, which the kernel also ends when the trainer has died.
+    """
+    if sys.platform != "win32":
+        return partial(os.killpg, process.pid, signal.SIGKILL)
+    kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+    kernel32.CreateJobObjectW.restype = ctypes.c_void_p
+    job = ctypes.c_void_p(kernel32.CreateJobObjectW(None, None))
+    limits = ctypes.create_string_buffer(_LIMITS_BYTES)  # a JOBOBJECT_EXTENDED_LIMIT_INFORMATION
+    struct.pack_into("<I", limits, _LIMIT_FLAGS_AT, _KILL_ON_JOB_CLOSE)
+    kernel32.SetInformationJobObject(job, _EXTENDED_LIMITS, limits, len(limits))
+    kernel32.AssignProcessToJobObject(job, ctypes.c_void_p(int(process._handle)))
+    return partial(kernel32.CloseHandle, job)
+
+
+class PortableLink(ProcessLink):
+    """The link to a process that ``subprocess`` has started. All its responses come through its own connection."""
+
+    process: PortableProcess
+
+    def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[PortableProcess, int]:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            for each in (ours, theirs):
+                if each.family == socket.AF_INET:  # on Windows
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ours.setblocking(False)
+            process = PortableProcess(plan, pickled_factory, theirs, output_fd)
+            return process, descriptors.register(ours.detach())
+
+
+class PortableHost(ProcessHost):
+    """The host of workers of the portable transport."""
+
+    def _make_resources(self) -> Resources[ProcessLink]:
+        poller: Poller[ProcessLink] = Poller(spin_ns=self._spin_ns)
+        give_back: list[Any] = []
+        if sys.platform == "win32":
+            self._memory = f"envmanager-{secrets.token_hex(16)}"
+        else:
+            folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
+            self._memory, path = tempfile.mkstemp(prefix="envmanager-", dir=folder)
+            os.unlink(path)
+            descriptors.register(self._memory)
+            give_back.append(partial(descriptors.close, self._memory))
+        return Resources(self.options.timeouts.close_s, poller, *give_back)
+
+    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> PortableLink:
+        return PortableLink(plan, pickled_factory, self.context.events, entry.times)
