@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -14,11 +12,14 @@ from gymnasium.vector import AutoresetMode
 from envmanager import EnvContext, SimpleEnvManager, SubprocessEnvManager
 from envmanager.data.trees import concat_rows, copy_tree, no_rows, with_rows
 
+jax = pytest.importorskip("jax", reason="JAX is not installed: make test-envpool")
+jnp = jax.numpy
+
 N, LENGTH = 4, 5
 
 
 @jax.jit
-def advance(obs: jax.Array, actions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def advance(obs: Any, actions: Any) -> tuple[Any, Any, Any]:
     """Step rows of ``[row, steps of the episode, last action]``; return final observations, next ones and ends."""
     last = obs.at[:, 1].add(1).at[:, 2].set(actions)
     ended = last[:, 1] >= LENGTH
