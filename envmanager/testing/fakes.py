@@ -262,7 +262,7 @@ class EchoEnvironment(Environment):
         n = self._n_agents
         return {
             "default": AgentSteps(
-                np.arange(n),
+                np.arange(n, dtype=np.int64),
                 obs,
                 (action % 1000).astype(np.float32),
                 np.full(n, ended),
