@@ -28,7 +28,7 @@ LINUX_ONLY = {
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 COMMAND = [sys.executable, "-c", "import sys; from envmanager.cli import main; sys.exit(main())"]
 """The command ``envmanager``."""
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def modules() -> list[str]:
