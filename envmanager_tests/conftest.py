@@ -14,7 +14,6 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from envmanager.processes import starting
 from envmanager.system.interrupts import defer_interrupts
 from envmanager.testing.leaks import Traces, adopt_orphans, settle
 
@@ -43,9 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime keeps files open, and a connection
     adopt_orphans()
-    # These stay until the program ends, so they are there before the first test looks.
-    resource_tracker.ensure_running()
-    starting.load("envmanager.processes.child", *PRELOADED)
+    if sys.platform == "linux":
+        from envmanager.processes import starting
+
+        # These stay until the program ends, so they are there before the first test looks.
+        resource_tracker.ensure_running()
+        starting.load("envmanager.processes.child", *PRELOADED)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

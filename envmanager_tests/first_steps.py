@@ -27,7 +27,7 @@ LINUX_ONLY = {
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 COMMAND = [sys.executable, "-c", "import sys; from envmanager.cli import main; sys.exit(main())"]
 """The command ``envmanager``."""
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def modules() -> list[str]:
@@ -135,6 +135,15 @@ def files_are_replaced_and_folders_locked() -> None:
         assert path.read_text(encoding="utf-8") == "µ"
 
 
+def the_contract_of_managers_holds_in_this_process() -> None:
+    if any(importlib.util.find_spec(library) is None for library in ("pytest", "pytest_mock", "hypothesis")):
+        raise Skipped("pytest, pytest-mock or hypothesis is not installed")
+    # The interpreter under Wine has an older Typer.
+    options = "-p no:cacheprovider -W ignore::DeprecationWarning envmanager_tests/contract/test_managers.py"
+    told = output_of([sys.executable, "-m", "pytest", *options.split(), "-k", "TestSimpleEnvManager"])
+    assert " passed" in told, told
+
+
 CONFIG = """
 [manager]
 kind = "simple"
@@ -176,6 +185,7 @@ def output_of(command: list[str]) -> str:
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"}
     done = subprocess.run(
         command,
+        cwd=ROOT,
         capture_output=True,
         stdin=subprocess.DEVNULL,
         text=True,
@@ -183,7 +193,7 @@ def output_of(command: list[str]) -> str:
         env=environ,
         timeout=LIMIT_S,
     )
-    assert done.returncode == 0, f"exit code {done.returncode}:\n{done.stderr[-3000:]}"
+    assert done.returncode == 0, f"exit code {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
@@ -196,6 +206,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     the_quickstart_runs_without_a_guard,
     the_command_line_runs_and_checks_environments,
     files_are_replaced_and_folders_locked,
+    the_contract_of_managers_holds_in_this_process,
     a_training_writes_checkpoints_and_can_be_played,
 )
 

@@ -86,6 +86,8 @@ def run_on(
             "faulthandler",
             "-X",
             "warn_default_encoding",
+            "-W",
+            "ignore::EncodingWarning",
             str(_BOOTSTRAP),
             json.dumps(told),
             script,

@@ -19,7 +19,7 @@ wheels=(
     # Later versions of Typer, and of safetensors, bring DLLs in Rust that need more of Windows than Wine 8 has.
     'typer<0.20' click rich shellingham pygments markdown-it-py mdurl colorama pyyaml
     torch==2.4.1 safetensors==0.4.1 sympy 'mpmath<1.4' networkx jinja2 markupsafe filelock fsspec
-    pytest pytest-mock pytest-timeout iniconfig packaging pluggy psutil
+    pytest pytest-mock pytest-timeout iniconfig packaging pluggy psutil 'hypothesis<6.130' sortedcontainers
 )
 
 if ! command -v wine > /dev/null || ! command -v x86_64-w64-mingw32-gcc > /dev/null; then

@@ -318,7 +318,8 @@ class RunDelay:
         """Return the nanoseconds waited since the thread began; 0 where the kernel does not report it."""
         if self._fd is None:
             return 0
-        words = os.pread(self._fd, 100, 0).split()  # time on a core, time waiting for one, number of turns
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        words = os.read(self._fd, 100).split()  # time on a core, time waiting for one, number of turns
         return int(words[1]) if len(words) == 3 else 0
 
     def __enter__(self) -> RunDelay:

@@ -60,6 +60,22 @@ def test_managers_work_and_what_needs_linux_says_so(system: str) -> None:
     assert "GodotEnvManager needs Linux" in told["godot"]
 
 
+CONTRACT = """
+import sys, pytest
+
+plugins = "-p no:cacheprovider -p no:xdist -o timeout_method=thread -W ignore::pytest.PytestAssertRewriteWarning"
+selected = "envmanager_tests/contract/test_managers.py -k TestSimpleEnvManager"
+sys.exit(pytest.main(["--quiet", "--capture=no", *plugins.split(), *selected.split()]))
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_contract_of_managers_holds_in_one_process(system: str) -> None:
+    told = run_on(system, CONTRACT, preloaded=[*OTHERS, "pytest_mock", "pytest_timeout", "xdist", "ale_py"])
+
+    assert " passed" in told
+
+
 LEFT_BEHIND = """
 import threading
 from envmanager.testing import nothing_left_behind

@@ -61,6 +61,31 @@ print(json.dumps(told))
 """
 
 
+BRIDGES = """
+from stable_baselines3 import PPO
+from envmanager import SimpleEnvManager
+from envmanager.interop import as_sb3_vec_env, as_vector_env
+
+environments = as_vector_env(SimpleEnvManager("CartPole-v1", 2))
+observations, _ = environments.reset(seed=0)
+for _ in range(50):
+    observations, *_ = environments.step(environments.action_space.sample())
+environments.close()
+
+environments = as_sb3_vec_env(SimpleEnvManager("CartPole-v1", 2))
+PPO("MlpPolicy", environments, n_steps=16, batch_size=8, n_epochs=1).learn(32)
+environments.close()
+print(observations.shape)
+"""
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_other_libraries_step_and_learn_through_the_bridges(system: str) -> None:
+    pytest.importorskip("stable_baselines3")
+    preloaded = [*OTHERS, "gymnasium.vector", "stable_baselines3", "matplotlib.pyplot"]
+    assert run_on(system, BRIDGES, preloaded=preloaded) == "(2, 4)\n"
+
+
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_trainings_work_and_learning_apart_is_refused(system: str, tmp_path: Path) -> None:
     told = json.loads(run_on(system, f"FOLDER = {str(tmp_path)!r}\n{SCRIPT}", preloaded=OTHERS))
