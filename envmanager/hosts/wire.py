@@ -161,7 +161,6 @@ def loads_failure(data: bytes) -> EnvManagerError:
     return error  # type: ignore[no-any-return]
 
 
-_FIRST_READ_SIZE = 1 << 12
 _READ_SIZE = 1 << 20
 
 
@@ -250,10 +249,10 @@ class Channel:
 
     def pump(self) -> bool:
         """Read all bytes that have arrived into ``messages``, without blocking. Return whether there were any."""
-        n_new, size = 0, _FIRST_READ_SIZE
+        n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
-                part = descriptors.read(self.fd, size)
+                part = descriptors.read(self.fd, _READ_SIZE)
             except BlockingIOError:
                 break
             except OSError:  # the worker ended before reading all
@@ -263,9 +262,6 @@ class Channel:
                 break
             n_new += len(part)
             self._inbox += part
-            if len(part) < size:
-                break
-            size = _READ_SIZE
         while len(self._inbox) >= MESSAGE.size:
             ticket, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
             if len(self._inbox) < MESSAGE.size + length:

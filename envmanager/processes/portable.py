@@ -35,6 +35,7 @@ from typing import Any
 from envmanager.hosts import descriptors
 from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
+from envmanager.hosts.wire import MESSAGE, STEP_CODE, Channel
 from envmanager.kernel.table import Entry
 from envmanager.processes.boot import LENGTH, THREAD_CAPS, inheritance, python
 from envmanager.processes.process_host import ProcessHost
@@ -44,6 +45,7 @@ from envmanager.system.machine import core_wait_ns, exit_name
 
 _REAP_S = 1.0
 """Maximum time in seconds to wait until a killed process has ended."""
+_STEP_BYTES = 1 << 12
 _EXTENDED_LIMITS, _KILL_ON_JOB_CLOSE = 9, 0x2000
 _LIMIT_FLAGS_AT = 16
 _LIMITS_BYTES = 144 if sys.maxsize > 2**32 else 112
@@ -186,10 +188,56 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
     return partial(kernel32.CloseHandle, job)
 
 
+class PortableChannel(Channel):
+    """A connection that carries steps too. Most have no payload, and are read without making a Message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_kept = False
+
+    def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
+        """Return flags, final rows, busy ns and end of the step if nothing else has come. Keep all else for ``pump``."""
+        if self._inbox or self.fd == descriptors.CLOSED:
+            return None
+        try:
+            data = descriptors.read(self.fd, _STEP_BYTES)
+        except OSError:
+            return None
+        if len(data) == MESSAGE.size:
+            found, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack(data)
+            if found == ticket and code == STEP_CODE and not length:
+                return flags, n_ended, busy_ns, ended_ns
+        self._inbox += data
+        self._has_kept = bool(data)
+        return None
+
+    def pump(self) -> bool:
+        has_kept, self._has_kept = self._has_kept, False
+        return super().pump() or has_kept
+
+
+class PortablePoller(Poller["PortableLink"]):
+    """A poller that takes the steps without a payload first."""
+
+    def pump(self, link: PortableLink) -> None:
+        step = link.channel.take_step(link.step_ticket) if link.step_ticket else None
+        if step is None:
+            super().pump(link)
+            return
+        flags, n_ended, busy_ns, ended_ns = step
+        link.times.stepped(busy_ns, ended_ns)
+        link.await_nothing()
+        self.arrived.append(link.decoder.record(link.slot, flags, n_ended))
+
+
 class PortableLink(ProcessLink):
     """The link to a process that ``subprocess`` has started. All its responses come through its own connection."""
 
     process: PortableProcess
+    channel: PortableChannel
+
+    def make_channel(self) -> PortableChannel:
+        return PortableChannel()
 
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[PortableProcess, int]:
         ours, theirs = socket.socketpair()
@@ -206,7 +254,7 @@ class PortableHost(ProcessHost):
     """The host of workers of the portable transport."""
 
     def _make_resources(self) -> Resources[ProcessLink]:
-        poller: Poller[ProcessLink] = Poller(spin_ns=self._spin_ns)
+        poller: Any = PortablePoller(spin_ns=self._spin_ns)
         give_back: list[Any] = []
         if sys.platform == "win32":
             self._memory = f"envmanager-{secrets.token_hex(16)}"

@@ -60,7 +60,7 @@ class ProcessLink(Link):
     decoder: Decoder
 
     def __init__(self, plan: LaunchPlan, pickled_factory: bytes, events: EventLog, times: WorkerTimes) -> None:
-        super().__init__(plan, Channel(), events, times)
+        super().__init__(plan, self.make_channel(), events, times)
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._plan = plan
         self._worker_rows: SharedRows | None = None
@@ -80,6 +80,10 @@ class ProcessLink(Link):
             if output_fd is not None:
                 os.close(output_fd)
         self.channel.open(fd, self.process.pidfd)
+
+    def make_channel(self) -> Channel:
+        """Return a channel, which is opened when the process has been started."""
+        return Channel()
 
     @abstractmethod
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
