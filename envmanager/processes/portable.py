@@ -196,7 +196,7 @@ class PortableChannel(Channel):
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, final rows, busy ns and end of the step if nothing else has come. Keep the rest for ``pump``."""
+        """Return flags, final rows, busy ns and end of the step if nothing else came. Keep all else for ``pump``."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:
