@@ -20,7 +20,7 @@ import attrs
 import gymnasium
 import numpy as np
 
-from envmanager import SimpleEnvManager, SubprocessEnvManager
+from envmanager import EnvContext, SimpleEnvManager, SubprocessEnvManager
 
 Step = Callable[[], None]
 
@@ -167,11 +167,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=30)
     parser.add_argument("--only", nargs="+", choices=[*CELLS, "pong"], default=[*CELLS, "pong"])
     arguments = parser.parse_args()
-    print(
-        "| vector | run | µs of CPU more a round | share of alone, CPU | by the clock | wanted |\n|---"
-        + "|---" * 5
-        + "|"
-    )
+    print("| vector | run | µs of CPU more a round | share of alone, CPU | by the clock | wanted |\n|---" + "|---" * 5 + "|")
     for cell in (cell for name in CELLS if name in arguments.only for cell in CELLS[name]):
         for run in range(1, arguments.runs + 1):
             cpu, wall, cpu_alone, wall_alone = compare(cell, arguments.chunks)
@@ -179,11 +175,7 @@ def main() -> None:
             print(f"| {cell.name} | {run} | {(cpu - cpu_alone) * 1e6:.1f} | {shares} | {cell.wanted} |", flush=True)
     if "pong" not in arguments.only:
         return
-    print(
-        "\n| Pong, rows/s | run | in this process | two workers | EnvPool alone | best of ours beside it |\n|---"
-        + "|---" * 5
-        + "|"
-    )
+    print("\n| Pong, rows/s | run | in this process | two workers | EnvPool alone | best of ours beside it |\n|---" + "|---" * 5 + "|")
     for n in (8, 32):
         for run in range(1, arguments.runs + 1):
             rates = pong_by_id(n, 8)
