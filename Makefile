@@ -68,11 +68,11 @@ STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
 .PHONY: help run test test-training test-godot test-bench test-portable test-start-methods faults check docs soak bench \
-    bench-godot bench-vectors coverage ray test-ray test-mlagents test-wine test-matrix clean
+    bench-godot bench-vectors coverage ray godot godot4 test-ray test-mlagents test-wine test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{printf "make %-18s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1|/' | awk -F'|' '{printf "make %-18s %s\n", $$1, $$2}'
 
 run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the run goes on
 	@echo "Eight simulators: worker 5 is slow (100 ms a step, the others about 4 ms), and"
@@ -155,6 +155,16 @@ coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker proc
 
 ray: .venv-ray/.installed ## run CartPoles in actors of a Ray cluster on this machine
 	.venv-ray/bin/envmanager run --env CartPole-v1 --n-envs 32 --manager ray --n-workers 2 --steps 20000
+
+godot: $(RUN_STAMP) ## play a demo game in two engines of Godot; brings godot3-server where there is no engine
+	tools/have_godot.sh
+	$(VENV)/bin/envmanager run --env demo:rolling_ball --manager godot --n-envs 8 --n-workers 2 --steps 4000
+
+godot4: .godot4/godot4 ## bring Godot 4 from Debian sid into .godot4
+	@echo "Godot 4 is here. Use it: export ENVMANAGER_GODOT=$(abspath .godot4/godot4)"
+
+.godot4/godot4:
+	tools/get_godot4.sh .godot4
 
 test-ray: .venv-ray/.installed ## run the tests of managers on a Ray cluster, of three nodes on this machine
 	.venv-ray/bin/pytest -m "not load" envmanager_tests/ray_cluster envmanager_tests/unit/test_ray_worker.py

@@ -13,9 +13,11 @@ its own files: only ``addons/envmanager`` is overwritten, and one line is added 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import attrs
@@ -41,6 +43,11 @@ HERE = Path(__file__).parent
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
 _TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d+)", re.MULTILINE)
 _DEMO = "demo:"
+_IMPORTED = {
+    *(".import", ".png", ".jpg", ".jpeg", ".svg", ".webp", ".bmp", ".tga", ".exr", ".hdr", ".wav", ".ogg", ".mp3"),
+    *(".glb", ".gltf", ".obj", ".dae", ".fbx", ".ttf", ".otf", ".csv"),
+}
+"""Suffixes of files that Godot 3 imports."""
 
 
 @attrs.frozen
@@ -91,28 +98,63 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
 def find_binary(major: int, chosen: str | None = None) -> str:
     """Return the path of an engine of this major version: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    Raises UsageError when there is none.
+    Each is asked for its version, once. Raises UsageError when there is none, or if ``chosen`` has another version.
     """
     given = chosen or os.environ.get(VARIABLE)
-    for name in BY_MAJOR[major] if given is None else (os.path.expanduser(given),):
-        found = shutil.which(name)
-        if found is not None:
-            return os.path.abspath(found)
+    where = "engine.binary" if chosen else f"${VARIABLE}"
+    other = ""
     if given is not None:
-        where = "engine.binary" if chosen else f"${VARIABLE}"
-        raise UsageError(f"{where} is {given!r}, which is no program that can be run here.")
+        found = shutil.which(os.path.expanduser(given))
+        if found is None:
+            raise UsageError(f"{where} is {given!r}, which is no program that can be run here.")
+        version = version_of(found)
+        if version is None or version.startswith(f"{major}."):  # without a version the user is trusted
+            return os.path.abspath(found)
+        other = f"{where} is {given!r}, an engine of Godot {version}, but the game is for Godot {major}"
+        if chosen:
+            raise UsageError(f"{other}. Name an engine of Godot {major}, or leave engine.binary out.")
+    on_path = _on_path(major)
+    if on_path is not None:
+        return on_path
+    missing = f"{other}, and" if other else f"there is no engine for a game of Godot {major}:"
     raise UsageError(
-        f"there is no engine for a game of Godot {major} on PATH ({', '.join(BY_MAJOR[major])}). {HOW_TO_GET[major]}; "
-        f"or name it: engine.binary in the config, or ${VARIABLE}."
+        f"{missing} none is on PATH ({', '.join(BY_MAJOR[major])}). {HOW_TO_GET[major]}; or name it: engine.binary in "
+        f"the config, or ${VARIABLE}."
     )
 
 
+def _on_path(major: int) -> str | None:
+    """Return the path of the first engine of this major version on PATH."""
+    for found in filter(None, map(shutil.which, BY_MAJOR[major])):
+        if (version_of(found) or f"{major}.").startswith(f"{major}."):
+            return os.path.abspath(found)
+    return None
+
+
+def version_of(binary: str) -> str | None:
+    """Return the version that an engine reports, such as ``"4.6.3"``; None if it reports none within 30 s."""
+    status = os.stat(binary)
+    return _version_of(binary, status.st_mtime_ns, status.st_size)
+
+
+@functools.cache
+def _version_of(binary: str, _mtime_ns: int, _size: int) -> str | None:
+    try:
+        told = subprocess.run([binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30.0)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(rb"^\d+\.\d+(\.\d+)?", told.stdout, re.MULTILINE)
+    return found[0].decode() if found else None
+
+
 def find_major(chosen: str | None) -> int | None:
-    """Return the major version of an installed engine, by its file name; None without one. Godot 4 is preferred."""
+    """Return the major version that an installed engine reports; None without one. Godot 4 is preferred."""
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
-        return 3 if "3" in os.path.basename(given) else 4
-    return next((major for major, names in BY_MAJOR.items() if any(map(shutil.which, names))), None)
+        found = shutil.which(os.path.expanduser(given))
+        version = None if found is None else version_of(found)
+        return 4 if version is None else int(version.partition(".")[0])
+    return next((major for major in BY_MAJOR if _on_path(major)), None)
 
 
 def _any_engine(chosen: str | None) -> tuple[int, str]:
@@ -148,9 +190,15 @@ def _is_server(binary: str) -> bool:
 
 
 def import_command(game: Game) -> list[str] | None:
-    """Return the command that imports a project's images and sounds; None if no import is needed."""
+    """Return the command that imports a project's images and sounds, and lists its classes; None if none is needed.
+
+    A fresh clone of a project of Godot 4 has neither, because ``.godot`` is not committed. Godot 3 keeps its classes in
+    ``project.godot``.
+    """
     imported = game.path / (".godot" if game.major >= 4 else ".import")
-    if not game.path.is_dir() or imported.exists() or next(game.path.rglob("*.import"), None) is None:
+    if not game.path.is_dir() or imported.exists():
+        return None
+    if game.major < 4 and not any(path.suffix in _IMPORTED for path in game.path.rglob("*")):
         return None
     how = ["--headless", "--import"] if game.major >= 4 else ["--editor", "--quit"]
     return [game.binary, "--path", str(game.path), *how]

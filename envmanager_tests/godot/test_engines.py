@@ -17,6 +17,7 @@ import pytest
 from envmanager import EnvRaised, RandomPolicy, RestartPolicy, Timeouts, UsageError, Wait, WorkerDied, WorkerTimedOut
 from envmanager.data.steps import StepInfo
 from envmanager.errors import WorkerError
+from envmanager.godot.games import new_project
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
@@ -230,6 +231,7 @@ def test_a_scene_that_is_not_there_fails_the_start_with_its_name(play: Play) -> 
 TRAINER = """
 import sys
 from envmanager import RandomPolicy, Timeouts
+from envmanager.godot.games import new_project
 from envmanager.godot.manager import GodotEnvManager
 
 game, binary, scene, doing = sys.argv[1:]
@@ -286,3 +288,26 @@ def test_waiting_for_any_hands_out_the_fast_engine_while_the_slow_one_works(play
         manager.set_attr("fail", [""], env_ids=[1])
         seen = [info.worker_id for _ in range(20) for info in manager.step(Wait.any())]
         assert seen.count(1) > seen.count(0)
+
+
+@pytest.mark.parametrize("pictures", [False, True], ids=["a class", "a picture too"])
+def test_a_fresh_clone_starts_with_its_classes_and_pictures(
+    program: str, major: int, tmp_path: Path, pictures: bool
+) -> None:
+    game = new_project(tmp_path / "game", major)
+    kind = "RefCounted" if major == 4 else "Reference"
+    (game / "helper.gd").write_text(f"class_name Helper\nextends {kind}\nstatic func none() -> int:\n\treturn 0\n")
+    if major == 3:  # which keeps its classes in the committed project.godot
+        project = game / "project.godot"
+        classes = '_global_script_classes=[{"base": "Reference", "class": "Helper", "language": "GDScript", "path": "res://helper.gd"}]'
+        project.write_text(f'{classes}\n_global_script_class_icons={{"Helper": ""}}\n\n{project.read_text()}')
+    arena = game / "arena.gd"
+    text = arena.read_text().replace("\tticks = 0\n", "\tticks = Helper.none()\n", 1)
+    if pictures:
+        (game / "dot.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>')
+        text = text.replace("Helper.none()", 'Helper.none() + int(load("res://dot.svg") == null)')
+    arena.write_text(text)
+    with GodotEnvManager(str(game), 2, engine={"binary": program}) as manager:
+        manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], 3))
+        manager.reset({"seed": 0})
+        take_steps(manager, 3)

@@ -13,8 +13,9 @@ from envmanager.godot.games import Game, command_for, find_binary, find_game, im
 from envmanager.godot.options import EngineOptions
 
 
-def program(path: Path) -> str:
-    path.write_text("#!/bin/sh\n")
+def program(path: Path, version: str = "") -> str:
+    """Make a program that reports this version, as an engine does, and counts in a file how often it was started."""
+    path.write_text(f"#!/bin/sh\necho started >> {path}.log\necho {version}\n")
     path.chmod(0o700)
     return str(path)
 
@@ -105,6 +106,38 @@ def test_an_engine_that_was_chosen_comes_before_the_variable_and_that_before_pat
         find_binary(4, str(tmp_path / "nothing"))
 
 
+def test_an_engine_is_what_it_reports_and_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    official = program(tmp_path / "Godot_v4.6.3-stable_linux.x86_64", "4.6.3.stable.official.7d41c59c4")
+    monkeypatch.setenv(games.VARIABLE, official)
+    assert games.find_major(None) == 4
+    assert find_game("demo:rolling_ball", EngineOptions(), tmp_path / "scratch").major == 4
+    assert find_binary(4) == official
+    assert Path(f"{official}.log").read_text() == "started\n"
+
+
+def test_the_variable_is_left_aside_where_it_names_an_engine_of_the_other_major(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
+    monkeypatch.setattr(games, "BY_MAJOR", {4: ("my-godot4", "my-godot"), 3: ("my-godot3", "my-godot")})
+    four = program(tmp_path / "four", "4.6.3.stable")
+    monkeypatch.setenv(games.VARIABLE, four)
+    with pytest.raises(
+        UsageError, match=r"\$ENVMANAGER_GODOT is '.*four', an engine of Godot 4\.6\.3, but .* Godot 3, and none is"
+    ):
+        find_binary(3)
+    program(tmp_path / "bin" / "my-godot", "4.2.stable")
+    with pytest.raises(UsageError, match="but the game is for Godot 3"):
+        find_binary(3)  # "godot" may be either, and is of Godot 4 here
+    three = program(tmp_path / "bin" / "my-godot3", "3.5.2.stable.debian")
+    assert find_binary(3) == three
+    with pytest.raises(
+        UsageError, match=r"engine\.binary is '.*four', an engine of Godot 4.*Name an engine of Godot 3"
+    ):
+        find_binary(3, four)
+
+
 def test_the_simulated_time_is_the_projects_own(tmp_path: Path) -> None:
     godot4 = project(tmp_path / "four", more="common/physics_ticks_per_second=120")
     godot3 = project(tmp_path / "three", version=4, more="common/physics_fps=30")
@@ -130,11 +163,19 @@ def test_an_engine_without_a_window_is_refused_where_one_is_wanted(tmp_path: Pat
         find_game(str(folder), EngineOptions(binary=server, window=True), tmp_path)
 
 
-def test_a_project_is_imported_only_when_it_has_something_that_is_not(tmp_path: Path) -> None:
+def test_a_project_of_godot_4_is_imported_when_it_is_a_fresh_clone(tmp_path: Path) -> None:
     folder = project(tmp_path / "game")
     game = Game(folder, "godot4", 4, 60)
-    assert import_command(game) is None
-    (folder / "icon.png.import").write_text("")
     assert import_command(game) is not None
     (folder / ".godot").mkdir()
+    assert import_command(game) is None
+
+
+def test_a_project_of_godot_3_is_imported_when_it_has_something_to_import(tmp_path: Path) -> None:
+    folder = project(tmp_path / "game", version=4)
+    game = Game(folder, "godot3", 3, 60)
+    assert import_command(game) is None
+    (folder / "icon.png").write_text("")
+    assert import_command(game) is not None
+    (folder / ".import").mkdir()
     assert import_command(game) is None
