@@ -5,7 +5,6 @@ Each check prints a line, and its traceback if it fails. The exit code is the nu
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import importlib.util
 import os
@@ -345,26 +344,13 @@ def error_of(factory: Any, error_class: type[AnError], **options: Any) -> AnErro
 
 def await_end(pids: list[int]) -> None:
     """Wait until these processes have ended. Raises AssertionError after LIMIT_S."""
-    assert is_running(os.getpid())
+    from envmanager.testing.leaks import state_of
+
+    assert state_of(os.getpid())
     limit = time.monotonic() + LIMIT_S
-    while running := [pid for pid in pids if is_running(pid)]:
+    while running := [pid for pid in pids if state_of(pid) not in ("", "Z")]:
         assert time.monotonic() < limit, f"{running} still run"
         time.sleep(0.1)
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process of this number exists and has not ended."""
-    if sys.platform != "win32":
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
-    kernel32, synchronize, timed_out = ctypes.WinDLL("kernel32"), 0x100000, 0x102
-    handle = kernel32.OpenProcess(synchronize, False, pid)
-    has_timed_out: bool = handle and kernel32.WaitForSingleObject(handle, 0) == timed_out
-    kernel32.CloseHandle(handle)
-    return has_timed_out
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from envmanager_tests.first_steps import LINUX_ONLY
 from envmanager_tests.other_systems import SYSTEMS, lacking, lacking_modules, run_on
+from envmanager_tests.start_methods import IS_PORTABLE
 
 OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "rich", "typer", "yaml")
 """Other people's modules, but for those that need PyTorch: these are tried with the trainings."""
@@ -61,19 +63,43 @@ def test_managers_work_and_what_needs_linux_says_so(system: str) -> None:
 
 
 CONTRACT = """
-import sys, pytest
+import os, sys, pytest
 
 plugins = "-p no:cacheprovider -p no:xdist -o timeout_method=thread -W ignore::pytest.PytestAssertRewriteWarning"
-selected = "envmanager_tests/contract/test_managers.py -k TestSimpleEnvManager"
-sys.exit(pytest.main(["--quiet", "--capture=no", *plugins.split(), *selected.split()]))
+os.environ["ENVMANAGER_TRANSPORT"] = "portable"
+sys.exit(pytest.main(["--quiet", "--capture=no", *plugins.split(), FILE, "-k", SELECTED]))
 """
+CONTRACT_LIBRARIES = (*OTHERS, "pytest_mock", "pytest_timeout", "xdist", "ale_py")
+
+
+def check_contract(system: str, file: str, selected: str, timeout_s: float = 300) -> None:
+    script = f"FILE, SELECTED = 'envmanager_tests/{file}', {selected!r}\n{CONTRACT}"
+    assert " passed" in run_on(system, script, preloaded=CONTRACT_LIBRARIES, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_contract_of_managers_holds_in_one_process(system: str) -> None:
-    told = run_on(system, CONTRACT, preloaded=[*OTHERS, "pytest_mock", "pytest_timeout", "xdist", "ale_py"])
+    check_contract(system, "contract/test_managers.py", "TestSimpleEnvManager")
 
-    assert " passed" in told
+
+@pytest.mark.parametrize(
+    ("file", "selected", "part"),
+    [
+        ("contract/test_managers.py", "TestPortableTransport", "every_step or send_and_recv or close"),
+        ("faults/test_fault_contract.py", "TestForkserver", "case_13 or case_17"),
+    ],
+    ids=["managers", "faults"],
+)
+@pytest.mark.timeout(1300)
+def test_the_contracts_hold_over_workers_on_macos(file: str, selected: str, part: str) -> None:
+    """Run the whole contracts in `make test-portable`, and a part of them in `make test`."""
+    check_contract("macos", file, selected if IS_PORTABLE else f"{selected} and ({part})", timeout_s=1200)
+
+
+def test_the_quickstart_runs_on_macos_with_workers_and_without_a_guard() -> None:
+    script = re.findall(r"```python\n(.*?)```", Path("docs/quickstart.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    assert "SubprocessEnvManager" in script
+    assert "terminated" in run_on("macos", script, preloaded=OTHERS)
 
 
 LEFT_BEHIND = """
