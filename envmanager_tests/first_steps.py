@@ -261,6 +261,7 @@ def the_command_line_runs_and_checks_environments() -> None:
 
 
 def files_are_replaced_and_folders_locked() -> None:
+    from envmanager import UsageError
     from envmanager.observe.files import write_anew
     from envmanager.training import run_lock
 
@@ -269,6 +270,15 @@ def files_are_replaced_and_folders_locked() -> None:
         with run_lock.held(path.parent):
             for text in ("first", "µ"):
                 write_anew(path, text)
+            told = "two trainings may write into one folder"
+            try:
+                with run_lock.held(path.parent):
+                    pass
+            except UsageError as error:
+                told = str(error)
+            assert f"process {os.getpid()}" in told, told
+        with run_lock.held(path.parent):
+            pass
         assert path.read_text(encoding="utf-8") == "µ"
 
 

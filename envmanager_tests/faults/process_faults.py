@@ -314,6 +314,7 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on(range(trainer.manager.n_workers))
 
     @only_with_processes
+    @unless_windows(reason="on Windows os.kill with SIGINT ends the process")
     def test_case_26_a_late_response_to_an_interrupted_call_is_dropped_and_counted(self) -> None:
         interrupt = [SendSignal(os.getpid()), Sleep(2)]
         with self.running(faulty(interrupt, at="call", only_env=1)) as trainer:

@@ -149,6 +149,12 @@ def test_the_command_line_runs_and_checks_environments_in_its_own_process(system
     assert "left behind []" in told
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_folder_is_locked_for_one_training(system: str) -> None:
+    script = "from envmanager_tests import first_steps\nfirst_steps.files_are_replaced_and_folders_locked()"
+    assert run_on(system, script, preloaded=OTHERS) == ""
+
+
 SLOW_STEPS = """
 import time
 import gymnasium, numpy
