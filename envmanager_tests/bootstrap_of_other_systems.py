@@ -15,6 +15,7 @@ import shutil
 import sys
 import time
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 _PRELOADED = (
@@ -120,6 +121,19 @@ def _coarsen_monotonic() -> None:
     time.monotonic = lambda: time.monotonic_ns() / 1e9
 
 
+def _locks_of_windows() -> Any:
+    """Return a module ``msvcrt`` that has only locks."""
+    flags = {0: fcntl.LOCK_UN, 2: fcntl.LOCK_EX | fcntl.LOCK_NB}
+
+    def locking(fd: int, mode: int, _: int) -> None:
+        try:
+            fcntl.flock(fd, flags[mode])
+        except BlockingIOError as error:
+            raise PermissionError(13, "Permission denied") from error
+
+    return SimpleNamespace(LK_UNLCK=0, LK_NBLCK=2, locking=locking)
+
+
 def _become_windows() -> None:
     import signal
 
@@ -133,6 +147,7 @@ def _become_windows() -> None:
         load(self, name, *arguments, **options)
 
     ctypes.CDLL.__init__ = load_by_name  # type: ignore[method-assign]
+    sys.modules["msvcrt"] = _locks_of_windows()
     _refuse_to_move_open_files()
     _refuse_what_windows_refuses()
     _coarsen_monotonic()

@@ -13,7 +13,6 @@ names the call in which that happened, and the remaining questions are tried in 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -56,10 +55,9 @@ def check_environment(
 
     Takes about three times ``n_steps`` steps in a worker process. A call of the environment may take ``timeout_s``
     seconds; a longer call, or one that ends the process, is a finding. ``in_process``: whether to run the environment
-    in this process, for a debugger, although a crash then ends this process. On other systems than Linux it always runs
-    there. ``on_call`` receives a line before each call. Raises UsageError if ``env_factory`` cannot make environments.
+    in this process, for a debugger, although a crash then ends this process. ``on_call`` receives a line before each
+    call. Raises UsageError if ``env_factory`` cannot make environments.
     """
-    in_process = in_process or sys.platform != "linux"
     with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
         findings = list(_Examination(trial, n_steps, seed).findings())
     return sorted(findings, key=lambda finding: QUESTIONS.index(finding.question))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 from envmanager.adapters.factories import EnvFactory, vectorised
@@ -37,6 +36,4 @@ def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -
 
 
 def _place(env_factory: EnvFactory, vector_factory: Any, options: ProcessOptions) -> Placement:
-    if sys.platform != "linux":
-        return Placement("simple", 1, "in this process, because worker processes need Linux")
     return place(SubprocessEnvManager, env_factory, options, in_process=True, vectorised=vector_factory)

@@ -1,8 +1,8 @@
-"""The link to one actor, and the poller of all links. Ray's threads queue the answers and signal an eventfd.
+"""The link to one actor, and the poller of all links. Ray's threads queue the answers and ring a bell, a socket pair.
 
 ::
 
-    an answer, in a thread of Ray's ── bring ──▶ queue and eventfd ── drain, in the trainer's ──▶ its connection
+    an answer, in a thread of Ray's ── bring ──▶ queue and bell ── drain, in the trainer's ──▶ its connection
 
 When an actor ends, its pending call fails. An actor without a pending call is pinged once a second, while the trainer
 receives steps of others, so that its end is noticed too.
@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import pickle
 import re
-import select
-import signal
 import threading
 import time
 from collections import deque
@@ -27,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, NotPlaced
 from envmanager.hosts import descriptors
-from envmanager.hosts.link import Link, State, WorkerPlan
+from envmanager.hosts.link import SIGKILL, Link, State, WorkerPlan
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.wire import CODES, COMMAND, STEP_CODE, Channel, Decoder, Message
 from envmanager.observe.events import EventLog
@@ -38,6 +35,7 @@ if TYPE_CHECKING:  # it needs Ray
     from envmanager.ray_cluster.cluster import ActorHandle, Cluster
 
 _ASK_EVERY_S = 1.0
+_BELL_BYTES = 1 << 12
 _NODE_DIED = "NODE_DIED"
 _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE", "OutOfMemoryError": "OUT_OF_MEMORY"}
 
@@ -47,7 +45,7 @@ class ActorConnection(Channel):
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
-        self.pidfd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self.pidfd, self._end_fd = descriptors.socket_pair()
         self.pid: int | None = None
         self.node = ""
         """Host of the actor; empty until the actor has been placed."""
@@ -127,11 +125,11 @@ class ActorConnection(Channel):
     def _end(self) -> None:
         if not self._has_ended:
             self._has_ended = True
-            os.eventfd_write(self.pidfd, 1)
+            self._end_fd = descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def signal(self, number: int) -> None:
         """Kill the actor if the signal is SIGKILL. Other signals are ignored, since Ray cannot send them."""
-        if number == signal.SIGKILL and self.pidfd != descriptors.CLOSED:
+        if number == SIGKILL and self.pidfd != descriptors.CLOSED:
             self._actor.kill()
             self._end()
 
@@ -142,7 +140,7 @@ class ActorConnection(Channel):
         return self._exit_name
 
     def release(self) -> None:
-        self.pidfd = descriptors.close(self.pidfd)
+        self.pidfd, self._end_fd = map(descriptors.close, (self.pidfd, self._end_fd))
         self._has_ended = True
 
 
@@ -208,9 +206,9 @@ class ActorPoller(Poller[ActorLink]):
         super().__init__()
         self.n_wanted = 1
         """Number of steps after which to wake the trainer. Each wakeup costs time that Ray's threads need."""
-        self.answers_fd = descriptors.register(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        """Eventfd that is readable when answers are queued."""
-        self.epoll.register(self.answers_fd, select.EPOLLIN)
+        self.answers_fd, self._bring_fd = descriptors.socket_pair()
+        """Bell that is readable when answers are queued, and its other end."""
+        self.epoll.register(self.answers_fd, descriptors.READABLE)
         self._came: deque[tuple[ActorConnection, ActorHandle, Answer | BaseException]] = deque()
         self._lock = threading.Lock()
         self._ask_at = 0.0
@@ -223,13 +221,14 @@ class ActorPoller(Poller[ActorLink]):
         is_step = isinstance(answer, Answer) and answer.code == STEP_CODE
         if not is_step or len(self._came) >= self.n_wanted:
             with self._lock:  # close() could otherwise free the descriptor for another file before the write
-                if self.answers_fd != descriptors.CLOSED:
-                    os.eventfd_write(self.answers_fd, 1)
+                if self._bring_fd != descriptors.CLOSED:
+                    with contextlib.suppress(BlockingIOError):  # it has rung many times
+                        descriptors.write(self._bring_fd, b"!")
 
     def drain(self) -> None:
         """Pass each queued answer to its connection."""
-        with contextlib.suppress(OSError):  # reset the eventfd first: an answer that comes meanwhile sets it again
-            os.eventfd_read(self.answers_fd)
+        with contextlib.suppress(OSError):  # empty the bell first: an answer that comes meanwhile rings again
+            descriptors.read(self.answers_fd, _BELL_BYTES)
         while True:
             try:
                 connection, actor, answer = self._came.popleft()
@@ -257,4 +256,4 @@ class ActorPoller(Poller[ActorLink]):
     def close(self) -> None:
         super().close()
         with self._lock:
-            self.answers_fd = descriptors.close(self.answers_fd)
+            self.answers_fd, self._bring_fd = map(descriptors.close, (self.answers_fd, self._bring_fd))

@@ -186,7 +186,9 @@ def _perform(entry: Sleep | Raise | Die) -> None:
     elif isinstance(entry, Raise):
         raise entry.error
     elif entry.signal_number is not None:
-        signal.signal(entry.signal_number, signal.SIG_DFL) if entry.signal_number != signal.SIGKILL else None
+        signal.signal(entry.signal_number, signal.SIG_DFL) if entry.signal_number != getattr(
+            signal, "SIGKILL", None
+        ) else None
         os.kill(os.getpid(), entry.signal_number)
     else:
         os._exit(entry.exit_code)

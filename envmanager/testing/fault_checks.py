@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import signal
+import sys
 import threading
 import time
 from abc import abstractmethod
@@ -25,11 +27,10 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import ManagerClosed, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
-from envmanager.system.machine import state_of
 from envmanager.testing.contract import check_echo
 from envmanager.testing.contract_asking import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment
-from envmanager.testing.leaks import nothing_left_behind
+from envmanager.testing.leaks import nothing_left_behind, state_of
 
 SLACK_S = float(os.environ.get("ENVMANAGER_SLACK_S", "20"))
 """Seconds by which a call may miss its deadline. The documentation promises 2 s on an idle machine.
@@ -41,6 +42,13 @@ SOON_S = 60.0
 NO_RESTARTS = RestartPolicy(max_restarts=0)
 IDLE = ("idle", "step")
 """Phases of the error after an idle worker was killed: "step" if an action was sent before the death was noticed."""
+
+SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""Signal that kills a process. On Windows ``os.kill`` ends processes with an exit code, the number of the signal."""
+KILLED = "SIGKILL" if hasattr(signal, "SIGKILL") else f"EXIT({signal.SIGTERM:d})"
+"""Exit of a process that was killed by SIGKILL."""
+unless_windows = functools.partial(pytest.mark.skipif, sys.platform == "win32")
+"""A decorator that skips a test on Windows. ``reason`` is what Windows lacks."""
 
 Error = TypeVar("Error", bound=WorkerError)
 Test = TypeVar("Test", bound=Callable[..., Any])

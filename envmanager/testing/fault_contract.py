@@ -16,7 +16,6 @@ public names are used.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,14 @@ from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep
 from envmanager.testing.fault_checks import (
     IDLE,
     NO_RESTARTS,
+    SIGKILL,
     CheckedTrainer,
     FaultyManagers,
     check_error,
     is_gone,
     only_with_processes,
     returns_within,
+    unless_windows,
     until,
 )
 from envmanager.testing.fault_contract_data import DataFaults
@@ -218,12 +219,13 @@ class CodeFaults(FaultyManagers):
 
     @only_with_processes
     @pytest.mark.parametrize("dies", [True, False], ids=["the worker dies", "the manager closes"])
+    @unless_windows(reason="Windows lacks /bin/sh")
     def test_case_11_a_simulator_ends_with_its_worker(self, dies: bool) -> None:
         with self.running(faulty(StartSimulator(), at="reset", only_env=1), restarts=NO_RESTARTS) as trainer:
             simulators = descendants(trainer.pid_of(1))
             assert len(simulators) == 1
             if dies:
-                os.kill(trainer.pid_of(1), signal.SIGKILL)
+                os.kill(trainer.pid_of(1), SIGKILL)
                 check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase=IDLE)
                 until(lambda: all(map(is_gone, simulators)))
                 trainer.go_on([0, 2])

@@ -7,7 +7,6 @@ workers in processes of their own.
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep
 from envmanager.testing.fault_checks import (
     IDLE,
     NO_RESTARTS,
+    SIGKILL,
     CheckedTrainer,
     FaultyManagers,
     check_error,
@@ -69,7 +69,7 @@ class RestartsAfterFaults(FaultyManagers):
         ("fault", "kind"),
         [
             (Die(0), WorkerDied),
-            (Die(signal_number=getattr(signal, "SIGKILL", None)), WorkerDied),  # Windows lacks SIGKILL
+            (Die(signal_number=SIGKILL), WorkerDied),
             (Sleep(600), WorkerTimedOut),
         ],
         ids=["exits", "is killed", "hangs"],
@@ -98,7 +98,7 @@ class RestartsAfterFaults(FaultyManagers):
     def test_case_14_a_worker_killed_while_idle_is_lost_at_the_next_wait(self) -> None:
         with self.running(EchoEnvironment) as trainer:
             trainer.step(Wait.all())
-            os.kill(trainer.pid_of(1), signal.SIGKILL)
+            os.kill(trainer.pid_of(1), SIGKILL)
             trainer.step_until(lambda: trainer.manager.events.count(events.Died) == 1, within_s=0.5)
             info = trainer.until_lost()
             assert info.lost is not None
@@ -110,7 +110,7 @@ class RestartsAfterFaults(FaultyManagers):
         with self.running(EchoEnvironment) as trainer:
             trainer.step(Wait.all())
             for worker_id in range(3):
-                os.kill(trainer.pid_of(worker_id), signal.SIGKILL)
+                os.kill(trainer.pid_of(worker_id), SIGKILL)
             trainer.until_lost(n=3)
             trainer.go_on([0, 1, 2], n_steps=5)
             assert sorted(info.worker_id for info in trainer.lost) == [0, 1, 2]
@@ -193,7 +193,7 @@ class RestartsAfterFaults(FaultyManagers):
             last = manager.recv(Wait.all())
             pid = manager.stats().workers[1].pid
             assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, SIGKILL)
             until(lambda: is_gone(pid))
             while noticed and not manager.events.count(events.Died):
                 manager.send(np.array([1, 3]), [0, 2])

@@ -22,6 +22,7 @@ from envmanager.testing.fault_checks import (
     check_error,
     only_with_processes,
     returns_within,
+    unless_windows,
 )
 from envmanager.testing.faults import SendSignal, faulty
 
@@ -104,6 +105,7 @@ class UsageFaults(FaultyManagers):
                 both = [threads.submit(trainer.manager.close) for _ in range(2)]
                 assert [one.result() for one in both] == [None, None]
 
+    @unless_windows(reason="on Windows os.kill with SIGINT ends the process")
     def test_case_42_an_interrupt_during_start_stops_everything(self) -> None:
         interrupt = [SendSignal(os.getpid()), Sleep(600)]
         with pytest.raises(KeyboardInterrupt), returns_within(self.start_s):

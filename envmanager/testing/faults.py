@@ -37,6 +37,9 @@ _kept: list[Any] = []
 """Objects that faults leave in their process on purpose: memory, descriptors, threads, child processes."""
 
 
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGCHLD", "SIGALRM")
+
+
 class Fault:
     """Base class of faults. Subclasses override ``strike`` to fail before a call, or ``spoil`` to change its result."""
 
@@ -94,7 +97,10 @@ class HoldGil(Fault):
     seconds: float = 600
 
     def strike(self) -> None:
-        ctypes.PyDLL(None).sleep(int(self.seconds))
+        if sys.platform == "win32":
+            ctypes.PyDLL("kernel32").Sleep(int(self.seconds * 1000))
+        else:
+            ctypes.PyDLL(None).sleep(int(self.seconds))
 
 
 @attrs.frozen
@@ -194,7 +200,7 @@ class ReadInput(Fault):
 
 def surroundings() -> dict[str, Any]:
     """Return the process-wide state that an environment may change, as picklable values that can be compared."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM)
+    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
     return {
         "cwd": os.getcwd(),
         "environ": dict(os.environ),
@@ -210,8 +216,9 @@ class Meddle(Fault):
     """A fault that changes all state that ``surroundings`` returns."""
 
     def strike(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
-            signal.signal(number, lambda *_: None)
+        for name in _SIGNALS:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), lambda *_: None)
         os.chdir("/")
         os.environ["ENVMANAGER_MEDDLED"] = "yes"
         thread = threading.Thread(target=threading.Event().wait, daemon=True)

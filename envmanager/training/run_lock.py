@@ -1,7 +1,7 @@
 """The lock of a training's folder, in which only one training at a time may write.
 
-The kernel releases the lock on the file (``flock``) when the process ends, even if it is killed. The file stays in the
-folder, because after a deletion two trainings could each lock a different file.
+The kernel releases the lock on the file (``flock``, on Windows ``msvcrt.locking``) when the process ends, even if it is
+killed. The file stays in the folder, because after a deletion two trainings could each lock a different file.
 
 The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once; other children do
 not inherit it.
@@ -10,10 +10,12 @@ not inherit it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import platform
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,14 +25,16 @@ from envmanager.errors import UsageError
 from envmanager.observe.files import reporting
 from envmanager.system.machine import after_fork_in_child
 
-try:
+if sys.platform == "win32":
+    import msvcrt
+else:
     import fcntl
-except ImportError:  # Windows has no flock
-    fcntl = None  # type: ignore[assignment]
 
 FILE = ".training.lock"
 _MARK = "envmanager train: "
 _LONGEST = 500
+_LOCKED_AT = 1 << 30
+"""Offset of the byte that is locked on Windows, behind the text, because locked bytes cannot be read there."""
 _held: set[BinaryIO] = set()
 _logger = logging.getLogger("envmanager")
 
@@ -57,8 +61,7 @@ def held(directory: Path) -> Iterator[None]:
                         (directory / FILE).unlink()
                         directory.rmdir()
                 with contextlib.suppress(OSError):
-                    if fcntl is not None:  # a child forked just now may not have closed its copy of the descriptor yet
-                        fcntl.flock(file, fcntl.LOCK_UN)
+                    _flock(file, is_held=False)  # a child forked just now may not have closed its descriptor yet
 
 
 def _locked(path: Path) -> BinaryIO:
@@ -93,9 +96,7 @@ def _of_others(path: Path) -> UsageError:
 
 def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
     try:
-        if fcntl is None:
-            raise OSError("this operating system has no flock")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(file, is_held=True)
     except BlockingIOError as error:
         raise UsageError(
             f"a training still runs in {directory}: {holder or 'another process'}. Wait for it, stop it (Ctrl-C there, "
@@ -107,6 +108,20 @@ def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
             directory,
             error.strerror or error,
         )
+
+
+def _flock(file: BinaryIO, *, is_held: bool) -> None:
+    """Lock or unlock the file. Raises BlockingIOError if another open file holds the lock."""
+    if sys.platform == "win32":
+        file.seek(_LOCKED_AT)
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK if is_held else msvcrt.LK_UNLCK, 1)
+        except OSError as error:
+            if error.errno in (0, errno.EACCES):  # 0 under Wine
+                raise BlockingIOError(errno.EAGAIN, str(error)) from error
+            raise
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if is_held else fcntl.LOCK_UN)
 
 
 def _write(file: BinaryIO, text: str) -> None:

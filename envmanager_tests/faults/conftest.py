@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from envmanager_tests.faults.scripts import ending_what_is_left
-
 
 @pytest.fixture
 def nothing_is_left() -> Iterator[None]:
     """Fail when a test leaves processes behind, and end them."""
+    from envmanager_tests.faults.scripts import ending_what_is_left  # here, because Windows cannot import it
+
     with ending_what_is_left():
         yield

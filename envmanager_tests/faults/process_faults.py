@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,17 +22,19 @@ from envmanager.environment import EnvContext
 from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerTimedOut
 from envmanager.observe.events import LateReplyDiscarded
 from envmanager.options import RestartPolicy, Timeouts, Wait
-from envmanager.system.machine import state_of
 from envmanager.testing.fakes import Die, EchoEnvironment, Sleep
 from envmanager.testing.fault_checks import (
     IDLE,
+    KILLED,
     NO_RESTARTS,
+    SIGKILL,
     CheckedTrainer,
     FaultyManagers,
     check_error,
     is_gone,
     only_with_processes,
     returns_within,
+    unless_windows,
     until,
 )
 from envmanager.testing.faults import (
@@ -45,7 +48,7 @@ from envmanager.testing.faults import (
     faulty,
     inform,
 )
-from envmanager.testing.leaks import descendants
+from envmanager.testing.leaks import descendants, state_of
 
 SHORT = Timeouts(reset_s=3.0, step_s=3.0, call_s=3.0)
 """Timeouts that are short for a worker that hangs, and long enough for a healthy one on a busy machine."""
@@ -95,16 +98,17 @@ class ProcessFaults(FaultyManagers):
     def test_case_14_a_worker_killed_while_idle_is_noticed_at_the_next_wait(self) -> None:
         with self.running(EchoEnvironment, restarts=NO_RESTARTS) as trainer:
             trainer.step(Wait.all())
-            os.kill(trainer.pid_of(1), signal.SIGKILL)
+            os.kill(trainer.pid_of(1), SIGKILL)
             with returns_within(0.5):
                 error = trainer.first_error()
 
             told = check_error(error, WorkerDied, worker_id=1, env_id=1, phase=IDLE)
-            self.check_exit(told, "SIGKILL")
+            self.check_exit(told, KILLED)
             trainer.go_on([0, 2])
 
     @only_with_processes
     @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGFPE"])
+    @unless_windows(reason="Windows lacks signals between processes")
     def test_case_15_a_signal_in_step_is_named(self, name: str) -> None:
         error = self._dies(Die(signal_number=signal.Signals[name]))
 
@@ -112,6 +116,7 @@ class ProcessFaults(FaultyManagers):
         assert ("memory" in str(error)) == (name == "SIGKILL") or not self.exits_are_known
 
     @only_with_processes
+    @unless_windows(reason="on Windows a bad read of ctypes is an OSError")
     def test_case_15_a_segmentation_fault_brings_its_traceback(self, tmp_path: Path) -> None:
         error = self._dies(Segfault(), log_dir=str(tmp_path))
 
@@ -120,14 +125,15 @@ class ProcessFaults(FaultyManagers):
         assert "string_at" in str(error)
 
     @only_with_processes
+    @unless_windows(reason="Windows does not tell which processes sleep")
     def test_case_16_a_worker_killed_while_it_sends_a_large_response_harms_no_other_worker(self) -> None:
         factory = faulty(LARGE, after=3, only_env=1)
         with self.running(factory, restarts=NO_RESTARTS, infos=True) as trainer:
             self._get_stuck_in_a_response(trainer)
-            os.kill(trainer.pid_of(1), signal.SIGKILL)
+            os.kill(trainer.pid_of(1), SIGKILL)
 
             told = check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase="step")
-            self.check_exit(told, "SIGKILL")
+            self.check_exit(told, KILLED)
             trainer.go_on([0, 2])
             trainer.reset()
             trainer.go_on([0, 1, 2])
@@ -144,7 +150,7 @@ class ProcessFaults(FaultyManagers):
         with self.running(EchoEnvironment, restarts=NO_RESTARTS) as trainer:
             trainer.step(Wait.all())
             for worker_id in range(3):
-                os.kill(trainer.pid_of(worker_id), signal.SIGKILL)
+                os.kill(trainer.pid_of(worker_id), SIGKILL)
             with returns_within(1):
                 errors = [trainer.first_error(wait=Wait.all()) for _ in range(3)]
 
@@ -182,6 +188,7 @@ class ProcessFaults(FaultyManagers):
 
     @only_with_processes
     @pytest.mark.parametrize("restarts", [NO_RESTARTS, RestartPolicy()], ids=["raised", "restarted"])
+    @unless_windows(reason="Windows does not tell which processes sleep")
     def test_case_18_a_response_that_is_complete_is_delivered_before_a_death_is_reported(
         self, restarts: RestartPolicy
     ) -> None:
@@ -192,7 +199,7 @@ class ProcessFaults(FaultyManagers):
             assert pid is not None
             manager.send(np.array([5, 6, 7]), [0, 1, 2])
             until_asleep(pid)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, SIGKILL)
             until(lambda: is_gone(pid))
 
             batch = manager.recv(Wait.all())
@@ -208,6 +215,7 @@ class ProcessFaults(FaultyManagers):
             check_error(raised.value, WorkerDied, worker_id=1, env_id=1, phase=IDLE)
 
     @only_with_processes
+    @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory and reports what it uses")
     def test_case_19_a_memory_limit_is_a_memory_error_and_the_worker_lives(self) -> None:
         with self.running(faulty(ExhaustMemory(), after=3, only_env=1)) as trainer:
             pid = trainer.pid_of(1)
@@ -258,13 +266,18 @@ class ProcessFaults(FaultyManagers):
     @only_with_processes
     @pytest.mark.parametrize(
         "faults",
-        [[IgnoreSigterm(), Sleep(600)], [IgnoreSigterm(), HoldGil()], [Stop()]],
+        [
+            [IgnoreSigterm(), Sleep(600)],
+            [IgnoreSigterm(), HoldGil()],
+            pytest.param([Stop()], marks=unless_windows(reason="Windows lacks SIGSTOP")),
+        ],
         ids=["ignores SIGTERM", "holds the GIL", "is stopped"],
     )
     def test_case_25_a_worker_that_cannot_be_asked_is_killed(self, faults: Any) -> None:
         self._hangs(faults)
 
     @only_with_processes
+    @unless_windows(reason="Windows lacks /bin/sh")
     def test_case_25_a_worker_that_hangs_is_killed_with_its_simulator(self) -> None:
         faults = [StartSimulator(), IgnoreSigterm(), HoldGil()]
         with self.running(faulty(faults, only_env=1), restarts=NO_RESTARTS, timeouts=SHORT) as trainer:
@@ -276,6 +289,7 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on([0, 2])
 
     @only_with_processes
+    @unless_windows(reason="Windows lacks SIGSTOP")
     def test_case_25_a_worker_stopped_while_it_sends_a_large_response_times_out(self) -> None:
         factory = faulty(LARGE, after=3, only_env=1)
         with self.running(factory, restarts=NO_RESTARTS, timeouts=SHORT, infos=True) as trainer:
@@ -289,6 +303,7 @@ class ProcessFaults(FaultyManagers):
             trainer.reset()
             trainer.go_on([0, 1, 2])
 
+    @unless_windows(reason="on Windows os.kill with SIGINT ends the process")
     def test_case_26_after_an_interrupted_step_the_next_ones_are_paired(self) -> None:
         interrupt = [SendSignal(os.getpid()), Sleep(2)]
         with self.running(faulty(interrupt, after=3, only_env=1)) as trainer:
@@ -299,6 +314,7 @@ class ProcessFaults(FaultyManagers):
             trainer.go_on(range(trainer.manager.n_workers))
 
     @only_with_processes
+    @unless_windows(reason="on Windows os.kill with SIGINT ends the process")
     def test_case_26_a_late_response_to_an_interrupted_call_is_dropped_and_counted(self) -> None:
         interrupt = [SendSignal(os.getpid()), Sleep(2)]
         with self.running(faulty(interrupt, at="call", only_env=1)) as trainer:

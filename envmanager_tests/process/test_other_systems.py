@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from envmanager_tests.first_steps import LINUX_ONLY
 from envmanager_tests.other_systems import SYSTEMS, lacking, lacking_modules, run_on
+from envmanager_tests.start_methods import IS_PORTABLE
 
 OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "rich", "typer", "yaml")
 """Other people's modules, but for those that need PyTorch: these are tried with the trainings."""
@@ -36,11 +38,12 @@ def refusal(make):
     except UsageError as error:
         return str(error)
 
+has_workers = sys.platform == "darwin"
 told = {
     "failed": failed,
     "simple": play(SimpleEnvManager("CartPole-v1", 2)),
-    "auto": play(make_manager({"kind": "auto", "env": "CartPole-v1", "n_envs": 2})),
-    "portable": sys.platform == "darwin" and play(SubprocessEnvManager("CartPole-v1", 2, wait="all")),
+    "auto": has_workers and play(make_manager({"kind": "auto", "env": "CartPole-v1", "n_envs": 2, "wait": "all"})),
+    "portable": has_workers and play(SubprocessEnvManager("CartPole-v1", 2, wait="all")),
     "native": refusal(lambda: SubprocessEnvManager("CartPole-v1", 2, transport="native")),
     "godot": refusal(lambda: make_manager({"kind": "godot", "env": "demo:rolling_ball"})),
 }
@@ -54,26 +57,51 @@ def test_managers_work_and_what_needs_linux_says_so(system: str) -> None:
 
     allowed = LINUX_ONLY if system == "windows" else set()
     assert {name: error for name, error in told["failed"].items() if name not in allowed} == {}
-    assert told["simple"] == told["auto"] == 50
+    assert told["simple"] == 50
+    assert bool(told["auto"]) is (system == "macos")
     assert told["portable"] == (100 if system == "macos" else False)
     assert 'transport="native" needs Linux' in told["native"]
     assert "GodotEnvManager needs Linux" in told["godot"]
 
 
 CONTRACT = """
-import sys, pytest
+import os, sys, pytest
 
 plugins = "-p no:cacheprovider -p no:xdist -o timeout_method=thread -W ignore::pytest.PytestAssertRewriteWarning"
-selected = "envmanager_tests/contract/test_managers.py -k TestSimpleEnvManager"
-sys.exit(pytest.main(["--quiet", "--capture=no", *plugins.split(), *selected.split()]))
+os.environ["ENVMANAGER_TRANSPORT"] = "portable"
+sys.exit(pytest.main(["--quiet", "--capture=no", *plugins.split(), FILE, "-k", SELECTED]))
 """
+CONTRACT_LIBRARIES = (*OTHERS, "pytest_mock", "pytest_timeout", "xdist", "ale_py")
+
+
+def check_contract(system: str, file: str, selected: str, timeout_s: float = 300) -> None:
+    script = f"FILE, SELECTED = 'envmanager_tests/{file}', {selected!r}\n{CONTRACT}"
+    assert " passed" in run_on(system, script, preloaded=CONTRACT_LIBRARIES, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_contract_of_managers_holds_in_one_process(system: str) -> None:
-    told = run_on(system, CONTRACT, preloaded=[*OTHERS, "pytest_mock", "pytest_timeout", "xdist", "ale_py"])
+    check_contract(system, "contract/test_managers.py", "TestSimpleEnvManager")
 
-    assert " passed" in told
+
+@pytest.mark.parametrize(
+    ("file", "selected", "part"),
+    [
+        ("contract/test_managers.py", "TestPortableTransport", "every_step or send_and_recv or close"),
+        ("faults/test_fault_contract.py", "TestForkserver", "case_13 or case_17"),
+    ],
+    ids=["managers", "faults"],
+)
+@pytest.mark.timeout(1300)
+def test_the_contracts_hold_over_workers_on_macos(file: str, selected: str, part: str) -> None:
+    """Run the whole contracts in `make test-portable`, and a part of them in `make test`."""
+    check_contract("macos", file, selected if IS_PORTABLE else f"{selected} and ({part})", timeout_s=1200)
+
+
+def test_the_quickstart_runs_on_macos_with_workers_and_without_a_guard() -> None:
+    script = re.findall(r"```python\n(.*?)```", Path("docs/quickstart.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    assert "SubprocessEnvManager" in script
+    assert "terminated" in run_on("macos", script, preloaded=OTHERS)
 
 
 LEFT_BEHIND = """
@@ -106,7 +134,7 @@ import os, sys, tempfile
 from envmanager.cli import main
 
 tempfile.tempdir = FOLDER
-for command in ("run --env CartPole-v1 --n-envs 2 --manager simple --steps 200", "check --env CartPole-v1"):
+for command in ("run --env CartPole-v1 --n-envs 2 --manager simple --steps 200", *COMMANDS):
     sys.argv = ["envmanager", *command.split()]
     print("exit code", main())
 print("left behind", os.listdir(FOLDER))
@@ -114,13 +142,23 @@ print("left behind", os.listdir(FOLDER))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_the_command_line_runs_and_checks_environments_in_its_own_process(system: str, tmp_path: Path) -> None:
-    told = run_on(system, f"FOLDER = {str(tmp_path)!r}\n{COMMANDS}", preloaded=[*OTHERS, "rich.live", "typer.testing"])
+def test_the_command_line_runs_and_on_macos_checks_and_tunes(system: str, tmp_path: Path) -> None:
+    commands = ["check --env CartPole-v1", "tune --env CartPole-v1 --n-envs 2 --seconds 2"] if system == "macos" else []
+    script = f"FOLDER, COMMANDS = {str(tmp_path)!r}, {commands}\n{COMMANDS}"
+    told = run_on(system, script, preloaded=[*OTHERS, "rich.live", "typer.testing"])
 
     assert "200 of 200 environment steps" in told
-    assert "no problems found" in told
-    assert told.count("exit code 0") == 2
+    assert told.count("exit code 0") == 1 + len(commands)
     assert "left behind []" in told
+    if commands:
+        assert "no problems found" in told
+        assert "best: 2 environments" in told
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_folder_is_locked_for_one_training(system: str) -> None:
+    script = "from envmanager_tests import first_steps\nfirst_steps.files_are_replaced_and_folders_locked()"
+    assert run_on(system, script, preloaded=OTHERS) == ""
 
 
 SLOW_STEPS = """

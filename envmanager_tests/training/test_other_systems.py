@@ -1,4 +1,4 @@
-"""A training on Windows and macOS, with the environments in its own process, as far as a simulation tells."""
+"""A training on Windows and macOS, as far as a simulation tells: worker processes can only be simulated on macOS."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ OTHERS = ("gymnasium", "safetensors.torch", "tensorboardX", "torch.optim", "torc
 
 SCRIPT = """
 import json
+import sys
 from pathlib import Path
 
 import envmanager.cli.train
@@ -30,16 +31,16 @@ class Report:
         return lambda *arguments, **options: None
 
 
-def config(**trainer):
+def config(manager="simple", **trainer):
     return {
-        "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 2, "wait": "all"},
+        "manager": {"kind": manager, "env": "CartPole-v1", "n_envs": 2, "wait": "all"},
         "training": {"steps": 200, "evaluation_episodes": 1, "checkpoint_every": 100},
         "trainers": {"default": {"hidden": [8], **trainer}},
     }
 
 
-def train(folder, **trainer):
-    plan = TrainingPlan.parse(config(**trainer), Path(folder))
+def train(folder, **options):
+    plan = TrainingPlan.parse(config(**options), Path(folder))
     TrainingRun(plan, Report()).go()
     load_policy(folder)
     return sorted(path.name for path in Path(folder).iterdir())
@@ -55,6 +56,7 @@ def refusal():
 told = {
     "dqn": train(FOLDER + "/dqn", kind="dqn", learning_starts=20, capacity=1000),
     "ppo": train(FOLDER + "/ppo", kind="ppo", rollout=64),
+    "workers": sys.platform == "win32" or train(FOLDER + "/workers", manager="subprocess", kind="ppo", rollout=64),
     "apart": refusal(),
 }
 print(json.dumps(told))
@@ -92,5 +94,6 @@ def test_trainings_work_and_learning_apart_is_refused(system: str, tmp_path: Pat
 
     assert "checkpoints" in told["dqn"]
     assert "checkpoints" in told["ppo"]
+    assert system == "windows" or "checkpoints" in told["workers"]
     assert "trainers.default.apart" in told["apart"]
     assert "needs Linux" in told["apart"]
