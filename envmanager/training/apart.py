@@ -262,7 +262,7 @@ def _start(pickled: bytes, model: nn.Module) -> tuple[Process | PortableProcess,
     descriptors.open_standard()
     ours, theirs = descriptors.connected_sockets()
     pipe = MessagePipe(ours.detach())
-    memory = open_memory()
+    memory = open_memory() if transport == "portable" else descriptors.create_memory("envmanager-weights")
     try:
         with theirs:
             state = model.state_dict(keep_vars=True)
