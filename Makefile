@@ -104,8 +104,8 @@ faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every sta
 	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
 
 test-portable: $(DEV_STAMP) ## run the tests of worker processes over the portable transport
-	ENVMANAGER_TRANSPORT=portable $(SIDE_BY_SIDE) envmanager_tests/contract envmanager_tests/faults envmanager_tests/mocked \
-	    envmanager_tests/process $(addprefix --ignore=,$(PAGES) envmanager_tests/process/test_hot_path.py)
+	ENVMANAGER_TRANSPORT=portable $(SIDE_BY_SIDE) $(addprefix envmanager_tests/,contract faults mocked process training/test_apart.py) \
+	    $(addprefix --ignore=,$(PAGES) envmanager_tests/process/test_hot_path.py)
 
 test-start-methods: $(DEV_STAMP) ## run the part of `make faults` that no other target runs
 	$(PYTEST) -n 5 --dist worksteal -m "start_methods and not load" $(FAULTS)

@@ -368,14 +368,23 @@ class ProcessOptions(KindOptions):
 
     def chosen_transport(self) -> Transport:
         """Return the transport, by default the one for this system. Raises UsageError if it cannot be used."""
-        is_linux = sys.platform == "linux"
-        chosen = self.transport or os.environ.get("ENVMANAGER_TRANSPORT") or ("native" if is_linux else "portable")
-        if chosen not in TRANSPORTS:
-            raise UsageError(f"ENVMANAGER_TRANSPORT must be {' or '.join(map(repr, TRANSPORTS))}, not {chosen!r}.")
-        if chosen == "native" and not is_linux:
-            raise UsageError('transport="native" needs Linux (memfd and pidfd); leave it out for "portable".')
+        chosen = choose_transport(self.transport)
         self._check_start_method(chosen)
-        return cast(Transport, chosen)
+        return chosen
+
+
+def choose_transport(asked: Transport | None = None) -> Transport:
+    """Return the transport to use: ``asked``, ENVMANAGER_TRANSPORT, or the one for this system, in this order.
+
+    Raises UsageError if it cannot be used here.
+    """
+    is_linux = sys.platform == "linux"
+    chosen = asked or os.environ.get("ENVMANAGER_TRANSPORT") or ("native" if is_linux else "portable")
+    if chosen not in TRANSPORTS:
+        raise UsageError(f"ENVMANAGER_TRANSPORT must be {' or '.join(map(repr, TRANSPORTS))}, not {chosen!r}.")
+    if chosen == "native" and not is_linux:
+        raise UsageError('transport="native" needs Linux (memfd and pidfd); leave it out for "portable".')
+    return cast(Transport, chosen)
 
 
 _P = ParamSpec("_P")

@@ -34,9 +34,16 @@ if sys.platform == "win32":  # sockets have numbers there too, but only the meth
         finally:
             borrowed.detach()
 
+    def set_blocking(fd: int, blocks: bool) -> None:
+        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
+        try:
+            borrowed.setblocking(blocks)
+        finally:
+            borrowed.detach()
+
     _close = socket.close
 else:
-    read, write, _close = os.read, os.write, os.close
+    read, write, set_blocking, _close = os.read, os.write, os.set_blocking, os.close
 
 READABLE = 1
 """POLLIN and EPOLLIN, which not every system has."""
@@ -109,14 +116,20 @@ def make_waiter() -> Any:
     return epoll
 
 
-def socket_pair() -> tuple[int, int]:
-    """Return two connected sockets. Both are registered, and do not block."""
+def connected_sockets() -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets that send without delay. They are not registered."""
     pair = socket.socketpair()
     for each in pair:
-        each.setblocking(False)
         if each.family == socket.AF_INET:  # on Windows
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    ours, theirs = pair
+    return pair
+
+
+def socket_pair() -> tuple[int, int]:
+    """Return the numbers of two connected sockets. Both are registered, and do not block."""
+    ours, theirs = connected_sockets()
+    for each in (ours, theirs):
+        each.setblocking(False)
     return register(ours.detach()), register(theirs.detach())
 
 

@@ -209,14 +209,14 @@ def make_private(memory: Any, fd: int) -> None:
         raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")
 
 
-def allocate(fd: int | str, size_bytes: int) -> None:
+def allocate(fd: int | str, size_bytes: int, what: str = "the environments' observations and actions") -> None:
     """Allocate the memory of ``fd``. Raises UsageError if the machine has too little, or the kernel refuses.
 
     On Windows ``fd`` is a name, and the memory is allocated when it is mapped.
     """
     if isinstance(fd, str):
         return
-    needed = f"the environments' observations and actions need {_readable(size_bytes)} of shared memory"
+    needed = f"{what} need {_readable(size_bytes)} of shared memory"
     available = available_bytes()
     if size_bytes > available:
         raise UsageError(

@@ -52,15 +52,23 @@ _LIMITS_BYTES = 144 if sys.maxsize > 2**32 else 112
 
 
 class PortableProcess:
-    """A worker process, and the thread that writes to it what to do and then waits for its end."""
+    """A Python process, and the thread that writes to it what to do and then waits for its end."""
 
     def __init__(
-        self, plan: LaunchPlan, pickled_factory: bytes, connection: socket.socket, output_fd: int | None
+        self,
+        name: str,
+        function: str,
+        arguments: tuple[Any, ...],
+        *,
+        connection: socket.socket,
+        memory: int | str,
+        environ: Mapping[str, str],
+        output_fd: int | None = None,
     ) -> None:
-        """Start the process. ``connection``: its end of the connection. Raises OSError if this fails."""
-        name = f"envmanager-worker-{plan.worker_id}"
-        environ = {**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ}
-        arguments = [plan.memory], plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory
+        """Start a process that calls ``function([connection, memory], *arguments)`` ("module:name").
+
+        ``connection``: its end of a socket pair. ``memory``: from ``open_memory``. Raises OSError if the start fails.
+        """
         self._lock = threading.Lock()
         self._has_ended = False
         self._exit_code: int | None = None
@@ -74,7 +82,7 @@ class PortableProcess:
                 undo.callback(descriptors.close, self.pidfd)
                 undo.callback(descriptors.close, self._end_fd)
                 their_end: int | bytes = connection.fileno()
-                kept = [] if sys.platform == "win32" else [their_end, plan.memory]
+                kept = [] if sys.platform == "win32" else [their_end, memory]
                 self._popen = _start_python(environ, stdin_fd, output_fd, kept)
             finally:
                 os.close(stdin_fd)
@@ -84,7 +92,7 @@ class PortableProcess:
             self.pid = self._popen.pid
             if sys.platform == "win32":
                 their_end = connection.share(self.pid)
-            todo = inheritance(name, environ), "envmanager.processes.child:main", their_end, arguments
+            todo = inheritance(name, environ), function, their_end, ([memory], *arguments)
             data = pickle.dumps(todo, protocol=5)
             self._unwritten = memoryview(LENGTH.pack(len(data)) + data)
             try:
@@ -172,7 +180,7 @@ def _start_python(
 
 
 def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
-    """Return a function that kills the processes that a worker has started.
+    """Return a function that kills the processes that ``process`` has started.
 
     They are a process group. On Windows they are a job, which the kernel also ends when the trainer has died.
     """
@@ -186,6 +194,22 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
     kernel32.SetInformationJobObject(job, _EXTENDED_LIMITS, limits, len(limits))
     kernel32.AssignProcessToJobObject(job, ctypes.c_void_p(int(process._handle)))
     return partial(kernel32.CloseHandle, job)
+
+
+def open_memory() -> int | str:
+    """Return memory to share with other processes, of size 0: a file without a name, or on Windows its name."""
+    if sys.platform == "win32":
+        return f"envmanager-{secrets.token_hex(16)}"
+    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
+    memory, path = tempfile.mkstemp(prefix="envmanager-", dir=folder)
+    os.unlink(path)
+    return descriptors.register(memory)
+
+
+def close_memory(memory: int | str) -> None:
+    """Close what ``open_memory`` returned. Processes that have mapped the memory keep it."""
+    if isinstance(memory, int):
+        descriptors.close(memory)
 
 
 class PortableChannel(Channel):
@@ -240,13 +264,18 @@ class PortableLink(ProcessLink):
         return PortableChannel()
 
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[PortableProcess, int]:
-        ours, theirs = socket.socketpair()
+        ours, theirs = descriptors.connected_sockets()
         with ours, theirs:
-            for each in (ours, theirs):
-                if each.family == socket.AF_INET:  # on Windows
-                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             ours.setblocking(False)
-            process = PortableProcess(plan, pickled_factory, theirs, output_fd)
+            process = PortableProcess(
+                f"envmanager-worker-{plan.worker_id}",
+                "envmanager.processes.child:main",
+                (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
+                connection=theirs,
+                memory=plan.memory,
+                environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
+                output_fd=output_fd,
+            )
             return process, descriptors.register(ours.detach())
 
 
@@ -255,16 +284,8 @@ class PortableHost(ProcessHost):
 
     def _make_resources(self) -> Resources[ProcessLink]:
         poller: Any = PortablePoller(spin_ns=self._spin_ns)
-        give_back: list[Any] = []
-        if sys.platform == "win32":
-            self._memory = f"envmanager-{secrets.token_hex(16)}"
-        else:
-            folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
-            self._memory, path = tempfile.mkstemp(prefix="envmanager-", dir=folder)
-            os.unlink(path)
-            descriptors.register(self._memory)
-            give_back.append(partial(descriptors.close, self._memory))
-        return Resources(self.options.timeouts.close_s, poller, *give_back)
+        self._memory = open_memory()
+        return Resources(self.options.timeouts.close_s, poller, partial(close_memory, self._memory))
 
     def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> PortableLink:
         return PortableLink(plan, pickled_factory, self.context.events, entry.times)

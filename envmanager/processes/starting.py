@@ -42,7 +42,6 @@ _REAP_S = 1.0
 """Timeout in seconds for the death of a killed process, and for the helper's report of its exit code."""
 _LOOK_EVERY_S = 0.5
 """Seconds between checks whether the helper has ended or is stopped, while a response is awaited."""
-_STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
 
 
 class HelperGone(OSError):
@@ -208,10 +207,6 @@ class Process:
     def core_wait_ns(self) -> int:
         """Return the time (ns) that the process has waited for a free core; 0 if the kernel does not report it."""
         return core_wait_ns(self.pid)
-
-    def state_name(self) -> str:
-        """Return the state of the main thread ("running", "asleep", …), or "unknown" without /proc."""
-        return _STATES.get(state_of(self.pid), "unknown")
 
     def exit_name(self) -> str:
         """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if the helper cannot report it."""

@@ -44,6 +44,14 @@ def state_of(pid: int) -> str:
         return ""
 
 
+_STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
+
+
+def state_name(pid: int) -> str:
+    """Return the state of a process's main thread ("running", "asleep", …), or "unknown" without /proc."""
+    return _STATES.get(state_of(pid), "unknown")
+
+
 def core_wait_ns(pid: int) -> int:
     """Return the time (ns) that a process has waited for a free core; 0 if the kernel does not report it."""
     try:

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import logging
 import math
-import mmap
 import os
 import signal
-import socket
 import time
 import traceback
 import weakref
@@ -33,14 +31,19 @@ import numpy as np
 
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
-from envmanager.hosts.descriptors import open_standard, wait_for
+from envmanager.hosts import descriptors
+from envmanager.hosts.link import SIGKILL
+from envmanager.hosts.shared_rows import allocate, map_memory
 from envmanager.importing import needed_by
+from envmanager.options import choose_transport
 from envmanager.policy import Policy
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
+from envmanager.system.machine import state_name
 from envmanager.training.message_pipe import MessagePipe
 from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
 
 if TYPE_CHECKING:
+    from envmanager.processes.portable import PortableProcess
     from envmanager.processes.starting import Process
 
 with needed_by("envmanager.training", extra="torch"):
@@ -125,7 +128,7 @@ class Apart(Trainer):
             finally:
                 self._release()
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
-            tensor.data = tensor.data.clone()  # otherwise the shared memory and its descriptor stay open
+            tensor.data = tensor.data.clone()  # otherwise the shared memory stays mapped
 
     def add(self, info: StepInfo) -> int:
         own = _only(info, self.behavior)
@@ -227,8 +230,8 @@ class Apart(Trainer):
         _logger.warning("%s for %g s; after %g s more it is killed (learner_timeout_s).", who, half_s, half_s)
         if self._pipe.exchange(half_s):
             return
-        state = self._process.state_name()
-        self._process.signal(signal.SIGKILL)
+        state = state_name(self._process.pid)
+        self._process.signal(SIGKILL)
         self._fail(
             f"{who} for {timeout_s:g} s and was killed; its process was {state}. If it was only busy, raise "
             "learner_timeout_s."
@@ -238,7 +241,7 @@ class Apart(Trainer):
         self._pipe.send(("close", None))
         while not self._pipe.hung_up and self._pipe.exchange(deadline - time.monotonic()):
             pass
-        wait_for([self._process.pidfd], deadline - time.monotonic())
+        descriptors.wait_for([self._process.pidfd], deadline - time.monotonic())
 
     def _fail(self, why: str) -> NoReturn:
         self._failure = why
@@ -251,29 +254,35 @@ class Apart(Trainer):
             raise LearnerFailed(self._failure)
 
 
-def _start(pickled: bytes, model: nn.Module) -> tuple[Process, MessagePipe]:
+def _start(pickled: bytes, model: nn.Module) -> tuple[Process | PortableProcess, MessagePipe]:
     """Start a learner that shares the model's weights; return its process and this process's end of the pipe."""
-    from envmanager.processes.starting import start  # imported here because it needs Linux
+    from envmanager.processes.portable import PortableProcess, close_memory, open_memory
 
-    open_standard()
-    ours, theirs = socket.socketpair()
+    transport = choose_transport()
+    descriptors.open_standard()
+    ours, theirs = descriptors.connected_sockets()
     pipe = MessagePipe(ours.detach())
-    weights_fd = os.memfd_create("envmanager-weights", os.MFD_CLOEXEC)
+    memory = open_memory() if transport == "portable" else descriptors.create_memory("envmanager-weights")
     try:
         with theirs:
             state = model.state_dict(keep_vars=True)
-            os.ftruncate(weights_fd, max(1, sum(map(_room_for, state.values()))))
-            for name, shared in _lay_out(state, weights_fd).items():
+            allocate(memory, _size_of(state), "the weights")
+            for name, shared in _lay_out(state, memory).items():
                 shared.copy_(state[name].detach())
                 state[name].data = shared
-            arguments = pickled, torch.get_num_threads()
-            fds = theirs.fileno(), weights_fd
-            return start("spawn", "envmanager-learner", f"{__name__}:_learn", arguments, fds=fds), pipe
+            who, function, arguments = "envmanager-learner", f"{__name__}:_learn", (pickled, torch.get_num_threads())
+            if transport == "portable":
+                return PortableProcess(
+                    who, function, arguments, connection=theirs, memory=memory, environ=os.environ
+                ), pipe
+            from envmanager.processes.starting import start  # imported here because it needs Linux
+
+            return start("spawn", who, function, arguments, fds=(theirs.fileno(), int(memory))), pipe
     except BaseException:
         pipe.close()
         raise
     finally:
-        os.close(weights_fd)
+        close_memory(memory)
 
 
 def _room_for(tensor: torch.Tensor) -> int:
@@ -281,24 +290,28 @@ def _room_for(tensor: torch.Tensor) -> int:
     return math.ceil(n_bytes / _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
-def _lay_out(state: Mapping[str, torch.Tensor], fd: int) -> dict[str, torch.Tensor]:
-    """Return tensors with the shapes and dtypes of a model's state, laid out in the shared memory ``fd``."""
-    memory, offset = mmap.mmap(fd, 0), 0
+def _size_of(state: Mapping[str, torch.Tensor]) -> int:
+    return max(1, sum(map(_room_for, state.values())))
+
+
+def _lay_out(state: Mapping[str, torch.Tensor], memory: int | str) -> dict[str, torch.Tensor]:
+    """Return tensors with the shapes and dtypes of a model's state, laid out in shared memory."""
+    mapped, offset = map_memory(memory, _size_of(state)), 0
     tensors = {}
     for name, tensor in state.items():
         if tensor.numel() == 0:
             tensors[name] = torch.empty_like(tensor)
         else:
-            flat = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+            flat = torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
             tensors[name] = flat.view(tensor.shape)
         offset += _room_for(tensor)
     return tensors
 
 
-def _release(process: Process, pipe: MessagePipe, owner_pid: int) -> None:
+def _release(process: Process | PortableProcess, pipe: MessagePipe, owner_pid: int) -> None:
     """Kill the learner if it is still running, and release its process and pipe."""
     if os.getpid() == owner_pid:
-        process.signal(signal.SIGKILL)
+        process.signal(SIGKILL)
         process.release()
         pipe.close()
 
@@ -318,18 +331,20 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
     return StepInfo(previous, current, actions, info.worker_id, info.lost)
 
 
-def _learn(fds: list[int], pickled: bytes, n_threads: int) -> None:
-    """Run the learner. This is the main function of its process."""
-    pipe_fd, weights_fd = fds
+def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
+    """Run the learner. This is the main function of its process. ``inherited``: its end of the pipe, and the memory."""
+    pipe_fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     pipe = MessagePipe(pipe_fd)
     try:
         torch.set_num_threads(n_threads)
         trainer: Any = cloudpickle.loads(pickled)()
-        weights = _lay_out(trainer.model.state_dict(), weights_fd)
-        os.close(weights_fd)
+        weights = _lay_out(trainer.model.state_dict(), memory)
+        if isinstance(memory, int):
+            os.close(memory)
         with torch.no_grad():
             trainer.model.load_state_dict(weights)
         _Learner(pipe, trainer, weights).run()

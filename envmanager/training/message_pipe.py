@@ -11,7 +11,6 @@ unsent bytes stay queued, and bytes that were read are kept.
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import struct
 import time
@@ -28,7 +27,7 @@ class MessagePipe:
     """One end of a socket pair. Takes ownership of the socket ``fd``, and makes it non-blocking."""
 
     def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
+        descriptors.set_blocking(fd, False)
         self._fd = descriptors.register(fd)
         self._unsent: list[memoryview] = []
         self._inbox = bytearray()
@@ -86,7 +85,7 @@ class MessagePipe:
     def _write(self) -> None:
         while self._unsent:
             try:
-                n_written = os.write(self._fd, self._unsent[0])
+                n_written = descriptors.write(self._fd, self._unsent[0])
             except BlockingIOError:
                 return
             except OSError:  # the other end is closed, which the next read reports
@@ -100,7 +99,7 @@ class MessagePipe:
     def _read(self) -> None:
         while not self.hung_up:
             try:
-                part = os.read(self._fd, _READ_SIZE)
+                part = descriptors.read(self._fd, _READ_SIZE)
             except BlockingIOError:
                 return
             except OSError:  # the other end closed without reading all of our bytes

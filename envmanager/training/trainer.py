@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -107,10 +106,8 @@ class Trainer(ABC):
 def require_can_learn_apart(trainer: Any) -> None:
     """Raise UsageError for a trainer, or a class of trainers, that cannot learn in a process of its own.
 
-    PPO cannot, because it needs steps of its current policy. On other systems than Linux no trainer can.
+    PPO cannot, because it needs steps of its current policy.
     """
-    if sys.platform != "linux":
-        raise UsageError("learning in a process of its own needs Linux (pidfd): leave out `apart` here.")
     if not math.isinf(trainer.max_policy_lag):
         name = trainer.__name__ if isinstance(trainer, type) else type(trainer).__name__
         raise UsageError(

@@ -25,6 +25,7 @@ torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError
 from envmanager.cli.app import run_command_line
+from envmanager.options import TRANSPORTS
 from envmanager.processes.starting import start
 from envmanager.testing.fault_checks import is_gone, returns_within, until
 from envmanager.training import apart
@@ -35,6 +36,7 @@ from envmanager.training.message_pipe import MessagePipe
 from envmanager.training.ppo import PPO
 from envmanager.training.trainers import check_tables, make_trainer
 from envmanager_tests.faults.scripts import announce, hold_the_gil, program
+from envmanager_tests.start_methods import loses
 
 OPTIONS = DQNOptions(capacity=1000, learning_starts=50, train_every=10, batch=16, hidden=(8,))
 
@@ -49,7 +51,11 @@ def manager() -> Iterator[Any]:
         yield manager
 
 
-def test_updates_keep_up_with_steps_and_the_policy_has_the_weights_that_were_learned(manager: Any) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_updates_keep_up_with_steps_and_the_policy_has_the_weights_that_were_learned(
+    manager: Any, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENVMANAGER_TRANSPORT", transport)
     with Apart(make(manager.behavior_specs["default"]), max_ahead=40) as trainer:
         before = {name: tensor.clone() for name, tensor in trainer._model.state_dict().items()}
         TrainerController(manager, {"default": trainer}).train(1000)
@@ -432,7 +438,7 @@ def start_a_learner_that_imports_for_long() -> None:
         time.sleep(600)
 
 
-@pytest.mark.parametrize("kind", ["deaf", pytest.param("stopped", marks=pytest.mark.load)])
+@pytest.mark.parametrize("kind", [pytest.param("deaf", marks=loses), pytest.param("stopped", marks=pytest.mark.load)])
 def test_the_learner_is_gone_when_its_trainer_is_killed_whatever_it_is_doing_and_whoever_was_forked(kind: str) -> None:
     with program(train_beside_a_fork, kind) as trainer:
         ((loader,),) = trainer.announced("loader")
