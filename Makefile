@@ -68,7 +68,8 @@ STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
 .PHONY: help run test test-training test-godot test-bench test-portable test-start-methods faults check docs soak bench \
-    bench-godot bench-vectors coverage ray godot godot4 test-ray test-mlagents test-wine test-matrix clean
+    bench-godot bench-vectors coverage ray godot godot4 test-ray test-mlagents test-wine test-wine-contracts test-matrix \
+    clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -182,6 +183,12 @@ WINE_PYTHON ?= $(HOME)/.cache/envmanager/wine-python
 test-wine: | $(VENV)/bin/python ## run the first steps on Windows' Python under Wine, which is set up outside of the checkout
 	PYTHON=$(VENV)/bin/python tools/get_wine_python.sh $(WINE_PYTHON)
 	PYTHONPATH=Z:$(CURDIR) timeout --kill-after=10 900 $(WINE_PYTHON)/python -m envmanager_tests.first_steps
+
+test-wine-contracts: | $(VENV)/bin/python ## run the contracts of managers and of faults over workers under Wine, for half an hour
+	PYTHON=$(VENV)/bin/python tools/get_wine_python.sh $(WINE_PYTHON)
+	PYTHONPATH=Z:$(CURDIR) ENVMANAGER_TRANSPORT=portable $(WINE_PYTHON)/python -m pytest -p no:cacheprovider --timeout 120 -rs \
+	    -W ignore::DeprecationWarning -k "TestPortableTransport or TestForkserver" envmanager_tests/contract/test_managers.py \
+	    envmanager_tests/faults/test_fault_contract.py
 
 test-matrix: $(addprefix test-,$(OLDEST_PYTHON) $(NEWER_PYTHONS)) ## all tests but soaks, on other Pythons, oldest and newest NumPy
 

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 import warnings
@@ -121,6 +122,14 @@ def _coarsen_monotonic() -> None:
     time.monotonic = lambda: time.monotonic_ns() / 1e9
 
 
+def _connected_sockets() -> tuple[socket.socket, socket.socket]:
+    """Return two sockets that are connected over the loopback, as Python does where the system has no socket pairs."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    return ours, theirs
+
+
 def _locks_of_windows() -> Any:
     """Return a module ``msvcrt`` that has only locks."""
     flags = {0: fcntl.LOCK_UN, 2: fcntl.LOCK_EX | fcntl.LOCK_NB}
@@ -148,6 +157,7 @@ def _become_windows() -> None:
 
     ctypes.CDLL.__init__ = load_by_name  # type: ignore[method-assign]
     sys.modules["msvcrt"] = _locks_of_windows()
+    socket.socketpair = _connected_sockets  # type: ignore[assignment]
     _refuse_to_move_open_files()
     _refuse_what_windows_refuses()
     _coarsen_monotonic()

@@ -240,24 +240,29 @@ def all_processes_have_one_clock() -> None:
     assert before_ns < int(told) < time.perf_counter_ns(), f"{told} is not after {before_ns}"
 
 
-def the_quickstart_runs_without_a_guard() -> None:
-    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
-    script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
-    assert "SubprocessEnvManager" in script
-    assert "__main__" not in script
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "quickstart.py"
-        path.write_text(script, encoding="utf-8")
-        assert "terminated" in output_of([sys.executable, str(path)])
+def the_scripts_of_readme_and_quickstart_run_without_a_guard() -> None:
+    for page, printed in (
+        (ROOT / "README.md", "episodes, mean return"),
+        (ROOT / "docs" / "quickstart.md", "terminated"),
+    ):
+        script = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
+        assert "SubprocessEnvManager" in script
+        assert "__main__" not in script
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "script.py"
+            path.write_text(script, encoding="utf-8")
+            assert printed in output_of([sys.executable, str(path)])
 
 
-def the_command_line_runs_and_checks_environments() -> None:
+def the_command_line_runs_checks_and_tunes() -> None:
     for kind in ("simple", "subprocess"):
         options = ["--env", "CartPole-v1", "--n-envs", "2", "--manager", kind, "--steps", "200"]
         told = output_of([*COMMAND, "run", *options])
         assert "all steps taken" in told, told
     told = output_of([*COMMAND, "check", "--env", "CartPole-v1"])
     assert "no problems found" in told, told
+    told = output_of([*COMMAND, "tune", "--env", "CartPole-v1", "--n-envs", "2", "--seconds", "5"])
+    assert "best: 2 environments" in told, told
 
 
 def files_are_replaced_and_folders_locked() -> None:
@@ -414,8 +419,8 @@ CHECKS: tuple[Callable[[], None], ...] = (
     a_ctrl_c_ends_a_wait_for_workers,
     a_ctrl_c_of_the_console_reaches_the_trainer_alone,
     all_processes_have_one_clock,
-    the_quickstart_runs_without_a_guard,
-    the_command_line_runs_and_checks_environments,
+    the_scripts_of_readme_and_quickstart_run_without_a_guard,
+    the_command_line_runs_checks_and_tunes,
     files_are_replaced_and_folders_locked,
     the_contract_of_managers_holds_in_this_process,
     a_training_writes_checkpoints_and_can_be_played,

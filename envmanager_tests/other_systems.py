@@ -96,5 +96,7 @@ def run_on(
         text=True,
         timeout=timeout_s,
     )
-    assert done.returncode == 0, f"as if on {system}, exit code {done.returncode}:\n{done.stderr[-4000:]}"
+    assert done.returncode == 0, (
+        f"as if on {system}, exit code {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
+    )
     return done.stdout

@@ -98,6 +98,12 @@ def test_the_contracts_hold_over_workers_on_macos(file: str, selected: str, part
     check_contract("macos", file, selected if IS_PORTABLE else f"{selected} and ({part})", timeout_s=1200)
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_links_to_actors_of_ray_work_with_an_actor_that_is_played(system: str) -> None:
+    """Ray itself is not needed for this."""
+    check_contract(system, "unit/test_ray_worker.py", "woken or step_that or closing or place")
+
+
 def test_the_quickstart_runs_on_macos_with_workers_and_without_a_guard() -> None:
     script = re.findall(r"```python\n(.*?)```", Path("docs/quickstart.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     assert "SubprocessEnvManager" in script
