@@ -269,7 +269,7 @@ def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any)
 
 
 _timeouts, _restarts = object_of(Timeouts, "step_s"), object_of(RestartPolicy, "max_restarts")
-_start_method = one_of(*START_METHODS, advice=" Leave it out for forkserver, the faster one.")
+_start_method = one_of(*START_METHODS, advice=" Leave it out for the faster one that this system has.")
 
 
 def _path_as_text(value: Any) -> Any:

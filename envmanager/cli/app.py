@@ -85,7 +85,7 @@ StartMethodOption = Annotated[
         "--start-method",
         metavar="forkserver|spawn",
         help="How worker processes are started.",
-        show_default="forkserver",
+        show_default="the faster one here",
     ),
 ]
 

@@ -55,7 +55,10 @@ class GodotEnvManager(EnvManager):
     @takes(GodotOptions)
     def __init__(self, env: str, options: GodotOptions) -> None:
         if sys.platform != "linux":
-            raise UsageError("GodotEnvManager needs Linux (memfd, pidfd and epoll).")
+            raise UsageError(
+                "GodotEnvManager needs Linux (memfd, pidfd and epoll): run this program on Linux, in a Linux container "
+                'or in WSL 2. Environments written in Python work on this system, with the kinds "simple" and "subprocess".'
+            )
         if isinstance(env, EnvRecipe):
             given = ", ".join(name for name in RECIPE_OPTIONS if getattr(env, name)) or "an EnvRecipe"
             raise UsageError(

@@ -12,6 +12,7 @@ import os
 import select
 import socket
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ _registered: set[int] = set()
 _LONGEST_WAIT_S = 3600.0
 _STDERR = 2
 _SLICE_S = 0.1
-"""Maximum duration in seconds of a wait on Windows, where a Ctrl-C does not end ``select``."""
+"""Maximum duration in seconds of one ``select`` on Windows, where a Ctrl-C does not end it."""
 
 
 def register(fd: int) -> int:
@@ -71,11 +72,16 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
     """Wait for ``timeout_s``, at most an hour, until descriptors are ready or hung up. Return these descriptors.
 
     Uses ``poll``, because ``select`` takes no descriptor above 1023. ``poll`` takes no timeout above 24 days.
-    Windows has no ``poll``; there a wait may end early.
+    Windows has no ``poll``. There this calls ``select`` several times, so that a Ctrl-C is raised in between.
     """
     if not hasattr(select, "poll"):
-        ready = select.select(list(readable), list(writable), [], min(max(0.0, timeout_s), _SLICE_S))
-        return {fd for fds in ready for fd in fds}
+        to_read, to_write = list(readable), list(writable)
+        deadline = time.monotonic() + min(timeout_s, _LONGEST_WAIT_S)
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            ready = select.select(to_read, to_write, [], min(left_s, _SLICE_S))
+            if any(ready) or left_s <= _SLICE_S:
+                return {fd for fds in ready for fd in fds}
     wanted = dict.fromkeys(readable, select.POLLIN)
     for fd in writable:
         wanted[fd] = wanted.get(fd, 0) | select.POLLOUT

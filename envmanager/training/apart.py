@@ -10,7 +10,8 @@
 The rule: both sides keep the ratio of updates to steps. The learner waits until it has enough steps for its next
 update; this process waits while the learner is more than ``max_ahead`` steps behind. The learner ignores SIGINT
 (Ctrl-C) and SIGTERM. Only this process handles them, and it may need the learner's state for a last checkpoint.
-Every wait for the learner has a timeout, and the learner cannot outlive this process.
+Every wait for the learner has a timeout. The learner ends with this process; over the portable transport, which starts
+it on other systems than Linux, as soon as its native code releases the GIL.
 """
 
 from __future__ import annotations

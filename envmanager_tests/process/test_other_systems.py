@@ -226,6 +226,43 @@ def test_an_interrupt_of_the_main_thread_is_deferred(system: str) -> None:
     assert run_on(system, INTERRUPTED, preloaded=OTHERS).splitlines() == ["the block went on", "then it was raised"]
 
 
+INTERRUPTED_WAITS = """
+import _thread
+import socket
+import threading
+import time
+from envmanager.hosts import descriptors
+from envmanager.hosts.poller import Poller
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
+
+def loopback_pair():  # what ``socket.socketpair`` is there
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return socket.create_connection(server.getsockname()), server.accept()[0]
+
+socket.socketpair = loopback_pair
+poller = Poller()
+waits = {"wait_for": lambda: descriptors.wait_for([poller.bell_fd], 60), "poller": lambda: poller.wait(60)}
+for name, wait in waits.items():
+    began = time.monotonic()
+    assert descriptors.wait_for([poller.bell_fd], 0.3) == set()
+    assert time.monotonic() - began >= 0.25, "the wait has ended early"
+    timer = threading.Timer(0.3, _thread.interrupt_main)  # like Ctrl-C there, it ends no system call
+    timer.start()
+    try:
+        with defer_interrupts(), allow_interrupts():
+            wait()
+    except KeyboardInterrupt:
+        print(name, "interrupted")
+poller.close()
+"""
+
+
+def test_a_wait_on_windows_notices_an_interrupt_that_ends_no_system_call() -> None:
+    told = run_on("windows", INTERRUPTED_WAITS, preloaded=OTHERS, timeout_s=50)
+
+    assert told.splitlines() == ["wait_for interrupted", "poller interrupted"]
+
+
 DOCUMENTED = {
     "Linux": """
         os.copy_file_range os.eventfd os.eventfd_read os.eventfd_write os.memfd_create os.pidfd_open os.splice
