@@ -1,6 +1,6 @@
 """A training on Windows and macOS, with the environments in its own process, as far as a simulation tells.
 
-On Windows, the process of a learner cannot be simulated. ``make test-wine`` starts one.
+On Windows, the process of a learner cannot be simulated.
 """
 
 from __future__ import annotations
