@@ -57,11 +57,7 @@ class GodotEnvManager(EnvManager):
         if sys.platform != "linux":
             raise UsageError(
                 "GodotEnvManager needs Linux (memfd, pidfd and epoll): run this program on Linux, in a Linux container "
-<<<<<<< HEAD
-                "or in WSL 2. Environments in Python work on this system, with the kinds 'simple' and 'subprocess'."
-=======
                 'or in WSL 2. Environments in Python work on this system, with the kinds "simple" and "subprocess".'
->>>>>>> port2
             )
         if isinstance(env, EnvRecipe):
             given = ", ".join(name for name in RECIPE_OPTIONS if getattr(env, name)) or "an EnvRecipe"

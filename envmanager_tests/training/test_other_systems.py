@@ -1,10 +1,6 @@
 """A training on Windows and macOS, as far as a simulation tells.
 
-<<<<<<< HEAD
-On Windows, workers and the process of a learner cannot be simulated. ``make test-wine`` starts both.
-=======
-On Windows, the process of a learner cannot be simulated.
->>>>>>> port2
+On Windows, workers and the process of a learner cannot be simulated. ``make test-wine`` starts workers.
 """
 
 from __future__ import annotations
