@@ -54,9 +54,11 @@ FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test
     process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
 
 # The suites that have targets of their own, so that `make test` loads no PyTorch and starts no engine.
-TRAINING = $(addprefix envmanager_tests/,training interop/test_sb3.py)
+TRAINING = $(addprefix envmanager_tests/,training interop/test_sb3.py unit/test_foreign_arrays.py)
 GODOT = envmanager_tests/godot
 PAGES = envmanager_tests/process/test_docs.py
+VECTORS = $(addprefix envmanager_tests/,contract/test_vectors.py process/test_vectors.py)
+SYSTEMS = $(addprefix envmanager_tests/,process/test_other_systems.py faults/test_portable_transport.py)
 BENCHMARKS = envmanager_tests/benchmarks
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
@@ -67,9 +69,9 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-training test-godot test-bench test-portable test-start-methods faults check docs soak bench \
-    bench-godot bench-vectors coverage ray godot godot4 test-ray test-mlagents test-wine test-wine-contracts test-matrix \
-    clean
+.PHONY: help run test test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods faults \
+    check docs soak bench bench-godot bench-vectors coverage ray godot godot4 test-ray test-envpool test-mlagents \
+    test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -89,8 +91,14 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 # Five at once on two cores: a good part of the tests waits for something.
 SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
 
-test: $(DEV_STAMP) ## run the tests, but for those of trainings, Godot, the benchmarks and the documentation
-	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES))
+test: $(DEV_STAMP) ## run the tests, but for those that have a target of their own
+	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS))
+
+test-vectors: $(DEV_STAMP) ## run the contracts and the faults of vector environments, beside the same vectors alone
+	$(SIDE_BY_SIDE) $(VECTORS)
+
+test-systems: $(DEV_STAMP) ## run the simulations of macOS and Windows, and what only the portable transport does
+	$(SIDE_BY_SIDE) $(SYSTEMS)
 
 test-training: $(DEV_STAMP) ## run the tests of trainings, which need PyTorch
 	$(SIDE_BY_SIDE) $(TRAINING)

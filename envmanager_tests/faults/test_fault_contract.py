@@ -47,6 +47,7 @@ class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, Usa
     start_s = 20.0  # each worker imports all it needs by itself
 
 
+@pytest.mark.start_methods
 class TestPortable(InProcesses, ProcessFaults):
     """Deaths and hangs over the portable transport; `make test-portable` runs the whole contract over it."""
 
