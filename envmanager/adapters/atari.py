@@ -12,7 +12,6 @@ The rule: the same seeds and actions give the same episodes as those wrappers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -29,6 +28,38 @@ with needed_by("Atari", extra="atari"):
 _NOOP = 0
 
 
+def atari_vector(
+    game: str,
+    context: EnvContext,
+    *,
+    frame_skip: int = 4,
+    size: int = 84,
+    stack: int = 4,
+    noop_max: int = 30,
+    clip_rewards: bool = False,
+    terminal_on_life_loss: bool = False,
+) -> Any:
+    """Make the vectorised form of ``Atari``, for all environments of a worker: an AtariVectorEnv, in C++.
+
+    The same actions give the same frames, rewards and ends, byte for byte. Two things differ: the first stack of an
+    episode is filled up with zeros, not with copies of the first frame, and a seed gives other numbers of no-op frames.
+    """
+    from ale_py.vector_env import AtariVectorEnv
+
+    return AtariVectorEnv(
+        gymnasium.spec(f"ALE/{game}-v5").kwargs["game"],
+        context.n_envs,
+        frameskip=frame_skip,
+        img_height=size,
+        img_width=size,
+        stack_num=stack,
+        noop_max=noop_max,
+        reward_clipping=clip_rewards,
+        episodic_life=terminal_on_life_loss,
+        use_fire_reset=False,
+    )
+
+
 class Atari(gymnasium.Env):  # type: ignore[misc]
     """An Atari game; ``game`` is its name, such as ``"Pong"``.
 
@@ -38,7 +69,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     the class, makes the same for all environments of a worker; ``kind: auto`` tries it too.
     """
 
-    vectorised: Callable[..., Any]
+    vectorised = staticmethod(atari_vector)
 
     def __init__(
         self,
@@ -113,41 +144,6 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
 
     def close(self) -> None:
         self._env.close()
-
-
-def atari_vector(
-    game: str,
-    context: EnvContext,
-    *,
-    frame_skip: int = 4,
-    size: int = 84,
-    stack: int = 4,
-    noop_max: int = 30,
-    clip_rewards: bool = False,
-    terminal_on_life_loss: bool = False,
-) -> Any:
-    """Make the vectorised form of ``Atari``, for all environments of a worker: an AtariVectorEnv, in C++.
-
-    The same actions give the same frames, rewards and ends, byte for byte. Two things differ: the first stack of an
-    episode is filled up with zeros, not with copies of the first frame, and a seed gives other numbers of no-op frames.
-    """
-    from ale_py.vector_env import AtariVectorEnv
-
-    return AtariVectorEnv(
-        gymnasium.spec(f"ALE/{game}-v5").kwargs["game"],
-        context.n_envs,
-        frameskip=frame_skip,
-        img_height=size,
-        img_width=size,
-        stack_num=stack,
-        noop_max=noop_max,
-        reward_clipping=clip_rewards,
-        episodic_life=terminal_on_life_loss,
-        use_fire_reset=False,
-    )
-
-
-Atari.vectorised = staticmethod(atari_vector)  # here, because it needs both
 
 
 def __getattr__(name: str) -> Any:

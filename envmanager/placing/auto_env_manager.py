@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from envmanager.adapters.factories import EnvFactory, vectorised
 from envmanager.options import ProcessOptions
-from envmanager.placing.placement import Placement
 from envmanager.placing.probing import place
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
@@ -26,14 +25,10 @@ def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -
     """
     checked = ProcessOptions(n_envs=n_envs, **options)
     vector_factory = vectorised(env_factory)
-    placement = _place(env_factory, vector_factory, checked)
+    placement = place(SubprocessEnvManager, env_factory, checked, in_process=True, vectorised=vector_factory)
     chosen = vector_factory if placement.is_vectorised else env_factory
     options["n_workers"], options["local_envs"] = placement.n_workers, placement.local_envs
     kind = SimpleEnvManager if placement.kind == "simple" else SubprocessEnvManager
     manager: EnvManager = kind(chosen, n_envs, **options)
     manager.placement = str(placement)
     return manager
-
-
-def _place(env_factory: EnvFactory, vector_factory: Any, options: ProcessOptions) -> Placement:
-    return place(SubprocessEnvManager, env_factory, options, in_process=True, vectorised=vector_factory)

@@ -145,13 +145,12 @@ def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe
         why = "not in their vectorised form, which has other observations or actions"
     elif vector_probe.begins_late:
         why = "not in their vectorised form, which begins episodes a step late"
-    elif AS_GOOD * vector.round_s > single.round_s:  # single environments can be stepped one by one, so they stay
-        times = describe_seconds(vector.round_s), describe_seconds(single.round_s)
-        why = f"not in their vectorised form, in which a step of all takes {times[0]} instead of {times[1]}"
     else:
-        times = describe_seconds(vector.round_s), describe_seconds(single.round_s)
-        why = f"in their vectorised form, in which a step of all takes {times[0]} instead of {times[1]}"
-        return attrs.evolve(vector, reason=f"{vector.reason}; {why}", is_vectorised=True)
+        times = f"{describe_seconds(vector.round_s)} instead of {describe_seconds(single.round_s)}"
+        why = f"in their vectorised form, in which a step of all takes {times}"
+        if AS_GOOD * vector.round_s <= single.round_s:
+            return attrs.evolve(vector, reason=f"{vector.reason}; {why}", is_vectorised=True)
+        why = f"not {why}"  # single environments can be stepped one by one, so they stay
     return attrs.evolve(single, reason=f"{single.reason}; {why}")
 
 

@@ -29,7 +29,7 @@ _FLAGS = (
 
 
 class Inheritance(NamedTuple):
-    """What a new Python process takes over from the trainer."""
+    """Values that a new Python process takes over from the trainer."""
 
     environ: dict[str, str]
     path: list[str]

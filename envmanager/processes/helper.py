@@ -79,7 +79,7 @@ class Birth(NamedTuple):
     directory: str
     cores: set[int]
     python: Inheritance | None
-    """What a process that runs Python takes over before it calls its function; None for another program."""
+    """Values that a process that runs Python takes over before it calls its function; None for another program."""
 
 
 class _Child(NamedTuple):
