@@ -11,9 +11,12 @@ import importlib
 import io
 import json
 import os
+import runpy
+import shlex
 import shutil
 import socket
 import sys
+import tempfile
 import time
 import warnings
 from types import SimpleNamespace
@@ -25,6 +28,8 @@ _PRELOADED = (
     *("tempfile", "traceback", "attrs", "cattrs"),
 )
 """What decides when it is imported which system it is on."""
+_PRELOADED_BY_CHILDREN = ("psutil",)
+"""The same of the modules that environments of the tests use."""
 _LINUX_ONLY_FOLDERS = ("/proc", "/dev/shm", "/sys")
 _WINDOWS_TICK_NS = 1_000_000_000 // 64
 """Interval (ns) at which ``time.monotonic`` advances on Windows, up to Python 3.12."""
@@ -178,7 +183,43 @@ class _PythonAlone:
         raise AttributeError(name)
 
 
-if __name__ == "__main__":
+def _simulate_children(told: dict[str, Any], folder: str) -> None:
+    """Replace ``sys.executable`` by a program that takes away the same before it runs what it is given."""
+    program = os.path.join(folder, "python")
+    command = shlex.join([sys.executable, os.path.abspath(__file__), json.dumps({**told, "is_child": True})])
+    with open(program, "w", encoding="utf-8") as file:
+        file.write(f'#!/bin/sh\nexec {command} "$@"\n')
+    os.chmod(program, 0o755)
+    sys.executable = program
+
+
+def _run(arguments: list[str]) -> None:
+    """Run ``python ARGUMENTS``: options, which are ignored, then ``-c CODE``, ``-m MODULE`` or a file."""
+    while arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"):
+        del arguments[: 2 if arguments[0] in ("-X", "-W") else 1]
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(compile(arguments[1], "<script>", "exec"), {"__name__": "__main__"})
+    elif arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0] = arguments, os.path.dirname(os.path.abspath(arguments[0]))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
     sys.path[0] = os.getcwd()
-    become(json.loads(sys.argv[1]))
-    exec(compile(sys.argv[2], "<script>", "exec"), {"__name__": "__main__"})
+    if "is_child" in told or told["platform"] == "win32":  # there are no worker processes as on Windows
+        become(told)
+        _run(sys.argv[2:])
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            _simulate_children({**told, "preloaded": list(_PRELOADED_BY_CHILDREN)}, folder)
+            become(told)
+            _run(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()

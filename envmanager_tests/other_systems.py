@@ -68,6 +68,8 @@ def run_on(
 ) -> str:
     """Run a script as if on ``system``, and return what it printed; fail with its errors.
 
+    On macOS the processes that it starts with ``sys.executable`` lack the same, worker processes among them.
+
     ``preloaded``: other people's modules that the script will need. They are imported before anything is taken away:
     they bring code of their own for each system, chosen when they were built or are imported. ``absent``: other
     people's modules that are not installed there either.
@@ -90,6 +92,7 @@ def run_on(
             "ignore::EncodingWarning",
             str(_BOOTSTRAP),
             json.dumps(told),
+            "-c",
             script,
         ],
         capture_output=True,

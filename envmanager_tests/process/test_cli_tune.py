@@ -45,7 +45,7 @@ class Rarely(Noop):
     n_steps = 0
     def step(self, action):
         self.n_steps += 1
-        if self.n_steps == 300: os._exit(3)  # by count, so that the probe finds it on a busy machine too
+        if self.n_steps == 100: os._exit(3)  # by count, so that the probe finds it on a busy machine too
         return super().step(action)
 
 class Later(Noop):
@@ -134,7 +134,7 @@ def tune_here(monkeypatch, folder, *arguments):
     return run_command_line(["tune", "--plain", *map(str, arguments)])
 
 
-def test_workers_that_die_after_some_hundred_steps_are_replaced_and_counted(folder, monkeypatch, capsys):
+def test_workers_that_die_after_a_hundred_steps_are_replaced_and_counted(folder, monkeypatch, capsys):
     code = tune_here(
         monkeypatch, folder, "--env", "some_envs:Rarely", "--n-envs", 2, "--seconds", 2, "--out", "best.toml"
     )

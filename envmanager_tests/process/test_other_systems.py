@@ -18,7 +18,7 @@ OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "
 NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 
 SCRIPT = """
-import json, sys
+import json, os, sys
 from envmanager_tests.first_steps import failing_imports
 
 failed = failing_imports()
@@ -38,12 +38,17 @@ def refusal(make):
     except UsageError as error:
         return str(error)
 
+def systems_of_workers():
+    with SubprocessEnvManager("CartPole-v1", 2) as manager:
+        return manager.call(lambda env: [sys.platform, hasattr(os, "pidfd_open")])
+
 has_workers = sys.platform == "darwin"
 told = {
     "failed": failed,
     "simple": play(SimpleEnvManager("CartPole-v1", 2)),
     "auto": has_workers and play(make_manager({"kind": "auto", "env": "CartPole-v1", "n_envs": 2, "wait": "all"})),
     "portable": has_workers and play(SubprocessEnvManager("CartPole-v1", 2, wait="all")),
+    "workers": has_workers and systems_of_workers(),
     "native": refusal(lambda: SubprocessEnvManager("CartPole-v1", 2, transport="native")),
     "godot": refusal(lambda: make_manager({"kind": "godot", "env": "demo:rolling_ball"})),
 }
@@ -60,6 +65,7 @@ def test_managers_work_and_what_needs_linux_says_so(system: str) -> None:
     assert told["simple"] == 50
     assert bool(told["auto"]) is (system == "macos")
     assert told["portable"] == (100 if system == "macos" else False)
+    assert told["workers"] == ([["darwin", False]] * 2 if system == "macos" else False)
     assert 'transport="native" needs Linux' in told["native"]
     assert "GodotEnvManager needs Linux" in told["godot"]
 
@@ -94,7 +100,7 @@ def test_the_contract_of_managers_holds_in_one_process(system: str) -> None:
 )
 @pytest.mark.timeout(1300)
 def test_the_contracts_hold_over_workers_on_macos(file: str, selected: str, part: str) -> None:
-    """Run the whole contracts in `make test-portable`, and a part of them in `make test`."""
+    """Run the whole contracts in `make test-portable`, and a part of them in `make test-systems`."""
     check_contract("macos", file, selected if IS_PORTABLE else f"{selected} and ({part})", timeout_s=1200)
 
 
