@@ -173,7 +173,7 @@ class Agents:
         value = message.get(key)
         if not isinstance(value, list) or len(value) != self.n:
             got = f"a list of {len(value)}" if isinstance(value, list) else describe_value(value)
-            raise BadFrame(f"{key!r} should be a list of {self.n}, one entry per agent, but is {got}")
+            raise BadFrame(f"a message whose {key!r} should be a list of {self.n}, one entry per agent, but is {got}")
         return value
 
     def actions(self, given: Mapping[str, Tree]) -> list[dict[str, Any]]:
