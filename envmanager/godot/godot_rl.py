@@ -36,7 +36,7 @@ from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.engine_link import EngineLink, EnginePlan
 from envmanager.godot.frames import PROTOCOL, BadFrame, Frame, FrameReader, Kind, dump_json
 from envmanager.godot.lobby import Arrival, Lobby
-from envmanager.godot.messages import ArrayLayout, EngineSpecs, Hello, read_specs
+from envmanager.godot.messages import ArrayLayout, EngineError, EngineSpecs, Hello, read_specs
 from envmanager.hosts.wire import Message
 from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process
@@ -252,6 +252,7 @@ class GodotRLDecoder(EngineDecoder):
         try:
             steps = self.agents.steps(answer, self._env_ids[0], infos=self._infos)
         except SpecMismatch as mismatch:
+            self.error = EngineError(str(mismatch))  # an error that a script has printed is returned instead
             return self._mismatched(self._env_ids, mismatch, asked)
         return self._stepped(self.agents.specs, steps, asked)
 

@@ -36,6 +36,7 @@ from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
 from envmanager.testing import nothing_left_behind
 from envmanager_tests.godot.driver import END_S
+from envmanager_tests.godot.test_exports import PLATFORM, PRESETS, editor
 
 SCRIPTS = Path(__file__).parent / "godot_rl_games"
 SHORT = Timeouts(step_s=2.0, reset_s=5.0, start_s=20.0)
@@ -415,6 +416,25 @@ def test_the_protocol_of_an_exported_game_is_found_out(tmp_path: Path) -> None:
     assert [protocol_of(str(each)) for each in (program, pack)] == ["godot_rl"] * 2
     pack.write_bytes(pack.read_bytes() + b"res://addons/envmanager/bridge.gd")
     assert protocol_of(str(program)) == "envmanager"
+
+
+def test_a_pack_and_a_program_are_played_as_their_folder_is(
+    program: str, major: int, made: Callable[[int], Path], tmp_path: Path
+) -> None:
+    game, pack, script = make_project(tmp_path / "game", major), tmp_path / "game.pck", tmp_path / "game.x86_64"
+    (game / "export_presets.cfg").write_text(PRESETS.format(platform=PLATFORM[major]))
+    editor(program, game, *(["--headless"] if major == 4 else []), "--export-pack", "Pack", str(pack))
+    script.write_text(f'#!/bin/sh\nexec "{program}" --path "{game}" "$@"\n')
+    script.chmod(0o755)
+
+    seen = []
+    for path, engine in ((game, {}), (pack, {}), (script, {"protocol": "godot_rl"})):
+        chosen = {"ticks_per_action": 4, **engine, **({} if path is script else {"binary": program})}
+        with GodotEnvManager(str(path), engine=chosen, seed=1) as manager:
+            manager.set_policy("shared_policy", RandomPolicy(manager.behavior_specs["shared_policy"], 3))
+            infos = [manager.reset(), *(manager.step("all") for _ in range(6))]
+            seen.append([observed(each).tolist() for each in infos])
+    assert seen[0] == seen[1] == seen[2]
 
 
 # Faults.
