@@ -121,10 +121,14 @@ class EngineLink(Link):
         channel.await_engine(lobby, self.process.pidfd)
 
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
-        environ = {**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}
+        """Start the engine, so that it connects to ``lobby``."""
+        return self.execute(attrs.evolve(plan, environ={**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}))
+
+    def execute(self, plan: EnginePlan) -> Process:
+        """Start the plan's command. Raises WorkerError if that fails."""
         deadline = time.monotonic() + plan.timeouts.start_s
         try:
-            return execute(plan.command, environ, self._log.write_fd, plan.cores, deadline)
+            return execute(plan.command, plan.environ, self._log.write_fd, plan.cores, deadline)
         except OSError as error:
             raise plan.not_started("engine", error, f"The command was: {' '.join(plan.command)}.") from error
 

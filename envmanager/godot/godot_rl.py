@@ -36,7 +36,7 @@ from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.engine_link import EngineLink, EnginePlan
 from envmanager.godot.frames import PROTOCOL, BadFrame, Frame, FrameReader, Kind, dump_json
 from envmanager.godot.lobby import Arrival, Lobby
-from envmanager.godot.messages import ArrayLayout, EngineError, EngineSpecs, Hello, read_specs
+from envmanager.godot.messages import MAX_AGENTS, ArrayLayout, EngineError, EngineSpecs, Hello, read_specs
 from envmanager.hosts.wire import Message
 from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process
@@ -52,6 +52,8 @@ _ANSWERS = {
     CommandName.CALL: "call",
 }
 """Type of the message that answers a command."""
+_MISFITS = (LookupError, TypeError, ValueError, OverflowError)
+"""Errors of Python and NumPy for values of JSON that are not as expected."""
 _CANNOT = "an engine with a game of godot_rl_agents"
 _logger = logging.getLogger("envmanager")
 
@@ -111,7 +113,7 @@ class Agents:
     def of(cls, env_info: dict[str, Any]) -> Agents:
         """Read the answer to env_info. Raises BadFrame."""
         try:
-            n = int(env_info["n_agents"])
+            n = min(int(env_info["n_agents"]), MAX_AGENTS + 1)  # read_specs refuses more than MAX_AGENTS
             names = env_info.get("agent_policy_names") or [_ONE_POLICY] * n
             # Plugins before 0.7 send the spaces of one agent, which are those of all.
             spaces = [env_info[key] for key in ("observation_space", "action_space")]
@@ -132,7 +134,7 @@ class Agents:
                     described.append({"name": names[index], "observations": seen, "actions": done})
             most = {name: len(own) for name, own in rows.items()}
             return cls(n, read_specs(dump_json({"behaviors": described, "max_agents": most})), rows)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (*_MISFITS, AttributeError) as error:
             raise BadFrame(f"an env_info that cannot be read: {type(error).__name__}: {error}") from error
 
     def steps(self, message: dict[str, Any], env_id: int, *, infos: bool) -> dict[str, AgentSteps]:
@@ -146,7 +148,8 @@ class Agents:
         try:
             reward = np.array(self._listed(message, "reward") if is_step else [0.0] * self.n, np.float32)
             ended = np.array(self._listed(message, "done") if is_step else [False] * self.n, np.bool_)
-        except (TypeError, ValueError) as error:
+            reward, ended = reward.reshape(self.n), ended.reshape(self.n)
+        except _MISFITS as error:
             raise BadFrame(f"rewards or dones that are no numbers: {error}") from error
         given = self._listed(message, "info") if infos and "info" in message else [{}] * self.n
         first_id = only_agents([env_id])[0]
@@ -164,7 +167,7 @@ class Agents:
                 own_ended,
                 np.zeros(len(own), np.bool_),
                 take_rows(obs, np.flatnonzero(own_ended)) if n_ended else None,
-                info=[dict(given[index]) for index in own] if infos else None,
+                info=[given[index] if isinstance(given[index], dict) else {} for index in own] if infos else None,
                 reset_info=[{} for _ in range(n_ended)] if infos and n_ended else None,
             )
         return found
@@ -212,12 +215,12 @@ def _stacked(layout: ArrayLayout, seen: Sequence[Any], rows: Sequence[int]) -> n
     try:
         values = [_number_array(layout, seen[index][layout.name]) for index in rows]
         return np.array(values, layout.dtype).reshape(len(rows), *layout.shape)
-    except (LookupError, TypeError, ValueError):
+    except _MISFITS:
         for index in rows:
             value = seen[index].get(layout.name) if isinstance(seen[index], dict) else None
             try:
                 np.array(_number_array(layout, value), layout.dtype).reshape(layout.shape)
-            except (TypeError, ValueError) as error:
+            except _MISFITS as error:
                 expected = f"{layout.dtype}{list(layout.shape)}"
                 got = f"{len(value)} values" if isinstance(value, list) else describe_value(value)
                 raise SpecMismatch(f"obs[{layout.name!r}] of agent {index}", expected, got) from error
@@ -269,7 +272,7 @@ class GodotRLLink(EngineLink):
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
         port = lobby.address.rpartition(":")[2]
         command = [*plan.command, f"--port={port}", f"--env_seed={plan.seed}"]
-        return super().launch(attrs.evolve(plan, command=command), lobby)
+        return self.execute(attrs.evolve(plan, command=command))
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
         messages: list[dict[str, Any]] = [{"type": _ANSWERS.get(command, str(command))}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from envmanager import (
     BadObservation,
@@ -28,9 +31,12 @@ from envmanager import (
     WorkerTimedOut,
 )
 from envmanager.check.game import check_game
+from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import AGENT_BITS, StepInfo
 from envmanager.errors import WorkerError
+from envmanager.godot.frames import BadFrame
 from envmanager.godot.games import install_addon, protocol_of
+from envmanager.godot.godot_rl import Agents
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
@@ -285,8 +291,8 @@ def test_a_reset_begins_an_episode_of_every_agent(play: Play) -> None:
 
 
 def test_the_ticks_of_an_action_are_those_of_the_option_or_else_of_the_game(play: Play) -> None:
-    for given, expected in ((2, 2), (None, 8)):
-        with play("continuous", engine={"ticks_per_action": given}) as manager:
+    for asked, expected in ((2, 2), (None, 8)):
+        with play("continuous", engine={"ticks_per_action": asked}) as manager:
             before = observed(manager.reset())[0, TICKS]
             assert observed(manager.step("all"))[0, TICKS] - before in (expected, 2 * expected)
             before = observed(manager.step("all"))[0, TICKS]
@@ -435,6 +441,51 @@ def test_a_pack_and_a_program_are_played_as_their_folder_is(
             infos = [manager.reset(), *(manager.step("all") for _ in range(6))]
             seen.append([observed(each).tolist() for each in infos])
     assert seen[0] == seen[1] == seen[2]
+
+
+# Messages that no plugin sends.
+
+KEYS = ["type", "n_agents", "agent_policy_names", "observation_space", "action_space", "obs", "camera_2d", "mode"]
+KEYS += ["space", "size", "low", "action_type", "reward", "done", "info"]
+WORDS = ["box", "discrete", "continuous", "ff00", "a"]
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS)
+JSON = st.recursive(
+    VALUES,
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.sampled_from(KEYS), below, max_size=4),
+    max_leaves=20,
+)
+SPACES = {
+    "obs": {"size": [2], "space": "box", "low": -1.0},
+    "camera_2d": {"size": [2], "space": "box"},
+    "mode": {"size": 3, "space": "discrete"},
+}
+ACTIONS = {"push": {"size": 2, "action_type": "continuous"}, "move": {"size": 3, "action_type": "discrete"}}
+ENV_INFO = {"n_agents": 2, "observation_space": SPACES, "action_space": ACTIONS}
+SEEN = {"obs": [0.5, 1.5], "camera_2d": "ff00", "mode": 2}
+
+
+@given(changes=st.dictionaries(st.sampled_from([*ENV_INFO, "agent_policy_names"]), JSON))
+def test_any_env_info_is_read_or_refused(changes: dict[str, Any]) -> None:
+    with contextlib.suppress(BadFrame):
+        assert Agents.of({**ENV_INFO, **changes}).n > 0
+
+
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(["obs", "reward", "done", "info"]), JSON | st.lists(JSON, min_size=2, max_size=2)
+    )
+)
+def test_any_step_is_read_or_refused(changes: dict[str, Any]) -> None:
+    message = {"type": "step", "obs": [SEEN, SEEN], "reward": [1, 2], "done": [False, True], "info": [{}, {}]}
+    agents = Agents.of(ENV_INFO)
+    whole = agents.steps(message, 3, infos=True)["shared_policy"]
+    assert whole.obs["camera_2d"].tolist() == [[255, 0]] * 2
+    assert whole.agent_id.tolist() == [3 << AGENT_BITS, (3 << AGENT_BITS) + 1]
+    with contextlib.suppress(BadFrame, SpecMismatch), np.errstate(over="ignore"):
+        steps = agents.steps({**message, **changes}, 3, infos=True)["shared_policy"]
+        assert [len(array) for array in (steps.obs["obs"], steps.obs["mode"], steps.reward, steps.terminated)] == [
+            2
+        ] * 4
 
 
 # Faults.
