@@ -232,8 +232,8 @@ class ProtocolError(WorkerError):
         what = f"broke the protocol {_when(phase)}"
         super().__init__(
             f"{_where(worker_id, env_ids)} {what} (request {ticket}) and was killed: "
-            f"it sent {reason}. Nothing of it was used. The addon and this library may be of different versions: "
-            f"`envmanager godot install-addon` installs the addon that fits.{_tail(output)}",
+            f"it sent {reason}. Nothing of it was used. The game's addon may be of another version than this library: "
+            f"if it is this library's, `envmanager godot install-addon` installs the one that fits.{_tail(output)}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,

@@ -25,7 +25,7 @@ from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves_like
 from envmanager.env_manager import EnvManager
 from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageError
-from envmanager.godot.games import THREADS, major_of
+from envmanager.godot.games import THREADS, major_of, protocol_of
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.options import RestartPolicy, Timeouts
 
@@ -45,15 +45,17 @@ def check_game(
 
 
 def _findings(game: str, engine: dict[str, Any], n_steps: int, seed: int) -> Iterator[Finding]:
-    missing = _missing_addon(game)
+    is_unchanged = (engine.get("protocol") or protocol_of(game)) == "godot_rl"
+    missing = None if is_unchanged else _missing_addon(game)
     if missing is not None:
         yield missing
         return
+    n_envs = 1 if is_unchanged else N_ARENAS
     began = time.monotonic()
     try:
         manager = GodotEnvManager(
             game,
-            N_ARENAS,
+            n_envs,
             engine=engine,
             seed=seed,
             wait="all",
@@ -68,10 +70,11 @@ def _findings(game: str, engine: dict[str, Any], n_steps: int, seed: int) -> Ite
         yield Finding("starts", "problem", str(error), "Play the game in the editor: its output says more.")
         return
     with manager:
-        yield Finding("starts", "ok", f"The engine and {N_ARENAS} arenas are up in {time.monotonic() - began:.1f} s.")
+        what = "engine with a game of godot_rl_agents is" if is_unchanged else f"engine and {N_ARENAS} arenas are"
+        yield Finding("starts", "ok", f"The {what} up in {time.monotonic() - began:.1f} s.")
         yield from _threads_findings(game)
         yield from _specs_findings(manager.behavior_specs)
-        yield from _play_findings(manager, n_steps, seed)
+        yield from _play_findings(manager, n_steps, seed, has_seeds=not is_unchanged)
 
 
 def _missing_addon(game: str) -> Finding | None:
@@ -114,15 +117,14 @@ class _Played:
     failure: EnvManagerError | None = None
 
 
-def _play_findings(manager: EnvManager, n_steps: int, seed: int) -> Iterator[Finding]:
+def _play_findings(manager: EnvManager, n_steps: int, seed: int, *, has_seeds: bool) -> Iterator[Finding]:
     first = _play(manager, n_steps, seed)
     if first.failure is not None:
         yield _failure(first.failure)
         return
     rate = first.n_agent_steps / max(first.took_s, 1e-9)
-    yield Finding(
-        "steps", "ok", f"{n_steps} steps of {N_ARENAS} arenas fit their specs: {rate:,.0f} agent steps per second."
-    )
+    what = f"{n_steps} steps of {manager.n_envs} environments"
+    yield Finding("steps", "ok", f"{what} fit their specs: {rate:,.0f} agent steps per second.")
     if first.n_ended:
         yield Finding("episodes", "ok", f"{first.n_ended} agent episodes ended.")
     else:
@@ -130,8 +132,13 @@ def _play_findings(manager: EnvManager, n_steps: int, seed: int) -> Iterator[Fin
             "episodes",
             "note",
             f"No episode ended within {n_steps} steps.",
-            "An arena ends its episode with end_episode(), an agent with end(); limit long episodes.",
+            "An arena ends its episode with end_episode(), an agent with end(); limit long episodes."
+            if has_seeds
+            else "Take more steps (--steps), or limit the episodes.",
         )
+    if not has_seeds:
+        yield Finding("seeding", "note", "A reset cannot seed such a game: its engine is seeded when it starts.")
+        return
     again = _play(manager, n_steps, seed)
     if again.failure is not None:
         yield _failure(again.failure)

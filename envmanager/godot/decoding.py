@@ -60,13 +60,17 @@ class EngineDecoder:
         if asked is CommandName.RESET or asked is CommandName.STEP:
             steps, busy_us = self.steps.decode(message.data, after_reset=asked is CommandName.RESET)
             message.busy_ns = busy_us * 1000
-            bad = bad_numbers(self.steps.specs, steps) if self._check_values else None
-            if bad is not None:
-                return self._mismatched(*bad, asked)
-            said = self.steps.specs.behavior_specs if asked is CommandName.RESET else None
-            return EnvironmentResponse(asked, self._worker_id, steps, said)
+            return self._stepped(self.steps.specs, steps, asked)
         values = read_values(message.data, len(self.asked_rows))
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
+
+    def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
+        """Return the response to a reset or a step, or BadObservation for numbers that break their spec."""
+        bad = bad_numbers(specs, steps) if self._check_values else None
+        if bad is not None:
+            return self._mismatched(*bad, asked)
+        said = specs.behavior_specs if asked is CommandName.RESET else None
+        return EnvironmentResponse(asked, self._worker_id, steps, said)
 
     def _mismatched(self, env_ids: Sequence[int], mismatch: SpecMismatch, asked: CommandName) -> EnvironmentResponse:
         phase = phase_of(asked)

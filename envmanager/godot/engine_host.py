@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ class EngineHost(LinkHost[EngineLink]):
 
     steps_some_rows = False
     rewrites_arrays = False  # each answer comes in new arrays
+    link_class: ClassVar[type[EngineLink]] = EngineLink
 
     options: GodotOptions
 
@@ -88,7 +89,7 @@ class EngineHost(LinkHost[EngineLink]):
             seed=seed,
             may_spin=not is_attached and engines_may_spin(len(self.context.entries)),
         )
-        return self.care_for(lambda: EngineLink(plan, self.context.events, entry.times))
+        return self.care_for(lambda: self.link_class(plan, self.context.events, entry.times))
 
     def _environ(self, entry: Entry) -> dict[str, str]:
         """Return the environment variables of an engine."""

@@ -10,7 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 
@@ -93,16 +93,19 @@ class EngineLink(Link):
     """A link to an engine. Commands and responses are frames of its connection."""
 
     FAILED = Kind.ERROR
+    channel_class: ClassVar[type[EngineChannel]] = EngineChannel
+    decoder_class: ClassVar[type[EngineDecoder]] = EngineDecoder
+    lobby_class: ClassVar[type[Lobby]] = Lobby
     decoder: EngineDecoder
     channel: EngineChannel
 
     def __init__(self, plan: EnginePlan, events: EventLog, times: WorkerTimes) -> None:
         """Start the engine, or listen for an attached game. Raises WorkerError if the engine cannot be started."""
         options, engine = plan.options, plan.options.engine
-        channel = EngineChannel(max_frame_bytes=engine.max_frame_mb << 20)
+        channel = self.channel_class(max_frame_bytes=engine.max_frame_mb << 20)
         super().__init__(plan, channel, events, times)
         channel.on_aside = self._take_aside
-        self.decoder = EngineDecoder(
+        self.decoder = self.decoder_class(
             plan.worker_id, plan.env_ids, infos=options.infos, check_values=options.check_values
         )
         self._plan = plan
@@ -110,7 +113,7 @@ class EngineLink(Link):
         with contextlib.ExitStack() as undo:
             self._log = EngineLog(None if engine.attach else options.log_dir, plan.worker_id, plan.generation)
             undo.callback(self._log.close)
-            lobby = Lobby(engine.attach)
+            lobby = self.lobby_class(engine.attach)
             undo.callback(lobby.close)
             self.process = AttachedGame(channel) if engine.attach else self.launch(plan, lobby)
             self._log.started()
@@ -118,10 +121,14 @@ class EngineLink(Link):
         channel.await_engine(lobby, self.process.pidfd)
 
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
-        environ = {**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}
+        """Start the engine, so that it connects to ``lobby``."""
+        return self.execute(attrs.evolve(plan, environ={**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}))
+
+    def execute(self, plan: EnginePlan) -> Process:
+        """Start the plan's command. Raises WorkerError if that fails."""
         deadline = time.monotonic() + plan.timeouts.start_s
         try:
-            return execute(plan.command, environ, self._log.write_fd, plan.cores, deadline)
+            return execute(plan.command, plan.environ, self._log.write_fd, plan.cores, deadline)
         except OSError as error:
             raise plan.not_started("engine", error, f"The command was: {' '.join(plan.command)}.") from error
 
@@ -220,5 +227,5 @@ class EngineLink(Link):
 
     def output_tail(self) -> str:
         if isinstance(self.process, AttachedGame) and self.channel.hello is None:
-            return f"no game has connected to {self._plan.options.engine.attach}: play it with {ADDRESS} set to that"
+            return f"no game has connected to {self._plan.options.engine.attach}: {self.lobby_class.how_to_play}"
         return self._log.tail()

@@ -108,6 +108,9 @@ class FrameReader:
     frame. It must not be used after a BadFrame.
     """
 
+    header = HEADER
+    """Layout of a header. A subclass with another one overrides ``_read_header`` too."""
+
     def __init__(self, kinds: frozenset[Kind] = FROM_ENGINE, *, max_frame_bytes: int = 64 << 20) -> None:
         self._kinds = kinds
         self._limits = {kind: limit_of(kind, max_frame_bytes) for kind in Kind}
@@ -143,13 +146,12 @@ class FrameReader:
     def _begin(self) -> Frame | None:
         """Return a new frame, its body filled with the bytes received so far; None while the header is incomplete."""
         start, end = self._start, self._end
-        if end - start < HEADER.size:
+        if end - start < self.header.size:
             self._scratch[: end - start] = self._scratch[start:end]
             self._start, self._end = 0, end - start
             return None
-        length, number, zero, zeros, ticket = HEADER.unpack_from(self._scratch, start)
-        kind = self._checked(length, number, zero, zeros, ticket)
-        start += HEADER.size
+        length, kind, ticket = self._read_header(*self.header.unpack_from(self._scratch, start))
+        start += self.header.size
         self._filled = min(length, end - start)
         body = np.empty(length, np.uint8).data  # not a bytearray, which would be zeroed first
         body[: self._filled] = self._scratch[start : start + self._filled]
@@ -158,7 +160,9 @@ class FrameReader:
             self._start = self._end = 0
         return Frame(kind, ticket, body)
 
-    def _checked(self, length: int, number: int, zero: int, zeros: int, ticket: int) -> Kind:
+    def _read_header(self, length: int, *rest: int) -> tuple[int, Kind, int]:
+        """Return the length of the body, the kind and the ticket. Raises BadFrame."""
+        number, zero, zeros, ticket = rest
         kind = _KINDS.get(number)
         if kind is None or kind not in self._kinds:
             expected = ", ".join(f"{kind.name.lower()} ({kind:d})" for kind in sorted(self._kinds))
@@ -170,7 +174,7 @@ class FrameReader:
             raise BadFrame(f"a {kind.name.lower()} frame of {length} bytes, where {limit} are the most")
         if ticket and kind in WITHOUT_TICKET:
             raise BadFrame(f"a {kind.name.lower()} frame with ticket {ticket}, though it answers no request")
-        return kind
+        return length, kind, ticket
 
 
 def dump_json(message: dict[str, Any]) -> bytes:

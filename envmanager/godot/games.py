@@ -14,6 +14,7 @@ its own files: only ``addons/envmanager`` is overwritten, and one line is added 
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import re
 import shutil
@@ -23,7 +24,7 @@ from pathlib import Path
 import attrs
 
 from envmanager.errors import NotWritten, UsageError
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import EngineOptions, Protocol
 from envmanager.observe.files import reporting, write_anew
 
 VARIABLE = "ENVMANAGER_GODOT"
@@ -38,6 +39,8 @@ DEFAULT_TICKS_PER_SECOND = 60
 """Godot's default number of physics ticks per second, for projects that do not set it."""
 THREADS = "worker_pool/max_threads"
 """Setting of Godot 4: the number of threads that compute the physics."""
+_ADDON, _PLUGIN = b"addons/envmanager/bridge.gd", b"addons/godot_rl_agents/sync.gd"
+"""Scripts by which games of this library and of godot_rl_agents are recognized."""
 AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
 HERE = Path(__file__).parent
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
@@ -93,6 +96,30 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
         )
     found = _TICKS.search((path / "project.godot").read_text(encoding="utf-8")) if path.is_dir() else None
     return Game(path, binary, major, int(found[1]) if found else DEFAULT_TICKS_PER_SECOND)
+
+
+def protocol_of(env: str) -> Protocol:
+    """Return the protocol of a game, which is "godot_rl" if it has that plugin and not this library's addon.
+
+    A project has the addon when ``project.godot`` loads it. In exported games the names of their files are searched.
+    """
+    path = Path(env).expanduser()
+    if path.is_dir():
+        has_ours = _holds(path / "project.godot", _ADDON)
+        has_theirs = (path / _PLUGIN.decode()).is_file()
+    else:
+        files = [path, path.with_suffix(".pck")]
+        has_ours, has_theirs = (any(_holds(file, name) for file in files) for name in (_ADDON, _PLUGIN))
+    return "godot_rl" if has_theirs and not has_ours else "envmanager"
+
+
+def _holds(file: Path, text: bytes) -> bool:
+    """Return whether a file has these bytes; False if it cannot be read."""
+    try:
+        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(text) >= 0
+    except (OSError, ValueError):  # there is no such file, or it is empty
+        return False
 
 
 def find_binary(major: int, chosen: str | None = None) -> str:
@@ -180,8 +207,15 @@ def command_for(game: Game, options: EngineOptions) -> list[str]:
     elif not options.window and not _is_server(game.binary):
         command += ["--no-window"]
     command += ["--audio-driver", "Dummy"]
+    is_unchanged = options.protocol == "godot_rl"
     if options.speed == "max":
-        command += ["--fixed-fps", str(options.fixed_fps or game.ticks_per_second)]
+        ticks_per_second = DEFAULT_TICKS_PER_SECOND if is_unchanged else game.ticks_per_second  # the plugin sets them
+        command += ["--fixed-fps", str(options.fixed_fps or ticks_per_second)]
+    if is_unchanged:
+        command += [] if options.scene is None else [options.scene]
+        ticks = {} if options.ticks_per_action is None else {"action_repeat": options.ticks_per_action}
+        for name, value in {"speedup": 1, **ticks, **options.parameters}.items():
+            command.append(f"--{name}={str(value).lower() if isinstance(value, bool) else value}")
     return command
 
 

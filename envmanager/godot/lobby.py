@@ -37,6 +37,9 @@ class Arrival(NamedTuple):
 class Lobby:
     """A listener that accepts connections until an engine has sent its hello. Call ``look`` when ``fd`` is readable."""
 
+    how_to_play = "play it in the editor with ENVMANAGER_ADDRESS set to that"
+    """How the user makes a game connect to ``attach``."""
+
     def __init__(self, attach: str | None = None) -> None:
         """``attach``: address at which to wait for a game that the user starts; None for an engine started here.
 
@@ -65,8 +68,7 @@ class Lobby:
         self._epoll.register(descriptors.register(listener.fileno()), select.EPOLLIN)
         self.fd = descriptors.register(self._epoll.fileno())
         if attach is not None:
-            play = f"play it in the editor with ENVMANAGER_ADDRESS={self.address}"
-            _logger.warning("waiting for a game at %s: %s", self.address, play)
+            _logger.warning("waiting for a game at %s: %s", self.address, self.how_to_play)
 
     def look(self) -> Arrival | None:
         """Return the engine if it has sent its hello, else None. Does not block."""

@@ -21,6 +21,7 @@ from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
+from envmanager.godot.games import protocol_of
 from envmanager.godot.options import GodotOptions
 from envmanager.options import takes
 from envmanager.system.machine import count_cores
@@ -67,6 +68,10 @@ class GodotEnvManager(EnvManager):
             )
         if not isinstance(env, str):
             raise UsageError(f'a Godot game is named by a text, its path or "demo:…", not by {env!r}.')
+        protocol = options.engine.protocol or protocol_of(env)
+        options = attrs.evolve(options, engine=attrs.evolve(options.engine, protocol=protocol))
+        if protocol == "godot_rl":
+            options = _with_an_engine_each(options)
         n_workers = options.n_workers
         if options.engine.attach is not None:  # one game, which only the user can start again
             if n_workers not in (None, "auto", 1):
@@ -85,6 +90,35 @@ class GodotEnvManager(EnvManager):
 
     def make_host(self, env: str, options: GodotOptions) -> EngineHost:
         """Return a new host of the engines. A subclass may override this."""
+        if options.engine.protocol == "godot_rl":
+            from envmanager.godot.godot_rl import GodotRLHost
+
+            return GodotRLHost(env, options)
         from envmanager.godot.engine_host import EngineHost  # importable only on Linux
 
         return EngineHost(env, options)
+
+
+def _with_an_engine_each(options: GodotOptions) -> GodotOptions:
+    """Return the options of engines that are one environment each. Raises UsageError for what such a game cannot do."""
+    n_envs, engine = options.n_envs, options.engine
+    if options.n_workers not in (None, "auto", n_envs):
+        raise UsageError(
+            f"n_workers={options.n_workers} with n_envs={n_envs}: an engine with a game of godot_rl_agents is one "
+            "environment, so n_envs is the number of engines; leave n_workers out."
+        )
+    if engine.attach is not None and n_envs > 1:
+        raise UsageError(
+            f"n_envs={n_envs} with engine.attach: one game of godot_rl_agents is attached, so it must be 1."
+        )
+    if engine.isolate:
+        raise UsageError(
+            "engine.isolate is not possible with a game of godot_rl_agents, whose scene has its copies already."
+        )
+    odd = [name for name, value in engine.parameters.items() if not isinstance(value, str | int | float)]
+    if odd:
+        raise UsageError(
+            f"engine.parameters has {odd[0]!r}, which is no number, text or bool: with a game of godot_rl_agents they "
+            "are arguments of its command line."
+        )
+    return attrs.evolve(options, n_workers=n_envs)

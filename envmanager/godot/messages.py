@@ -17,7 +17,7 @@ import numpy as np
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, describe_value
 from envmanager.data.trees import Tree
 from envmanager.godot.frames import PROTOCOL, BadFrame, dump_json, parse_json
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import DEFAULT_TICKS_PER_ACTION, EngineOptions
 
 Body = bytes | bytearray | memoryview
 
@@ -105,7 +105,7 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
         {
             "protocol": list(PROTOCOL),
             "arenas": arenas,
-            "ticks_per_action": engine.ticks_per_action,
+            "ticks_per_action": engine.ticks_per_action or DEFAULT_TICKS_PER_ACTION,
             "seed": seed,
             "isolate": engine.isolate,
             "shown": engine.shown,

@@ -14,6 +14,9 @@ from envmanager.godot.frames import dump_json
 from envmanager.options import KindOptions, at_least, flag, one_of
 from envmanager.structuring import structure
 
+Protocol = Literal["envmanager", "godot_rl"]
+"""Name of the protocol between trainer and engine: of this library's addon, or of the plugin godot_rl_agents."""
+DEFAULT_TICKS_PER_ACTION = 4
 _ADDRESS = re.compile(r"(?P<host>[\w.]+):(?P<port>\d+)")
 _LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -47,20 +50,25 @@ class EngineOptions:
     """Options for starting and driving engines.
 
     ``scene``: a res:// path; None is the project's main scene. ``binary``: path of the engine; None looks for one, see
-    ``envmanager.godot.games``. ``ticks_per_action``: physics ticks per step. ``speed``: "realtime", or "max", which is
-    as fast as possible with the same results. ``fixed_fps``: ticks per simulated second; None is the project's
-    own number. ``window``: whether to show the game. ``shown``: number of arenas visible in the window. ``isolate``:
-    whether each arena has its own physics world, so that results do not depend on the number of arenas. ``pin``:
-    whether each engine is bound to one core. ``user_data``: "shared", or "private", a temporary ``user://`` per engine.
-    ``parameters``: defaults of reset options. ``max_frame_mb``: size of the largest step in MiB. ``attach``: address at
-    which to wait for a game that the user plays in the editor; no engine is started then.
+    ``envmanager.godot.games``. ``protocol``: "envmanager", or "godot_rl" for a game made for godot_rl_agents; None
+    finds out which. ``ticks_per_action``: physics ticks per step; None is 4, or with godot_rl the game's own number.
+    ``speed``: "realtime", or "max", which is as fast as possible with the same results. ``fixed_fps``: ticks per
+    simulated second; None is the project's own number. ``window``: whether to show the game. ``shown``: number of
+    arenas visible in the window. ``isolate``: whether each arena has its own physics world, so that results do not
+    depend on the number of arenas. ``pin``: whether each engine is bound to one core. ``user_data``: "shared", or
+    "private", a temporary ``user://`` per engine. ``parameters``: defaults of reset options; with godot_rl, arguments
+    of the command line. ``max_frame_mb``: size of the largest step in MiB. ``attach``: address at which to wait for a
+    game that the user plays in the editor; no engine is started then.
     """
 
     scene: str | None = attrs.field(default=None, validator=_optional_text)
     binary: str | None = attrs.field(
         default=None, converter=attrs.converters.optional(os.fspath), validator=_optional_text
     )
-    ticks_per_action: int = attrs.field(default=4, validator=at_least(1))
+    protocol: Protocol | None = attrs.field(
+        default=None, validator=attrs.validators.optional(one_of("envmanager", "godot_rl"))
+    )
+    ticks_per_action: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     speed: Literal["max", "realtime"] = attrs.field(default="max", validator=one_of("max", "realtime"))
     fixed_fps: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     window: bool = attrs.field(default=False, validator=flag)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from envmanager.errors import EnvManagerError, UsageError, WorkerDied
+from envmanager.godot.games import protocol_of
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import RestartPolicy, Wait
@@ -183,10 +184,11 @@ def manager_options(saved: SavedTraining, plan: WatchPlan) -> ManagerOptions:
     }
     if plan.binary is not None:
         engine["binary"] = plan.binary
+    is_unchanged = (engine.get("protocol") or protocol_of(str(options.env))) == "godot_rl"
     return ManagerOptions(
         kind="godot",
         env=options.env,
-        n_envs=plan.shown,
+        n_envs=1 if is_unchanged else plan.shown,  # a game of godot_rl_agents has its own number of copies
         wait=Wait.all(),
         restarts=RestartPolicy(max_restarts=0),
         engine=engine,
