@@ -44,7 +44,7 @@ class RandomPolicy:
                 "(envmanager run --policy)."
             )
         self._seed = seed
-        self._ranges = [_range_of(leaf) for leaf in self._leaf_specs]
+        self._ranges = [range_of(leaf) for leaf in self._leaf_specs]
         self._n_ahead = max(1, 128 // (1 + sum(int(np.prod(leaf.shape)) for leaf in self._leaf_specs)))
         self._generators: dict[int, np.random.Generator] = {}
         self._ahead: dict[int, Any] = {}
@@ -77,7 +77,7 @@ class RandomPolicy:
         return next(self._ahead[agent_id], ())
 
 
-def _range_of(spec: ArraySpec) -> tuple[Any, Any]:
+def range_of(spec: ArraySpec) -> tuple[Any, Any]:
     """Return the least and the greatest number to draw. An unbounded float has infinite ones."""
     low, high, kind = spec.minimum, spec.maximum, spec.dtype.kind
     least, most = (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max) if kind in "iu" else (-np.inf, np.inf)
