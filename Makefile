@@ -70,7 +70,7 @@ STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
 .PHONY: help run test test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods faults \
-    check docs soak bench bench-godot bench-vectors coverage ray godot godot4 test-ray test-envpool test-mlagents \
+    check docs soak bench bench-godot bench-vectors coverage ray godot addon godot4 test-ray test-envpool test-mlagents \
     test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
@@ -168,6 +168,9 @@ ray: .venv-ray/.installed ## run CartPoles in actors of a Ray cluster on this ma
 godot: $(RUN_STAMP) ## play a demo game in two engines of Godot; brings godot3-server where there is no engine
 	tools/have_godot.sh
 	$(VENV)/bin/envmanager run --env demo:rolling_ball --manager godot --n-envs 8 --n-workers 2 --steps 4000
+
+addon: $(RUN_STAMP) ## pack the addon for Godot 4 and for Godot 3, for the Asset Library; the zips are in dist
+	$(VENV)/bin/python tools/make_addon.py dist
 
 godot4: .godot4/godot4 ## bring Godot 4 from Debian sid into .godot4
 	@echo "Godot 4 is here. Use it: export ENVMANAGER_GODOT=$(abspath .godot4/godot4)"

@@ -173,14 +173,7 @@ class WorkerTimedOut(WorkerError):
     """A worker did not respond within ``timeout_s`` and was killed."""
 
     def __init__(
-        self,
-        *,
-        worker_id: int,
-        env_ids: Sequence[int],
-        phase: str,
-        timeout_s: float,
-        output: str = "",
-        ticket: int = 0,
+        self, *, worker_id: int, env_ids: Sequence[int], phase: str, timeout_s: float, output: str = "", ticket: int = 0
     ) -> None:
         what = f"did not respond within {timeout_s:g} s {_when(phase)}"
         super().__init__(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
-from envmanager.data.trees import Tree, build, leaves
+from envmanager.data.trees import build, leaves
 from envmanager.errors import UsageError
 
 
@@ -44,32 +44,46 @@ class RandomPolicy:
                 "(envmanager run --policy)."
             )
         self._seed = seed
+        self._ranges = [range_of(leaf) for leaf in self._leaf_specs]
+        self._n_ahead = max(1, 128 // (1 + sum(int(np.prod(leaf.shape)) for leaf in self._leaf_specs)))
         self._generators: dict[int, np.random.Generator] = {}
+        self._ahead: dict[int, Any] = {}
+        """Iterator over the next actions of each agent. To draw many at once takes a tenth of the time."""
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return a random action for each row."""
         columns = [np.empty((len(steps), *spec.shape), spec.dtype) for spec in self._leaf_specs]
         for row, agent_id in enumerate(steps.agent_id.tolist()):
-            generator = self._generators.get(agent_id)
-            if generator is None:
-                sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
-                generator = self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))
-            for spec, column in zip(self._leaf_specs, columns, strict=True):
-                column[row] = _draw_one(spec, generator)
-        action: Tree = build(self.spec.action, columns)
-        return ActionInfo(action)
+            drawn = next(self._ahead.get(agent_id, iter(())), None) or self._draw_ahead(agent_id)
+            for column, value in zip(columns, drawn):  # noqa: B905  # strict=True would be slower
+                column[row] = value
+        return ActionInfo(build(self.spec.action, columns))
+
+    def _draw_ahead(self, agent_id: int) -> tuple[Any, ...]:
+        """Draw the next actions of an agent, as many as fit into a kilobyte; return the first."""
+        if agent_id not in self._generators:
+            sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
+            self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))
+        generator, drawn = self._generators[agent_id], []
+        for spec, (low, high) in zip(self._leaf_specs, self._ranges, strict=True):
+            shape = (self._n_ahead, *spec.shape)
+            if spec.dtype.kind in "biu":
+                drawn.append(generator.integers(low, high, shape, dtype=spec.dtype.type, endpoint=True))
+            elif np.all(high / 2 - low / 2 <= np.finfo(np.float64).max / 2):  # halves, which cannot overflow
+                drawn.append(generator.uniform(low, high, shape).astype(spec.dtype))
+            else:
+                drawn.append(np.clip(generator.standard_normal(shape), low, high).astype(spec.dtype))
+        self._ahead[agent_id] = zip(*drawn, strict=True)
+        return next(self._ahead[agent_id], ())
 
 
-def _draw_one(spec: ArraySpec, generator: np.random.Generator) -> np.ndarray | float | int:
-    low, high = spec.minimum, spec.maximum
-    if spec.dtype.kind == "b":
-        return generator.integers(0, 2, spec.shape).astype(bool)
-    if spec.dtype.kind in "iu":
-        limits = np.iinfo(spec.dtype)
-        low, high = limits.min if low is None else low, limits.max if high is None else high
-        return generator.integers(low, high, spec.shape or None, dtype=spec.dtype.type, endpoint=True)
-    bounded = low is not None and high is not None and np.isfinite(low).all() and np.isfinite(high).all()
-    if bounded:
-        return generator.uniform(low, high, spec.shape or None)
-    drawn = generator.standard_normal(spec.shape or None)
-    return np.clip(drawn, -np.inf if low is None else low, np.inf if high is None else high)
+def range_of(spec: ArraySpec) -> tuple[Any, Any]:
+    """Return the least and the greatest number to draw. An unbounded float has infinite ones."""
+    low, high, kind = spec.minimum, spec.maximum, spec.dtype.kind
+    least, most = (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max) if kind in "iu" else (-np.inf, np.inf)
+    low, high = least if low is None else low, most if high is None else high
+    if kind == "f":  # a cast to float32 must not round a number to one beyond a bound
+        near, far, inf = np.asarray(low, spec.dtype), np.asarray(high, spec.dtype), spec.dtype.type(np.inf)
+        low = np.where(near < low, np.nextafter(near, inf), near).astype(np.float64)
+        high = np.where(far > high, np.nextafter(far, -inf), far).astype(np.float64)
+    return (False, True) if kind == "b" else (low, high)

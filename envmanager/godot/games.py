@@ -232,7 +232,8 @@ def import_command(game: Game) -> list[str] | None:
     imported = game.path / (".godot" if game.major >= 4 else ".import")
     if not game.path.is_dir() or imported.exists():
         return None
-    if game.major < 4 and not any(path.suffix in _IMPORTED for path in game.path.rglob("*")):
+    files = set(game.path.rglob("*")) - set((game.path / "addons" / "envmanager").rglob("*"))  # our icons may wait
+    if game.major < 4 and not any(path.suffix in _IMPORTED for path in files):
         return None
     how = ["--headless", "--import"] if game.major >= 4 else ["--editor", "--quit"]
     return [game.binary, "--path", str(game.path), *how]
@@ -268,8 +269,7 @@ def install_addon(project: Path | str) -> Path:
     project, or if it has another autoload named ``EnvManager``.
     """
     project = Path(project)
-    addon, to = HERE / f"addon{major_of(project)}", project / "addons" / "envmanager"
-    file = project / "project.godot"
+    major, file = major_of(project), project / "project.godot"
     text = file.read_text(encoding="utf-8")
     there = re.search(r"^EnvManager\s*=.*$", text, re.MULTILINE)
     if there and "res://addons/envmanager/bridge.gd" not in there[0]:
@@ -278,9 +278,16 @@ def install_addon(project: Path | str) -> Path:
         text = re.sub(r"^\[autoload\][ \t]*$", f"[autoload]\n\n{AUTOLOAD}", text, count=1, flags=re.MULTILINE)
     elif not there:
         text = f"{text.rstrip()}\n\n[autoload]\n\n{AUTOLOAD}\n"
-    _copy_folder(addon, to)
+    to = copy_addon(major, project)
     write_anew(file, text)
     return to
+
+
+def copy_addon(major: int, project: Path) -> Path:
+    """Copy the addon for Godot 4 or 3 into ``addons/envmanager`` of a project; return that folder."""
+    for source in ("addon", f"addon{major}"):  # what both versions have, then the scripts
+        _copy_folder(HERE / source, project / "addons" / "envmanager")
+    return project / "addons" / "envmanager"
 
 
 def copy_demo(name: str, major: int, to: Path | str) -> Path:

@@ -33,13 +33,7 @@ class BatchStepper:
     """Sends actions to environments and makes batches of their steps, for one manager."""
 
     def __init__(
-        self,
-        table: WorkerTable,
-        recovery: Recovery,
-        env_rows: EnvIndex,
-        *,
-        zero_copy: bool,
-        check_values: bool,
+        self, table: WorkerTable, recovery: Recovery, env_rows: EnvIndex, *, zero_copy: bool, check_values: bool
     ) -> None:
         self.host: WorkerHost
         self.behavior = "default"

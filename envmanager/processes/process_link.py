@@ -20,15 +20,7 @@ from envmanager.errors import WorkerTimedOut
 from envmanager.hosts import descriptors
 from envmanager.hosts.link import Link, WorkerPlan, WorkerProcess
 from envmanager.hosts.shared_rows import SharedRows
-from envmanager.hosts.wire import (
-    ATTACH_CODE,
-    CODES,
-    COMMAND,
-    Channel,
-    Decoder,
-    Message,
-    dumps_command,
-)
+from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, Channel, Decoder, Message, dumps_command
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig

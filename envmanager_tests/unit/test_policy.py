@@ -1,5 +1,10 @@
 """RandomPolicy: within bounds, and the same for the same seed whatever runs beside."""
 
+import pickle
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +25,15 @@ ACTIONS = {
     "yes or no": ArraySpec((4,), np.bool_),
     "of eight bits": ArraySpec((), np.int8),
     "of 64 bits": ArraySpec((), np.int64),
+    "of 64 bits without a sign": ArraySpec((2,), np.uint64, 0),
+    "of every float32": ArraySpec((), np.float32, np.finfo(np.float32).min, np.finfo(np.float32).max),
+    "of every float64": ArraySpec((), np.float64, np.finfo(np.float64).min, np.finfo(np.float64).max),
+    "nothing": {},
+    "large": {"picture": ArraySpec((9, 9, 3), np.uint8), "force": ArraySpec((100,), np.float32, -1, 1)},
 }
+
+HIGH = 0.1 + 2.2e-8
+"""Three float32 are between 0.1 and this number. Neither of the two is a float32; the nearest to this one is larger."""
 
 
 def asking(ids):
@@ -37,7 +50,7 @@ def policy(action, seed=0):
 def test_actions_fit_their_spec(name):
     random = policy(ACTIONS[name])
 
-    for _ in range(50):
+    for _ in range(150):
         action = random.get_action(asking([0, 1, 1 << 32])).action
         check_batch(ACTIONS[name], action, 3, "action")
         assert all(leaf.dtype == spec.dtype for leaf, spec in zip(leaves(action), leaves(ACTIONS[name]), strict=True))
@@ -58,6 +71,88 @@ def test_what_an_agent_does_depends_on_no_other_agent(orders, seed):
         action = together.get_action(asking(order)).action
         for row, agent in enumerate(order):
             np.testing.assert_array_equal(action[row], alone[agent].get_action(asking([agent])).action[0])
+
+
+def test_actions_of_two_threads_are_those_of_one():
+    spec = {"push": ArraySpec((2,), np.float32, -1, 1), "jump": ArraySpec((), np.int64, 0, 4)}
+    shared, ids = policy(spec), (range(50), range(50, 100))
+    expected = [acted(policy(spec), asking(own), 200) for own in ids]
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(lambda own: acted(shared, asking(own), 200), ids))
+
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_equal(one, other)
+
+
+def acted(random, steps, n):
+    return [random.get_action(steps).action for _ in range(n)]
+
+
+def test_a_copy_goes_on_as_the_original_does():
+    random, steps = policy(ACTIONS["whole"]), asking([3, 4])
+    acted(random, steps, 5)
+
+    copy = pickle.loads(pickle.dumps(random))
+
+    np.testing.assert_equal(acted(copy, steps, 100), acted(random, steps, 100))
+
+
+@pytest.mark.parametrize(
+    ("spec", "probability"),
+    [
+        (ArraySpec((), np.float32, -1, 3), np.full(16, 1 / 16)),
+        (ArraySpec((), np.int8, -3, 3), np.full(7, 1 / 7)),
+        (ArraySpec((), np.int64, -(2**62), 2**63 - 1), np.full(16, 1 / 16)),  # a remainder would favour one third
+        (ArraySpec((), np.float64), [NormalDist().cdf(x + 0.5) - NormalDist().cdf(x - 0.5) for x in range(-2, 3)]),
+        (ArraySpec((), np.bool_), np.full(2, 1 / 2)),
+    ],
+)
+@pytest.mark.parametrize("n_agents", [1, 4000])
+def test_each_part_of_a_range_is_drawn_as_often_as_it_should(spec, probability, n_agents):
+    """By chi-squared, over the actions of one agent, and over the first actions of many."""
+    n = 20_000
+    drawn = np.concatenate(acted(policy(spec), asking(range(n_agents)), n // n_agents))
+    if spec.minimum is None and spec.dtype.kind == "f":
+        found = [np.count_nonzero(np.abs(drawn - x) < 1 / 2) for x in range(-2, 3)]
+    else:
+        low, high = (0, 1) if spec.minimum is None else (int(spec.minimum), int(spec.maximum))
+        width = high - low + (spec.dtype.kind != "f")
+        part = [int((value - low) * len(probability) / width) for value in drawn.tolist()]
+        found = np.bincount(part, minlength=len(probability))
+
+    expected = n * np.asarray(probability)
+    assert ((found - expected) ** 2 / expected).sum() < len(expected) + 5 * (2 * len(expected)) ** 0.5
+
+
+def test_actions_of_one_agent_are_not_correlated_and_neither_are_agents():
+    drawn = np.array(acted(policy(ArraySpec((2,), np.float32, -1, 1)), asking(range(64)), 400))  # [time, agent, column]
+
+    for one, other in ((drawn[1:], drawn[:-1]), (drawn[:, 1:], drawn[:, :-1]), (drawn[..., 0], drawn[..., 1])):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 5 / one.size**0.5
+
+
+@pytest.mark.parametrize("bounds", [([0.1, -HIGH], [HIGH, -0.1]), ([-np.inf, HIGH], [-0.1, np.inf])])
+def test_a_bound_that_is_no_float32_is_never_exceeded(bounds):
+    spec = ArraySpec((2,), np.float32, *bounds)
+
+    drawn = np.array(acted(policy(spec), asking(range(20)), 50)).astype(np.float64)
+
+    assert (drawn >= np.asarray(spec.minimum)).all()
+    assert (drawn <= np.asarray(spec.maximum)).all()
+
+
+def test_agents_that_come_and_go_cost_no_more_than_a_generator_and_a_kilobyte():
+    random = policy(ArraySpec((100,), np.float32, -1, 1))
+    tracemalloc.start()
+    try:
+        for first in range(0, 2000, 20):
+            random.get_action(asking(range(first, first + 20)))
+        per_agent = tracemalloc.get_traced_memory()[0] / 2000
+    finally:
+        tracemalloc.stop()
+
+    assert per_agent < 1000 + 1024
 
 
 def test_agents_and_seeds_differ():

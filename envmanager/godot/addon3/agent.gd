@@ -1,5 +1,7 @@
+tool
+class_name EnvManagerAgent, "res://addons/envmanager/icons/agent.svg"
 extends Node
-# One who acts. Extend it, put it anywhere into the scene of the game, and say what it sees and does.
+# An agent observes the game, acts in it and earns rewards. Extend this script: override observe() and act().
 #
 # Entering the tree joins the game, leave() leaves it. The bridge calls observe() after the last tick of an action, and
 # act() or heuristic() before the first tick of the next. observe() only looks; it changes nothing.
@@ -7,9 +9,9 @@ extends Node
 # Agents of one behavior share one policy. They all have the same sizes.
 export(String) var behavior = "default"
 # How many numbers observe() returns. Several arrays, or images: override observations().
-export(int) var observation_size = 0
+export(int, 0, 100000) var observation_size = 0
 # How many numbers between -1 and 1 act() gets.
-export(int) var continuous_size = 0
+export(int, 0, 10000) var continuous_size = 0
 # How many choices each discrete action has: [5] is one action of 0 to 4.
 export(PoolIntArray) var discrete_choices = PoolIntArray()
 
@@ -98,6 +100,11 @@ func _notification(what: int) -> void:
 			_enter()
 	elif what == NOTIFICATION_EXIT_TREE:
 		leave()
+
+
+# Asked in the editor, of a node with this script itself; of one that extends it only with `tool`.
+func _get_configuration_warning() -> String:
+	return load("res://addons/envmanager/checks.gd").warnings_of(self).join("\n")
 
 
 func _enter() -> void:

@@ -1,12 +1,14 @@
+tool
+class_name EnvManagerArena, "res://addons/envmanager/icons/arena.svg"
 extends "res://addons/envmanager/agent.gd"
-# One game among many: says how an episode begins and ends. Put one node with it into the scene of the game.
+# An arena begins and ends the episodes of one copy of the scene. Put one into the scene, and override reset().
 #
 # Without agents in the scene the arena is the one agent. If a script has `func after_tick()`, it is called at the
 # beginning of each tick, when the physics of the last one are done, until the episode has ended: the place for rewards
 # and ends. Signals of the physics come before it.
 
 # How far apart the copies of the scene stand: more than the arena is wide.
-export(float) var spacing = 1000.0
+export(float, 0, 100000) var spacing = 1000.0
 # Scenes of agents that come later, when none of their behavior is there from the beginning.
 export(Array, PackedScene) var joins = []
 # The most agents of a behavior that are here at once; default: as many as in the scene.

@@ -1,15 +1,20 @@
+@tool
+@icon("res://addons/envmanager/icons/agent.svg")
+class_name EnvManagerAgent
 extends Node
-## One who acts. Extend it, put it anywhere into the scene of the game, and say what it sees and does.
+## An agent observes the game, acts in it and earns rewards. Extend this script: override observe() and act().
 ##
 ## Entering the tree joins the game, leave() leaves it. The bridge calls observe() after the last tick of an action, and
 ## act() or heuristic() before the first tick of the next. observe() only looks; it changes nothing.
 
 ## Agents of one behavior share one policy. They all have the same sizes.
 @export var behavior := "default"
+@export_group("Observations")
 ## How many numbers observe() returns. Several arrays, or images: override observations().
-@export var observation_size := 0
+@export_range(0, 1000, 1, "or_greater") var observation_size := 0
+@export_group("Actions")
 ## How many numbers between -1 and 1 act() gets.
-@export var continuous_size := 0
+@export_range(0, 100, 1, "or_greater") var continuous_size := 0
 ## How many choices each discrete action has: [5] is one action of 0 to 4.
 @export var discrete_choices := PackedInt32Array()
 
@@ -36,7 +41,7 @@ func observations() -> Array:
 
 
 ## A PackedFloat32Array of observation_size numbers; with observations() of several, an Array of packed arrays.
-func observe():
+func observe() -> Variant:
 	return null
 
 
@@ -51,7 +56,7 @@ func heuristic() -> void:
 
 
 ## What a trainer may want to know besides, as a Dictionary, or null.
-func info():
+func info() -> Variant:
 	return null
 
 
@@ -98,6 +103,11 @@ func _notification(what: int) -> void:
 			_enter()
 	elif what == NOTIFICATION_EXIT_TREE:
 		leave()
+
+
+# Asked in the editor, of a node with this script itself; of one that extends it only with @tool.
+func _get_configuration_warnings() -> PackedStringArray:
+	return load("res://addons/envmanager/checks.gd").warnings_of(self)
 
 
 func _enter() -> void:

@@ -1,12 +1,17 @@
+@tool
+@icon("res://addons/envmanager/icons/arena.svg")
+class_name EnvManagerArena
 extends "res://addons/envmanager/agent.gd"
-## One game among many: says how an episode begins and ends. Put one node with it into the scene of the game.
+## An arena begins and ends the episodes of one copy of the scene. Put one into the scene, and override reset().
 ##
 ## Without agents in the scene the arena is the one agent. If a script has `func after_tick()`, it is called at the
 ## beginning of each tick, when the physics of the last one are done, until the episode has ended: the place for rewards
 ## and ends. Signals of the physics come before it.
 
+@export_group("Copies")
 ## How far apart the copies of the scene stand: more than the arena is wide.
-@export var spacing := 1000.0
+@export_range(0, 10000, 0.1, "or_greater") var spacing := 1000.0
+@export_group("Agents that come later")
 ## Scenes of agents that come later, when none of their behavior is there from the beginning.
 @export var joins: Array[PackedScene] = []
 ## The most agents of a behavior that are here at once; default: as many as in the scene.

@@ -1,8 +1,11 @@
 @tool
 extends EditorPlugin
-## Adds the bridge to the project's autoloads while the plugin is enabled.
+## Adds the bridge to the project's autoloads while the plugin is enabled, and says in the inspector what is missing.
 
 const NAME := "EnvManager"
+const Inspector := preload("res://addons/envmanager/inspector.gd")
+
+var _inspector := Inspector.new()
 
 
 func _enable_plugin() -> void:
@@ -12,3 +15,19 @@ func _enable_plugin() -> void:
 
 func _disable_plugin() -> void:
 	remove_autoload_singleton(NAME)
+
+
+func _enter_tree() -> void:
+	add_inspector_plugin(_inspector)
+	get_editor_interface().get_inspector().property_edited.connect(_check_again)
+
+
+func _exit_tree() -> void:
+	remove_inspector_plugin(_inspector)
+	get_editor_interface().get_inspector().property_edited.disconnect(_check_again)
+
+
+# The engine does not ask again for a node's warnings when a field of it has changed.
+func _check_again(_property: String) -> void:
+	for node in get_editor_interface().get_selection().get_selected_nodes():
+		node.update_configuration_warnings()

@@ -1,0 +1,84 @@
+tool
+extends Reference
+# What the editor says about agents and arenas: what is missing in their scene, and which fields they use.
+
+const AGENT = "res://addons/envmanager/agent.gd"
+const ARENA = "res://addons/envmanager/arena.gd"
+const SIZES = ["behavior", "observation_size", "continuous_size", "discrete_choices"]
+
+
+# Whether a node has this script, or one that extends it.
+static func is_a(node: Node, path: String) -> bool:
+	for script in _scripts_of(node):
+		if script.resource_path == path:
+			return true
+	return false
+
+
+# Whether the sizes of a node count: those of an arena do while its scene has no agents, and none that come later.
+static func uses_sizes(node: Node) -> bool:
+	return not is_a(node, ARENA) or not (_agents_below(_root_of(node)) or node.get("joins"))
+
+
+# Sentences that say what is missing.
+static func warnings_of(node: Node) -> PoolStringArray:
+	var found = PoolStringArray()
+	var n_arenas = _all_below(_root_of(node), ARENA).size()
+	if n_arenas > 1:
+		found.append("The scene has %d arenas. The trainer copies the whole scene: keep one arena in it." % n_arenas)
+	elif n_arenas == 0 and _is_played(_root_of(node)):
+		found.append("The scene has no arena, which begins and ends its episodes: add an EnvManagerArena.")
+	if node.get_script().resource_path in [AGENT, ARENA]:
+		found.append("This script does nothing by itself. Extend it: right-click the node, Extend Script.")
+	elif uses_sizes(node):
+		if not node.get("observation_size") and not _is_in_code(node, ["observation_size", "func observations"]):
+			found.append("It observes nothing: set Observation Size to the numbers that observe() returns.")
+		var has_actions = node.get("continuous_size") or node.get("discrete_choices")
+		if not has_actions and not _is_in_code(node, ["continuous_size", "discrete_choices"]):
+			found.append("It has no actions: set Continuous Size, or Discrete Choices.")
+	return found
+
+
+# The scripts of a node: its own, and those that it extends.
+static func _scripts_of(node: Node) -> Array:
+	var scripts = []
+	var script = node.get_script()
+	while script != null:
+		scripts.append(script)
+		script = script.get_base_script()
+	return scripts
+
+
+static func _root_of(node: Node) -> Node:
+	return node if node.owner == null else node.owner
+
+
+static func _all_below(node: Node, path: String) -> Array:
+	var found = [node] if is_a(node, path) else []
+	for child in node.get_children():
+		found += _all_below(child, path)
+	return found
+
+
+static func _agents_below(node: Node) -> Array:
+	var found = []
+	for each in _all_below(node, AGENT):
+		if not is_a(each, ARENA):
+			found.append(each)
+	return found
+
+
+# Whether the game is this scene. An agent may have a scene of its own, which needs no arena.
+static func _is_played(root: Node) -> bool:
+	var main = ProjectSettings.get_setting("application/run/main_scene")
+	return root.filename in ["", main] or main in [null, ""]
+
+
+# Whether a script of the user has one of these words, and may set these fields.
+static func _is_in_code(node: Node, words: Array) -> bool:
+	for script in _scripts_of(node):
+		if not script.resource_path in [AGENT, ARENA]:
+			for word in words:
+				if word in script.source_code:
+					return true
+	return false

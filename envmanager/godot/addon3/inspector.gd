@@ -1,0 +1,24 @@
+tool
+extends EditorInspectorPlugin
+# Shows what is missing above the fields of agents and arenas, and hides the fields that count for nothing.
+#
+# The engine asks only scripts with `tool` for warnings, and the scripts of games have none.
+
+const Checks = preload("res://addons/envmanager/checks.gd")
+
+
+func can_handle(object: Object) -> bool:
+	return object is Node and Checks.is_a(object, Checks.AGENT)
+
+
+func parse_begin(object: Object) -> void:
+	for sentence in Checks.warnings_of(object):
+		var label = Label.new()
+		label.text = sentence
+		label.autowrap = true
+		label.modulate = Color.gold
+		add_custom_control(label)
+
+
+func parse_property(object: Object, _type: int, name: String, _hint: int, _text: String, _usage: int) -> bool:
+	return name in Checks.SIZES and not Checks.uses_sizes(object)

@@ -1,0 +1,26 @@
+@tool
+extends EditorInspectorPlugin
+## Shows what is missing above the fields of agents and arenas, and hides the fields that count for nothing.
+##
+## The engine asks only scripts with @tool for warnings, and the scripts of games have none.
+
+const Checks := preload("res://addons/envmanager/checks.gd")
+
+
+func _can_handle(object: Object) -> bool:
+	return object is Node and Checks.is_a(object, Checks.AGENT)
+
+
+func _parse_begin(object: Object) -> void:
+	for sentence in Checks.warnings_of(object):
+		var label := Label.new()
+		label.text = sentence
+		label.autowrap_mode = TextServer.AUTOWRAP_WORD_SMART
+		label.modulate = Color.GOLD
+		add_custom_control(label)
+
+
+func _parse_property(
+	object: Object, _type: Variant.Type, name: String, _hint: PropertyHint, _text: String, _usage: int, _wide: bool
+) -> bool:
+	return name in Checks.SIZES and not Checks.uses_sizes(object)
