@@ -123,7 +123,7 @@ def _play_findings(manager: EnvManager, n_steps: int, seed: int, *, has_seeds: b
         yield _failure(first.failure)
         return
     rate = first.n_agent_steps / max(first.took_s, 1e-9)
-    what = f"{n_steps} steps of {manager.n_envs} environments"
+    what = f"{n_steps} steps of {f'{manager.n_envs} arenas' if has_seeds else 'one engine'}"
     yield Finding("steps", "ok", f"{what} fit their specs: {rate:,.0f} agent steps per second.")
     if first.n_ended:
         yield Finding("episodes", "ok", f"{first.n_ended} agent episodes ended.")

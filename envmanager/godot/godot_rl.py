@@ -5,9 +5,9 @@
     game, its Sync node ── env_info, reset, step, call ──▶ trainer         u32 length | JSON
                         ◀── handshake, env_info, reset, action, call, close ──
 
-An engine is one environment, and each of its agents with a policy of its own kind is an agent: its policy name is the
-behavior. The protocol has no tickets and no token. Answers come in the order of the commands, and the first program
-that connects to an engine's port is taken for the engine.
+An engine is one environment. Its AIControllers that train are the agents, and their policy names are the behaviors. The
+protocol has no tickets, so answers are matched to commands by their order. It has no token, so the first program that
+connects to an engine's port is taken for the engine.
 
 The rule: commands that the protocol cannot express raise UsageError before anything is sent.
 """
