@@ -37,7 +37,7 @@ func observations() -> Array:
 	return [{"name": "obs", "shape": [observation_size], "dtype": "float32", "low": null, "high": null}]
 
 
-# A PoolRealArray of observation_size numbers; with observations() of several, an Array of Pool arrays.
+# A PoolRealArray of observation_size numbers; with observations() of several, an Array of packed arrays.
 func observe():
 	return null
 
