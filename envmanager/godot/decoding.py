@@ -84,8 +84,9 @@ class EngineDecoder:
         """Convert an engine's error to EnvRaised. ``asked``: the pending command; None between commands."""
         traceback = error.traceback
         if error.script and not traceback:
-            place = f'File "{error.script}", line {error.line}, in {error.function or "?"}'
-            traceback = f"  {place}\n{error.type}: {error.message}\n"
+            line = "" if error.line is None else f", line {error.line}"
+            function = f", in {error.function}" if error.function else ""
+            traceback = f'  File "{error.script}"{line}{function}\n{error.type}: {error.message}\n'
         return EnvRaised(
             worker_id=self._worker_id,
             env_ids=self._env_ids if env_ids is None else env_ids,

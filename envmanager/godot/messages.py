@@ -170,7 +170,7 @@ class EngineError:
     broken: tuple[str, str, str] | None = None
 
     def __str__(self) -> str:
-        place = f"{self.script or '?'}:{self.line or '?'}" if self.script or self.line else ""
+        place = ":".join(str(part) for part in (self.script, self.line) if part)
         where = " in ".join(part for part in (place, self.function) if part)
         return f"{self.message} ({where})" if where else self.message
 
