@@ -25,9 +25,7 @@ def test_a_plain_write_of_a_position_moves_a_body_in_every_episode(engine: Start
 
 
 @pytest.mark.parametrize("scene", [MOVING, "res://moving_3d.tscn"])
-def test_a_body_that_follows_the_physics_is_where_it_was_placed_at_once(
-    engine: Start, major: int, scene: str
-) -> None:
+def test_a_body_that_follows_the_physics_is_where_it_was_placed_at_once(engine: Start, major: int, scene: str) -> None:
     if major == 3 and scene != MOVING:
         pytest.skip("Godot 3.2 has no body in 3D that is synchronised with the physics")
     one = engine("games", scene=scene, ticks=1)
