@@ -17,8 +17,9 @@ import pytest
 from envmanager import EnvRaised, RandomPolicy, RestartPolicy, Timeouts, UsageError, Wait, WorkerDied, WorkerTimedOut
 from envmanager.data.steps import StepInfo
 from envmanager.errors import WorkerError
-from envmanager.godot.games import new_project
+from envmanager.godot.games import find_game, import_command, new_project
 from envmanager.godot.manager import GodotEnvManager
+from envmanager.godot.options import EngineOptions
 from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
 from envmanager.system import machine
@@ -313,6 +314,10 @@ def test_waiting_for_any_hands_out_the_fast_engine_while_the_slow_one_works(play
         manager.set_attr("fail", [""], env_ids=[1])
         seen = [info.worker_id for _ in range(20) for info in manager.step(Wait.any())]
         assert seen.count(1) > seen.count(0)
+
+
+def test_a_demo_is_not_imported_first(program: str, tmp_path: Path) -> None:
+    assert import_command(find_game("demo:rolling_ball", EngineOptions(binary=program), tmp_path)) is None
 
 
 @pytest.mark.parametrize("pictures", [False, True], ids=["a class", "a picture too"])
