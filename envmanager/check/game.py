@@ -22,7 +22,7 @@ from envmanager.check.environment import Finding
 from envmanager.check.playthrough import ByRow
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import StepInfo
-from envmanager.data.trees import leaves_like
+from envmanager.data.trees import leaves_like, paths
 from envmanager.env_manager import EnvManager
 from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageError
 from envmanager.godot.games import THREADS, major_of, protocol_of
@@ -109,8 +109,8 @@ def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:
 class _Played:
     """The data of one reset and of the steps after it, for a comparison."""
 
-    rows: list[dict[str, list[bytes]]] = attrs.field(factory=list)
-    """Bytes of each array, by behavior, for the reset and each step."""
+    rows: list[dict[str, dict[str, np.ndarray]]] = attrs.field(factory=list)
+    """Arrays by behavior and name, for the reset and each step."""
     n_ended: int = 0
     n_agent_steps: int = 0
     took_s: float = 0.0
@@ -166,8 +166,8 @@ def _note(played: _Played, infos: list[StepInfo]) -> None:
     rows = {}
     for name, steps in info.current.items():
         spec = info.specs[name].observation if info.specs is not None else None
-        arrays = leaves_like(spec, steps.obs) if spec is not None else []
-        rows[name] = [np.ascontiguousarray(each).tobytes() for each in [*arrays, steps.reward, steps.env_id]]
+        seen = [] if spec is None else zip(paths(spec, "obs"), leaves_like(spec, steps.obs), strict=True)
+        rows[name] = {"environment": steps.env_id, "reward": steps.reward, **dict(seen)}
         played.n_ended += int((steps.terminated | steps.truncated).sum())
         played.n_agent_steps += len(steps.agent_id)
     played.rows.append(rows)
@@ -180,13 +180,32 @@ def _failure(error: EnvManagerError) -> Finding:
 
 def _seeding_finding(first: _Played, again: _Played) -> Finding:
     for at_step, (ours, theirs) in enumerate(zip(first.rows, again.rows, strict=True)):
-        if ours != theirs:
-            names = ", ".join(name for name in ours if ours[name] != theirs.get(name))
+        difference = _first_difference(ours, theirs)
+        if difference is not None:
             return Finding(
                 "seeding",
                 "problem",
-                f"The same seed and actions give other data from step {at_step} on ({names}).",
-                "Draw random numbers from the arena's rng, never from randf(); place bodies with place_2d() or "
-                "place_3d(); reset all state of the game.",
+                f"The same seed and actions give other data from {'the reset' if at_step == 0 else f'step {at_step}'} "
+                f"on: {difference}.",
+                "Draw random numbers from the arena's rng, never from randf(), and let reset() put back all that "
+                "an episode changes.",
             )
     return Finding("seeding", "ok", f"The same seed and actions give the same {len(first.rows) - 1} steps.")
+
+
+def _first_difference(ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return a phrase with the behavior, environment and column of the first difference, and both values; or None."""
+    for behavior in {**ours, **theirs}:
+        arrays, others = ours.get(behavior, {}), theirs.get(behavior, {})
+        n, n_other = (len(each.get("reward", ())) for each in (arrays, others))
+        if n != n_other:
+            return f"{n} agents of {behavior!r}, and {n_other} when it is repeated"
+        for name, array in arrays.items():
+            other = others[name]
+            places = np.argwhere((array != other) & ((array == array) | (other == other)))  # NaN is unequal to itself
+            if len(places):
+                row, *column = places[0].tolist()
+                value, repeated = (f"{each[tuple(places[0])]:.9g}" for each in (array, other))
+                where = f"of {behavior!r} in environment {arrays['environment'][row]}"
+                return f"{name}{column or ''} {where} is {value}, and {repeated} when it is repeated"
+    return None

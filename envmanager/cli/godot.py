@@ -42,7 +42,11 @@ def install_addon_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with project.godot.")],
 ) -> None:
     """Install the addon in a game, or replace an older version of it."""
-    typer.echo(f"The addon is in {install_addon(directory)}.")
+    addon = install_addon(directory)
+    typer.echo(
+        f"The addon is in {addon}. Next: add a node with a script that extends its arena.gd to the scene that is to be "
+        f"trained (docs/godot.md, The scripts), then run envmanager godot check {directory}"
+    )
 
 
 @app.command("check")

@@ -14,7 +14,7 @@ from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport,
 from envmanager.data.trees import leaves, leaves_like, paths
 from envmanager.errors import EnvManagerError, EnvRaised
 from envmanager.godot.codec import StepsDecoder
-from envmanager.godot.frames import BadFrame, Kind
+from envmanager.godot.frames import BadFrame, Kind, TooLarge
 from envmanager.godot.messages import EngineError, EngineSpecs, read_error, read_specs, read_values
 from envmanager.hosts.wire import Message, describe_failure
 
@@ -53,7 +53,11 @@ class EngineDecoder:
         if message.code != _ANSWERS.get(asked, Kind.VALUE):
             raise BadFrame(f"a {Kind(message.code).name.lower()} frame in answer to {asked}")
         if asked is CommandName.START:
-            specs = read_specs(message.data)
+            try:
+                specs = read_specs(message.data)
+            except TooLarge as error:
+                advice = "Observe less, or put fewer arenas into each engine: n_workers is the number of engines.\n"
+                return self.failed(self.raised(EngineError(error.reason, type="TooLarge"), asked, advice=advice))
             self.steps = StepsDecoder(specs, self._env_ids, infos=self._infos)
             report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=True)
             return EnvironmentResponse(asked, self._worker_id, report)
@@ -80,12 +84,15 @@ class EngineDecoder:
         """Return the environment of the error's arena, or all environments if the engine named no arena."""
         return self._env_ids if error.arena is None else (self._env_ids[error.arena],)
 
-    def raised(self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None) -> EnvRaised:
+    def raised(
+        self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None, *, advice: str = ""
+    ) -> EnvRaised:
         """Convert an engine's error to EnvRaised. ``asked``: the pending command; None between commands."""
         traceback = error.traceback
         if error.script and not traceback:
-            place = f'File "{error.script}", line {error.line}, in {error.function or "?"}'
-            traceback = f"  {place}\n{error.type}: {error.message}\n"
+            line = "" if error.line is None else f", line {error.line}"
+            function = f", in {error.function}" if error.function else ""
+            traceback = f'  File "{error.script}"{line}{function}\n{error.type}: {error.message}\n'
         return EnvRaised(
             worker_id=self._worker_id,
             env_ids=self._env_ids if env_ids is None else env_ids,
@@ -93,6 +100,7 @@ class EngineDecoder:
             type_name=error.type,
             cause=error.message if error.traceback else str(error),
             remote_traceback=traceback,
+            advice=advice,
         )
 
 

@@ -194,7 +194,7 @@ class EngineLink(Link):
             return self.decoder.failed(self.broke_protocol(asked))
         printed = self._log.new_error()
         said = self.decoder.error if response.name is CommandName.FAILED else None
-        if printed is None or (response.name is CommandName.FAILED and (said is None or said.line is not None)):
+        if printed is None or (response.name is CommandName.FAILED and (said is None or printed.line is None)):
             return response
         env_ids = None if said is None else self.decoder.env_ids_of(said)
         return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))

@@ -68,6 +68,10 @@ class BadFrame(Exception):
         self.reason = reason
 
 
+class TooLarge(BadFrame):
+    """Raised for arrays that are larger than the protocol allows. The game is at fault, not the protocol."""
+
+
 class Frame(NamedTuple):
     """A frame. Its body has a buffer of its own, which no later frame overwrites."""
 
@@ -171,7 +175,8 @@ class FrameReader:
             raise BadFrame(f"a {kind.name.lower()} frame whose reserved bytes are {zero} and {zeros}, not 0")
         limit = self._limits[kind]
         if length > limit:
-            raise BadFrame(f"a {kind.name.lower()} frame of {length} bytes, where {limit} are the most")
+            option = " (engine.max_frame_mb)" if kind is Kind.STEPS else ""
+            raise BadFrame(f"a {kind.name.lower()} frame of {length} bytes, where {limit} are the most{option}")
         if ticket and kind in WITHOUT_TICKET:
             raise BadFrame(f"a {kind.name.lower()} frame with ticket {ticket}, though it answers no request")
         return length, kind, ticket

@@ -75,6 +75,7 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
         major, binary = _any_engine(options.binary)
         name = env.removeprefix(_DEMO)
         path = copy_demo(name, major, scratch / name)
+        (path / ".godot").mkdir(exist_ok=True)  # a demo has nothing that Godot 4 would have to import for a second
     elif not path.exists():
         raise UsageError(
             f"there is no Godot game {env!r}: name a folder with project.godot, a .pck, an exported game, or one of "
@@ -284,10 +285,20 @@ def install_addon(project: Path | str) -> Path:
 
 
 def copy_addon(major: int, project: Path) -> Path:
-    """Copy the addon for Godot 4 or 3 into ``addons/envmanager`` of a project; return that folder."""
-    for source in ("addon", f"addon{major}"):  # what both versions have, then the scripts
-        _copy_folder(HERE / source, project / "addons" / "envmanager")
-    return project / "addons" / "envmanager"
+    """Copy the addon for Godot 4 or 3 into ``addons/envmanager`` of a project; return that folder.
+
+    Scripts and icons of an older addon that are no longer part of it are deleted, with what Godot has made for them.
+    """
+    to, shipped = project / "addons" / "envmanager", set()
+    for source in (HERE / "addon", HERE / f"addon{major}"):  # what both versions have, then the scripts
+        _copy_folder(source, to)
+        shipped |= {path.relative_to(source) for path in source.rglob("*")}
+    with reporting(to):
+        for path in [*to.rglob("*.gd"), *to.rglob("*.svg")]:
+            if path.relative_to(to) not in shipped:
+                for own in (path, Path(f"{path}.uid"), Path(f"{path}.import")):
+                    own.unlink(missing_ok=True)
+    return to
 
 
 def copy_demo(name: str, major: int, to: Path | str) -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, describe_value
 from envmanager.data.trees import Tree
-from envmanager.godot.frames import PROTOCOL, BadFrame, dump_json, parse_json
+from envmanager.godot.frames import PROTOCOL, BadFrame, TooLarge, dump_json, parse_json
 from envmanager.godot.options import DEFAULT_TICKS_PER_ACTION, EngineOptions
 
 Body = bytes | bytearray | memoryview
@@ -170,7 +170,7 @@ class EngineError:
     broken: tuple[str, str, str] | None = None
 
     def __str__(self) -> str:
-        place = f"{self.script or '?'}:{self.line or '?'}" if self.script or self.line else ""
+        place = ":".join(str(part) for part in (self.script, self.line) if part)
         where = " in ".join(part for part in (place, self.function) if part)
         return f"{self.message} ({where})" if where else self.message
 
@@ -242,7 +242,7 @@ def _array(entry: Any, where: str) -> tuple[ArrayLayout, ArraySpec]:
     shape = tuple(_whole_number(size, f"a size in the shape of {where}", 1) for size in sizes)
     n_numbers = math.prod(shape)
     if len(shape) > MAX_DIMENSIONS or n_numbers > MAX_NUMBERS:
-        raise BadFrame(
+        raise TooLarge(
             f"{where} has {len(shape)} dimensions and {n_numbers} numbers; 16 and {MAX_NUMBERS} are the most"
         )
     low, high = (_bound(entry.get(key), dtype, shape, f"{key} of {where}") for key in ("low", "high"))
@@ -276,13 +276,13 @@ def _max_agents(given: Any, behaviors: tuple[BehaviorLayout, ...]) -> dict[str, 
         n_agents = _whole_number(given[behavior.name], f"max_agents of behavior {behavior.name!r}", 0)
         for layout in behavior.observations + behavior.actions:
             if n_agents * layout.n_numbers > MAX_NUMBERS:
-                raise BadFrame(
+                raise TooLarge(
                     f"{n_agents} agents of behavior {behavior.name!r} have {n_agents * layout.n_numbers} numbers in "
                     f"array {layout.name!r}, where {MAX_NUMBERS} are the most"
                 )
         found[behavior.name] = n_agents
     if sum(found.values()) > MAX_AGENTS:
-        raise BadFrame(f"max_agents adds up to {sum(found.values())} agents, where {MAX_AGENTS} are the most")
+        raise TooLarge(f"max_agents adds up to {sum(found.values())} agents, where {MAX_AGENTS} are the most")
     return found
 
 

@@ -17,13 +17,15 @@ import pytest
 from envmanager import EnvRaised, RandomPolicy, RestartPolicy, Timeouts, UsageError, Wait, WorkerDied, WorkerTimedOut
 from envmanager.data.steps import StepInfo
 from envmanager.errors import WorkerError
-from envmanager.godot.games import new_project
+from envmanager.godot.games import find_game, import_command, new_project
 from envmanager.godot.manager import GodotEnvManager
+from envmanager.godot.options import EngineOptions
 from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
 from envmanager.system import machine
 
 TROUBLED = "res://troubled.tscn"
+GAMES = Path(__file__).parent / "games"
 SHORT = Timeouts(step_s=2.0, reset_s=5.0)
 NEVER = RestartPolicy(max_restarts=0)
 
@@ -126,6 +128,30 @@ def test_methods_and_attributes_of_arenas_can_be_had(play: Play) -> None:
         with pytest.raises(UsageError, match="cannot travel into an engine"):
             manager.call("observe", agent=print)
         assert manager.step("all"), "the engine stays usable"
+
+
+@pytest.mark.parametrize(
+    ("fail", "place"),
+    [
+        ("size", r"troubled\.gd:\d+ in observe.*\n.*\n\n  File \"res://troubled\.gd\", line \d+, in observe\n"),
+        ("stranger", r"rat\.gd\).*\n.*\n\n  File \"res://rat\.gd\"\n"),  # wrong in no particular line
+    ],
+)
+def test_a_mistake_without_a_line_is_told_without_none(play: Play, fail: str, place: str) -> None:
+    with play("games", 1, engine={"scene": TROUBLED}, restarts=NEVER) as manager:
+        manager.reset({"options": {"fail": fail}})
+        with pytest.raises(EnvRaised, match=place) as raised:
+            take_steps(manager, 2)
+        assert "None" not in str(raised.value)
+
+
+def test_an_error_in_observe_is_told_with_its_own_line(play: Play, major: int) -> None:
+    lines = (GAMES / str(major) / "troubled.gd").read_text().splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if text.endswith("# in observe"))
+    with play("games", 1, engine={"scene": TROUBLED}, restarts=NEVER) as manager:
+        manager.reset({"options": {"fail": "observe"}})
+        with pytest.raises(EnvRaised, match=rf"troubled\.gd:{line}\b"):
+            take_steps(manager, 2)
 
 
 @pytest.mark.parametrize("fail", ["act", "after_tick", "observe"])
@@ -288,6 +314,10 @@ def test_waiting_for_any_hands_out_the_fast_engine_while_the_slow_one_works(play
         manager.set_attr("fail", [""], env_ids=[1])
         seen = [info.worker_id for _ in range(20) for info in manager.step(Wait.any())]
         assert seen.count(1) > seen.count(0)
+
+
+def test_a_demo_is_not_imported_first(program: str, tmp_path: Path) -> None:
+    assert import_command(find_game("demo:rolling_ball", EngineOptions(binary=program), tmp_path)) is None
 
 
 @pytest.mark.parametrize("pictures", [False, True], ids=["a class", "a picture too"])

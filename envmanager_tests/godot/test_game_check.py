@@ -11,6 +11,7 @@ import pytest
 from envmanager.check.environment import Finding
 from envmanager.check.game import check_game
 from envmanager.godot.games import THREADS, new_project
+from envmanager.godot.messages import MAX_NUMBERS
 
 Check = Callable[[], list[Finding]]
 
@@ -56,7 +57,32 @@ def test_a_game_without_the_addon_is_told_how_to_get_it(game: Path, check: Check
 
 def test_random_numbers_that_are_not_the_arenas_own_are_found(game: Path, check: Check, major: int) -> None:
     rewrite(game / "arena.gd", "from.randf_range(", {4: "randf_range(", 3: "randi() * rand_range("}[major])
-    assert by_question(check())["seeding"] == "problem"
+    (found,) = (finding for finding in check() if finding.question == "seeding")
+    assert found.outcome == "problem"
+    number = r"(-?[\d.]+(?:e[+-]\d+)?)"
+    said = rf"from the reset on: obs\[0\] of 'default' in environment 0 is {number}, and {number} when it is repeated\."
+    values = re.search(said, found.text)
+    assert values is not None, found.text
+    assert float(values[1]) != float(values[2])
+
+
+def test_a_number_that_an_episode_changes_and_no_reset_puts_back_is_named(game: Path, check: Check, major: int) -> None:
+    array = {4: "PackedFloat32Array", 3: "PoolRealArray"}[major]
+    player = game / "player.gd"
+    rewrite(player, f"return {array}([", f"seen += 1\n\treturn {array}([seen, ")
+    rewrite(player, "velocity = 0.0\n", "velocity = 0.0\nvar seen = 0\n")
+    rewrite(game / "game.tscn", "observation_size = 1", "observation_size = 2")
+    (found,) = (finding for finding in check() if finding.question == "seeding")
+    assert re.search(r"obs\[0\] of 'default' in environment 0 is \d+, and \d+ when", found.text), found.text
+
+
+def test_more_numbers_than_a_frame_may_have_are_told_with_what_to_do(game: Path, check: Check) -> None:
+    rewrite(game / "game.tscn", "observation_size = 1", f"observation_size = {MAX_NUMBERS // 4 + 1}")
+    (only,) = check()
+    assert only.outcome == "problem"
+    assert f"4 agents of behavior 'default' have {MAX_NUMBERS + 4} numbers" in only.text
+    assert "fewer arenas into each engine" in only.text
+    assert "install-addon" not in only.text
 
 
 def test_an_error_of_a_script_is_told_with_its_place(game: Path, check: Check) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from envmanager.cli.godot import install_addon_command
 from envmanager.errors import NotWritten, UsageError
 from envmanager.godot.games import AUTOLOAD, copy_demo, demos, install_addon, new_project
 
@@ -39,6 +40,29 @@ def test_a_second_time_changes_nothing_but_the_addon(game: Path) -> None:
 
     assert (game / "project.godot").read_text() == before
     assert "extends Node" in (addon / "bridge.gd").read_text()
+
+
+def test_files_of_an_older_addon_go_and_what_godot_made_for_the_others_stays(game: Path) -> None:
+    addon = install_addon(game)
+    old = [addon / name for name in ("sync.gd", "sync.gd.uid", "icons/old.svg", "icons/old.svg.import", "parts/a.gd")]
+    kept = [addon / name for name in ("bridge.gd.uid", "icons/agent.svg.import", "notes.txt")]
+    other = game / "addons" / "other" / "sync.gd"
+    for file in [*old, *kept, other]:
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text("mine")
+
+    install_addon(game)
+
+    assert [file.name for file in old if file.exists()] == []
+    assert [file.read_text() for file in [*kept, other]] == ["mine"] * 4
+
+
+def test_the_command_says_what_comes_next(game: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install_addon_command(game)
+
+    said = capsys.readouterr().out
+    assert "arena.gd" in said
+    assert f"envmanager godot check {game}" in said
 
 
 @pytest.fixture

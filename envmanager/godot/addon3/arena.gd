@@ -42,9 +42,15 @@ func end(truncated: bool = false) -> void:
 # Puts a body where `to` says, in coordinates of the copy, with a velocity and without spin.
 func place_2d(body: Node2D, to: Transform2D, velocity: Vector2 = Vector2.ZERO) -> void:
 	var there = (root.global_transform if root is Node2D else Transform2D.IDENTITY) * to
-	# Without a renderer nothing reads the transform in between, and a second write would not reach the physics.
+	# Nothing reads the transform of a rigid body between its move and a signal of the physics: there a write would be lost.
 	var _old = body.global_transform
+	var is_synced = body.get("motion/sync_to_physics") == true  # then it would stay until the next tick
+	if is_synced:
+		body.set("motion/sync_to_physics", false)
 	body.global_transform = there
+	if is_synced:
+		Physics2DServer.body_set_state(body.get_rid(), Physics2DServer.BODY_STATE_TRANSFORM, there)
+		body.set("motion/sync_to_physics", true)
 	if body is RigidBody2D:
 		Physics2DServer.body_set_state(body.get_rid(), Physics2DServer.BODY_STATE_TRANSFORM, there)
 		body.linear_velocity = velocity
@@ -55,8 +61,13 @@ func place_2d(body: Node2D, to: Transform2D, velocity: Vector2 = Vector2.ZERO) -
 # Puts a body where `to` says, in coordinates of the copy, with a velocity and without spin.
 func place_3d(body: Spatial, to: Transform, velocity: Vector3 = Vector3.ZERO) -> void:
 	var there = (root.global_transform if root is Spatial else Transform.IDENTITY) * to
-	var _old = body.global_transform
+	var is_synced = body.get("motion/sync_to_physics") == true
+	if is_synced:
+		body.set("motion/sync_to_physics", false)
 	body.global_transform = there
+	if is_synced:
+		PhysicsServer.body_set_state(body.get_rid(), PhysicsServer.BODY_STATE_TRANSFORM, there)
+		body.set("motion/sync_to_physics", true)
 	if body is RigidBody:
 		PhysicsServer.body_set_state(body.get_rid(), PhysicsServer.BODY_STATE_TRANSFORM, there)
 		body.linear_velocity = velocity
@@ -66,3 +77,8 @@ func place_3d(body: Spatial, to: Transform, velocity: Vector3 = Vector3.ZERO) ->
 
 func _enter() -> void:
 	_bridge.arena_entered(self)
+
+
+func _notification(what: int) -> void:
+	if what == NOTIFICATION_EXIT_TREE and _copy != null and is_instance_valid(_bridge):
+		_bridge.arena_left(self)

@@ -14,6 +14,12 @@ const PROTOCOL = [1, 0]
 const ADDON = "1.0.0"
 const TICKS_ALONE = 4  # per action, when nobody trains
 const FIRST = -(1 << 30)
+const PATIENCE = 60  # ticks that a game has to change its scene
+const INSTEAD = ": let the arena's reset() put everything back"
+const REMOVED = "the arena is gone, because the game has freed it, or changed to a scene without one" + INSTEAD
+const ALONE = ", or have one arena per engine (n_workers = n_envs)"
+const CHANGED = "the game has changed or reloaded its scene, and nobody knows which of the arenas is meant" + INSTEAD + ALONE
+const RESETS = "the game has changed or reloaded its scene in a reset(), which the new one needs again" + INSTEAD
 const ARGUMENT = "--envmanager="
 const REQUESTS = {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
 
@@ -22,6 +28,10 @@ var _roster: Roster = Roster.new()
 var _config: Dictionary = {}
 var _copies: Copies = Copies.new()
 var _ticks_left: int = 0
+var _is_acting: bool = false  # a step waits for its answer
+var _is_torn: bool = false  # the game changes its scene
+var _patience: int = 0
+var _bodies: Array = []
 var _is_built: bool = false
 var _is_broken: bool = true  # only a reset helps: at the beginning, and after an error
 
@@ -42,6 +52,8 @@ func _ready() -> void:
 	hello["ticks_per_second"] = Engine.iterations_per_second
 	_wire.send_unasked(Wire.HELLO, hello)
 	_configure()
+	get_tree().connect("node_added", self, "_on_node_added")
+	get_tree().connect("node_removed", self, "_on_node_removed")
 
 
 # Where the trainer listens. The argument is for the editor, which has it in the project's settings.
@@ -66,7 +78,7 @@ func note(about: String, values: Dictionary = {}) -> void:
 
 
 func joined(agent: Node) -> void:
-	var copy = _copies.of(agent)
+	var copy = _copy_of(agent)
 	if copy == null:
 		return
 	var group = _roster.group_of(agent)
@@ -84,19 +96,23 @@ func joined(agent: Node) -> void:
 	copy.agents.append(agent)
 	group.agents.append(agent)
 	group.changed = true
+	if copy in _copies.torn:
+		_roster.succeed(agent)
 
 
 func left(agent: Node, bits: int) -> void:
 	if is_physics_processing():
-		_roster.remove(agent, bits)
+		_roster.remove(agent, bits if agent._copy.ended_bits == 0 else agent._copy.ended_bits)
 		agent._copy.agents.erase(agent)
 		agent._copy.ended_agents.erase(agent)
 		agent._k = -1
 
 
 func arena_entered(arena: Node) -> void:
-	var copy = _copies.of(arena)
+	var copy = _copy_of(arena)
 	if copy == null:
+		if _is_built and _copies.all.size() > 1:
+			_roster.fault(CHANGED, arena)
 		return
 	if copy.arena != null and copy.arena != arena:
 		_roster.fault("the scene has two arenas", arena)
@@ -108,8 +124,40 @@ func arena_entered(arena: Node) -> void:
 	arena.index = copy.index
 	arena.shown = copy.shown
 	arena.root = copy.root
+	arena.rng = copy.rng if copy.rng != null else arena.rng
+	copy.rng = arena.rng
 	for agent in copy.agents:
 		agent.arena = arena
+
+
+func arena_left(arena: Node) -> void:
+	var copy = arena._copy
+	if not is_physics_processing() or copy.arena != arena:
+		return
+	copy.arena = null
+	copy.has_after_tick = false
+	_copies.torn.append(copy)
+	_is_torn = true
+	_patience = PATIENCE
+	if copy.reset_tick == Engine.get_physics_frames():
+		_roster.fault(RESETS, arena)
+
+
+# The copy that a node is in; the scene to which the game has changed becomes the copy of the one that has gone.
+func _copy_of(node: Node) -> Copy:
+	var copy = _copies.of(node)
+	return copy if copy != null or not _is_torn else _copies.successor(node)
+
+
+# Nothing reads the transform of these bodies after each move but a renderer, and until then the physics hears of no write.
+func _on_node_added(node: Node) -> void:
+	if node is RigidBody2D:
+		_bodies.append(node)
+
+
+func _on_node_removed(node: Node) -> void:
+	if node is RigidBody2D:
+		_bodies.erase(node)
 
 
 func _physics_process(_delta: float) -> void:
@@ -117,24 +165,57 @@ func _physics_process(_delta: float) -> void:
 		_is_built = true
 		_build()
 		return  # what has just come into the tree has no tick of its own yet: the first action would be shorter for it
+	for body in _bodies:
+		body.get_global_transform()
+	if _is_torn and not _mend():
+		return
 	if _ticks_left > 0:
 		for copy in _copies.all:
 			if copy.has_after_tick and copy.ended_bits == 0:
 				copy.arena.after_tick()
 		_ticks_left -= 1
-		if _ticks_left > 0:
-			return
+	if _ticks_left > 0 or _is_torn:
+		return
+	if _is_acting:
+		_is_acting = false
 		_end_action()
-	while _ticks_left == 0 and is_physics_processing():
+	while _ticks_left == 0 and not _is_torn and is_physics_processing():
 		if _wire == null:
 			_play_alone()
 		else:
 			_serve()
 
 
+# Whether every copy has an arena again, after the game has changed its scene. The ticks until then do not count.
+func _mend() -> bool:
+	_patience -= 1
+	var scene = get_tree().current_scene
+	if scene != null and _copies.of(scene) == null:
+		_copies.announce(scene)  # it came before the old one went
+	var is_whole = _copies.is_whole()
+	if not is_whole and (_patience > 0 or _wire == null):
+		return false
+	if not is_whole:
+		_roster.fault(REMOVED, null)
+	elif _copies.all.size() > 1:
+		_roster.fault(CHANGED, null)
+	for copy in _copies.torn:
+		if copy.arena != null:
+			_join_alone(copy)
+			copy.end_episode(1)
+	_copies.torn.clear()
+	_is_torn = false
+	if _is_acting and _wire != null and _send_faults():
+		_is_acting = false
+		_ticks_left = 0
+	return true
+
+
 func _serve() -> void:
 	if not _wire.receive():
 		_quit()
+	elif _is_broken and not _copies.is_whole() and _wire.kind != Wire.CLOSE:
+		_quit(REMOVED)
 	elif not REQUESTS.has(_wire.kind):
 		_quit("the trainer sent a frame of kind %d" % _wire.kind)
 	else:
@@ -198,12 +279,17 @@ func _say_busy() -> void:
 
 
 func _prepare(copy: Copy) -> void:
-	if copy.agents.empty() and copy.arena.joins.empty():
-		joined(copy.arena)
+	_join_alone(copy)
 	if _wire == null:
 		copy.arena.rng.randomize()
 	else:
 		copy.arena.rng.seed = int(_config["seed"]) + copy.index * 0x9E3779B9
+
+
+# Without agents the arena is the agent.
+func _join_alone(copy: Copy) -> void:
+	if copy.agents.empty() and copy.arena.joins.empty():
+		joined(copy.arena)
 
 
 # The agents see the end of their episodes, then the next ones begin.
@@ -237,6 +323,7 @@ func _step() -> void:
 	else:
 		_roster.act(_wire.body)
 	if not _send_faults():
+		_is_acting = true
 		_ticks_left = int(_config["ticks_per_action"])
 
 
@@ -259,6 +346,8 @@ func _reset() -> void:
 
 
 func _call() -> void:
+	for copy in _copies.all:
+		copy.reset_tick = -1  # what a call changes is no reset()
 	var answer = Calls.answer(_wire.json(), _copies.all)
 	if answer.has("message"):
 		_wire.send_json(Wire.ERROR, answer)
@@ -291,6 +380,7 @@ func _play_alone() -> void:
 				group.acting.append(agent)
 		group.leavers = []
 		_roster.play_alone(group)
+	_is_acting = true
 	_ticks_left = TICKS_ALONE
 
 

@@ -3,7 +3,9 @@ extends Reference
 
 var index: int = 0
 var root: Node = null
-var arena: Node = null
+var root_id: int = 0
+var arena: Node = null  # null while the game changes its scene
+var rng: RandomNumberGenerator = null  # of its arena, and of the next one
 var agents: Array = []
 var options: Dictionary = {}
 var shown: bool = true
@@ -11,6 +13,7 @@ var next_k: int = 0
 var ended_bits: int = 0  # 1 terminated, 2 truncated: the arena's episode is over when the action is
 var ended_agents: Array = []  # those whose own episode is over
 var has_after_tick: bool = false
+var reset_tick: int = -1  # the tick of the last reset()
 var ending: Array = []  # all copies in which something has ended with this action; one list for all
 var _is_listed: bool = false
 
@@ -51,7 +54,7 @@ func begin_next() -> void:
 	ended_agents = []
 	if ended_bits != 0:
 		ended_bits = 0
-		arena.reset(arena.rng, options)
+		_reset()
 	else:
 		for agent in restarting:
 			agent.restart()
@@ -65,6 +68,11 @@ func begin() -> void:
 		agent._bits = 0
 		agent._final = null
 		agent.reward = 0.0
-	arena.reset(arena.rng, options)
+	_reset()
 	for agent in agents:
 		agent.reward = 0.0
+
+
+func _reset() -> void:
+	reset_tick = Engine.get_physics_frames()
+	arena.reset(arena.rng, options)

@@ -42,13 +42,18 @@ func end(truncated := false) -> void:
 	end_episode(truncated)
 
 
-
 ## Puts a body where `to` says, in coordinates of the copy, with a velocity and without spin.
 func place_2d(body: Node2D, to: Transform2D, velocity := Vector2.ZERO) -> void:
 	var there: Transform2D = (root.global_transform if root is Node2D else Transform2D.IDENTITY) * to
-	# Without a renderer nothing reads the transform in between, and a second write would not reach the physics.
+	# Nothing reads the transform of a rigid body between its move and a signal of the physics: there a write would be lost.
 	var _old := body.global_transform
+	var is_synced: bool = body is AnimatableBody2D and body.sync_to_physics  # then it would stay until the next tick
+	if is_synced:
+		body.sync_to_physics = false
 	body.global_transform = there
+	if is_synced:
+		PhysicsServer2D.body_set_state(body.get_rid(), PhysicsServer2D.BODY_STATE_TRANSFORM, there)
+		body.sync_to_physics = true
 	if body is RigidBody2D:
 		PhysicsServer2D.body_set_state(body.get_rid(), PhysicsServer2D.BODY_STATE_TRANSFORM, there)
 		body.linear_velocity = velocity
@@ -61,8 +66,13 @@ func place_2d(body: Node2D, to: Transform2D, velocity := Vector2.ZERO) -> void:
 ## Puts a body where `to` says, in coordinates of the copy, with a velocity and without spin.
 func place_3d(body: Node3D, to: Transform3D, velocity := Vector3.ZERO) -> void:
 	var there: Transform3D = (root.global_transform if root is Node3D else Transform3D.IDENTITY) * to
-	var _old := body.global_transform
+	var is_synced: bool = body is AnimatableBody3D and body.sync_to_physics
+	if is_synced:
+		body.sync_to_physics = false
 	body.global_transform = there
+	if is_synced:
+		PhysicsServer3D.body_set_state(body.get_rid(), PhysicsServer3D.BODY_STATE_TRANSFORM, there)
+		body.sync_to_physics = true
 	if body is RigidBody3D:
 		PhysicsServer3D.body_set_state(body.get_rid(), PhysicsServer3D.BODY_STATE_TRANSFORM, there)
 		body.linear_velocity = velocity
@@ -74,3 +84,8 @@ func place_3d(body: Node3D, to: Transform3D, velocity := Vector3.ZERO) -> void:
 
 func _enter() -> void:
 	_bridge.arena_entered(self)
+
+
+func _notification(what: int) -> void:
+	if what == NOTIFICATION_EXIT_TREE and _copy != null and is_instance_valid(_bridge):
+		_bridge.arena_left(self)

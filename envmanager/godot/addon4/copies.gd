@@ -8,17 +8,24 @@ const BUSY_AFTER_US := 1000000
 
 var all: Array = []
 var ending: Array = []  # those in which something has ended with this action
-var _at := {}  # root -> copy
+var torn: Array = []  # those whose arena has left the tree: the game changes its scene
+var _at := {}  # id of a root -> copy
 
 
 func add(root: Node, shown: bool) -> void:
 	var copy := Copy.new()
 	copy.index = all.size()
-	copy.root = root
+	_stand(copy, root)
 	copy.shown = shown
 	copy.ending = ending
 	all.append(copy)
-	_at[root] = copy
+
+
+func _stand(copy: Copy, root: Node) -> void:
+	_at.erase(copy.root_id)
+	copy.root = root
+	copy.root_id = root.get_instance_id()
+	_at[copy.root_id] = copy
 
 
 ## Puts as many copies of the scene into the tree as are wanted; `say_busy` is called now and then.
@@ -38,10 +45,26 @@ func spawn(scene: PackedScene, spawner: Spawner, say_busy: Callable) -> void:
 ## The copy that a node is in, or null.
 func of(node: Node) -> Copy:
 	while node != null:
-		if _at.has(node):
-			return _at[node]
+		if _at.has(node.get_instance_id()):
+			return _at[node.get_instance_id()]
 		node = node.get_parent()
 	return null
+
+
+## The copy whose scene has gone, and which gets the one that a node is in; null if none has.
+func successor(node: Node) -> Copy:
+	while node.get_parent() != node.get_tree().root:
+		node = node.get_parent()
+	for copy: Copy in torn:
+		var old: Node = instance_from_id(copy.root_id)
+		if copy.arena == null and (old == null or not old.is_inside_tree()):
+			_stand(copy, node)
+			return copy
+	return null
+
+
+func is_whole() -> bool:
+	return all.all(func(copy: Copy) -> bool: return copy.arena != null)
 
 
 ## Has the nodes join that entered the tree before it was known as a copy, in the order of the tree.

@@ -57,15 +57,18 @@ func check_specs() -> void:
 ## Keeps what an agent saw last in its episode, which ends with `bits`.
 func close_episode(agent: Node, bits: int) -> void:
 	agent._bits = bits
-	agent._final = _seen_by(agent)
 	agent._group.some_ended = true
+	if agent._final == null:  # else it has the end of one that has left with the old scene
+		agent._final = _seen_by(agent)
+		agent._info = agent.info() if with_infos else null
 
 
 ## Keeps the infos of the step taken, before new episodes begin.
 func keep_infos() -> void:
 	for group: Group in groups:
 		for agent in group.agents:
-			agent._info = agent.info()
+			if agent._final == null:
+				agent._info = agent.info()
 
 
 ## Takes an agent out; its last row goes with the next steps.
@@ -74,14 +77,28 @@ func remove(agent: Node, bits: int) -> void:
 	if _is_looking:
 		fault("an agent left while others observed: observe() only looks", agent, "observe")
 	if agent._final == null:
-		close_episode(agent, bits)
-		agent._info = agent.info() if with_infos else null
+		close_episode(agent, bits if agent._bits == 0 else agent._bits)
 	var row := {"arena": agent._copy.index, "k": agent._k, "reward": agent.reward, "bits": agent._bits}
 	row["final"] = agent._final
 	row["info"] = agent._info
 	group.agents.erase(agent)
 	group.leavers.append(row)
 	group.changed = true
+
+
+## Has an agent of a new scene go on for one that has left with the old scene: its number, its reward, its end.
+func succeed(agent: Node) -> void:
+	var leavers: Array = agent._group.leavers
+	for i in range(leavers.size() - 1, -1, -1):  # agents leave in the reverse order of the tree
+		var row: Dictionary = leavers[i]
+		if row.arena == agent._copy.index:
+			agent._k = row.k
+			agent.reward = row.reward
+			agent._bits = row.bits
+			agent._final = row.final
+			agent._info = row.info
+			leavers.remove_at(i)
+			return
 
 
 ## Drops what was not sent of episodes that nobody will hear of, because a reset cuts them.
@@ -144,7 +161,14 @@ func play_alone(group: Group) -> void:
 func fault(message: String, agent: Node, function = null) -> void:
 	var error := {"message": message, "script": null, "line": null, "function": function, "arena": null}
 	if agent != null:
-		error["script"] = agent.get_script().resource_path
+		var script: Script = agent.get_script()
+		error["script"] = script.resource_path
+		while function != null and error["line"] == null and script.get_base_script() != null:  # agent.gd is the last
+			var at := script.source_code.find("func %s(" % function)
+			if at >= 0:
+				error["script"] = script.resource_path
+				error["line"] = script.source_code.left(at).split("\n").size()
+			script = script.get_base_script()
 		error["message"] = "%s (node %s)" % [message, agent.name]
 		if agent._copy != null:
 			error["arena"] = agent._copy.index

@@ -12,7 +12,7 @@ func reset(_from: RandomNumberGenerator, options: Dictionary) -> void:
 		_call_nobody()
 
 
-func observe():
+func observe():  # observe() is here
 	if actions == 0:
 		return PackedFloat32Array([0, 0])
 	match fail:

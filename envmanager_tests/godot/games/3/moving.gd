@@ -1,0 +1,43 @@
+extends "res://addons/envmanager/arena.gd"
+# A ball is put to the top by a plain write, where the option "where" says; a lift is put there by place_2d() in reset().
+
+var where = ""
+var ticks = 0
+
+onready var ball: RigidBody2D = $"../Ball"
+onready var lift: KinematicBody2D = $"../Lift"
+
+
+func reset(_from: RandomNumberGenerator, options: Dictionary) -> void:
+	where = options.get("where", "")
+	ticks = 0
+	_put("reset")
+	place_2d(lift, Transform2D(0.0, Vector2(200, 10)))
+
+
+func observe() -> PoolRealArray:
+	return PoolRealArray([ball.position.y, lift.position.y])
+
+
+func act(_continuous: PoolRealArray, _discrete: PoolIntArray) -> void:
+	_put("act")
+
+
+func after_tick() -> void:
+	ticks += 1
+	_put("after_tick")
+
+
+func _physics_process(_delta: float) -> void:
+	_put("_physics_process")
+	lift.position.y += 5
+
+
+func _process(_delta: float) -> void:
+	_put("_process")
+
+
+func _put(here: String) -> void:
+	if here == where and ticks <= 2:
+		ball.position = Vector2(0, 10)
+		ball.linear_velocity = Vector2(0, 60)
