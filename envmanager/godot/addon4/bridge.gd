@@ -10,6 +10,7 @@ const Copy := preload("res://addons/envmanager/copy.gd")
 const Copies := preload("res://addons/envmanager/copies.gd")
 const Spawner := preload("res://addons/envmanager/spawner.gd")
 const Calls := preload("res://addons/envmanager/calls.gd")
+const Pictures := preload("res://addons/envmanager/pictures.gd")
 const PROTOCOL := [1, 0]
 const ADDON := "1.0.0"
 const TICKS_ALONE := 4  # per action, when nobody trains
@@ -17,6 +18,7 @@ const FIRST := -(1 << 30)
 const ARGUMENT := "--envmanager="
 const REQUESTS := {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
 
+var pictures := Pictures.new()
 var _wire: Wire = null
 var _roster := Roster.new()
 var _errors: RefCounted = null  # the script errors, where the engine tells them (4.5 and later)
@@ -95,6 +97,7 @@ func joined(agent: Node) -> void:
 
 func left(agent: Node, bits: int) -> void:
 	if is_physics_processing():
+		pictures.is_old = true
 		_roster.remove(agent, bits)
 		agent._copy.agents.erase(agent)
 		agent._copy.ended_agents.erase(agent)
@@ -120,6 +123,7 @@ func arena_entered(arena: Node) -> void:
 
 
 func _physics_process(_delta: float) -> void:
+	pictures.is_old = true
 	if not _is_built:
 		_is_built = true
 		_build()
@@ -231,6 +235,7 @@ func _end_action() -> void:
 
 
 func _send_steps(only: Dictionary) -> void:
+	pictures.is_old = true
 	var out := PackedByteArray()
 	out.resize(4)
 	_roster.write(out, only)
