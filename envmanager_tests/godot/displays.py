@@ -32,6 +32,12 @@ class VirtualDisplay:
         self._server.wait(10.0)
 
 
+def environ_of(display: str) -> dict[str, str]:
+    """The environment variables of an engine that opens its window on a display; "": that has none."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    return environ | {"LIBGL_ALWAYS_SOFTWARE": "1"} | ({"DISPLAY": display} if display else {})
+
+
 def with_window(major: int) -> str:
     """The path of an engine that can open a window. Skips the test without one."""
     found = find_engine(4) if major == 4 else os.environ.get("ENVMANAGER_GODOT3_WINDOW") or shutil.which("godot3")

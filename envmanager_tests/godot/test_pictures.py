@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,9 @@ import pytest
 from envmanager import EnvRaised, RandomPolicy, RestartPolicy, WorkerDied
 from envmanager.data.steps import Steps
 from envmanager.godot.manager import GodotEnvManager
-from envmanager_tests.godot.displays import VirtualDisplay, with_window
+from envmanager_tests.godot.displays import environ_of, with_window
 
 Play = Callable[..., GodotEnvManager]
-
-
-@pytest.fixture(scope="module")
-def display() -> Iterator[str]:
-    with VirtualDisplay() as name:
-        yield name
 
 
 @pytest.fixture
@@ -29,12 +22,10 @@ def play(major: int, project_of: Callable[[str, int], Path]) -> Play:
     """A function that starts a manager on a test game, in a window on a display ("": none)."""
 
     def start(scene: str, n_envs: int, display: str, **engine: Any) -> GodotEnvManager:
-        environ = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
-        environ |= {"LIBGL_ALWAYS_SOFTWARE": "1", **({"DISPLAY": display} if display else {})}
         chosen = {"binary": with_window(major), "window": True, "shown": 0, "scene": f"res://{scene}.tscn", **engine}
         never = RestartPolicy(max_restarts=0)
         game = str(project_of("games", major))
-        manager = GodotEnvManager(game, n_envs, engine=chosen, worker_env=environ, restarts=never)
+        manager = GodotEnvManager(game, n_envs, engine=chosen, worker_env=environ_of(display), restarts=never)
         manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], 0))
         return manager
 

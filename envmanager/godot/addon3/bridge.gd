@@ -67,6 +67,14 @@ func note(about: String, values: Dictionary = {}) -> void:
 		_wire.send_unasked(Wire.NOTE, body)
 
 
+# Numpad 1 to 9, or Ctrl with 1 to 9, ask the trainer to freeze or unfreeze the first to the ninth behavior.
+func _input(event: InputEvent) -> void:
+	if _wire != null and event is InputEventKey and event.pressed and not event.echo:
+		var number = event.scancode - (KEY_1 if event.control else KEY_KP_1)
+		if number >= 0 and number < min(_roster.groups.size(), 9):
+			note("toggle_frozen", {"behavior": _roster.groups[number].name})
+
+
 func joined(agent: Node) -> void:
 	var copy = _copies.of(agent)
 	if copy == null:

@@ -74,6 +74,14 @@ func note(about: String, values := {}) -> void:
 		_wire.send_json(Wire.NOTE, body, 0)
 
 
+# Numpad 1 to 9, or Ctrl with 1 to 9, ask the trainer to freeze or unfreeze the first to the ninth behavior.
+func _input(event: InputEvent) -> void:
+	if _wire != null and event is InputEventKey and event.pressed and not event.echo:
+		var number: int = event.keycode - (KEY_1 if event.ctrl_pressed else KEY_KP_1)
+		if number >= 0 and number < mini(_roster.groups.size(), 9):
+			note("toggle_frozen", {"behavior": _roster.groups[number].name})
+
+
 func joined(agent: Node) -> void:
 	var copy := _copies.of(agent)
 	if copy == null:
