@@ -97,8 +97,8 @@ func joined(agent: Node) -> void:
 
 
 func left(agent: Node, bits: int) -> void:
+	pictures.is_old = true
 	if is_physics_processing():
-		pictures.is_old = true
 		_roster.remove(agent, bits)
 		agent._copy.agents.erase(agent)
 		agent._copy.ended_agents.erase(agent)
