@@ -104,6 +104,11 @@ class Lines:
         self.show_line(f"{options.env_name}: {options.n_envs} environments, manager {options.kind}; {kinds}")
         if run.manager is not None and run.manager.placement:
             self.show_line(run.manager.placement)
+        if (options.engine or {}).get("window") and len(run.trainers) > 1 and run.manager is not None:
+            keys = ", ".join(f"{number} {behavior!r}" for number, behavior in enumerate(run.manager.behavior_specs, 1))
+            self.show_line(
+                f"keys        numpad (or Ctrl and) {keys}: freeze or unfreeze; press them in the game's window"
+            )
 
     def updated(self, run: TrainingRun, update: Update) -> None:
         now = time.monotonic()

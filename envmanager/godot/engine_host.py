@@ -99,6 +99,8 @@ class EngineHost(LinkHost[EngineLink]):
                 folder = self._scratch / f"user-{entry.worker_id}" / name.lower()
                 folder.mkdir(parents=True, exist_ok=True)
                 environ[name] = str(folder)
+        if self.options.engine.pin:  # on one core, threads of Mesa's software renderer only cost time
+            environ.setdefault("LP_NUM_THREADS", "0")
         return environ
 
     def check_can_travel(self, payload: Any) -> None:

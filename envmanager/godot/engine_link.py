@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -41,6 +42,9 @@ _VERBS: dict[CommandName, Any] = {
     CommandName.SET_ATTR: "set",
     CommandName.RENDER: "render",
 }
+_NO_DISPLAY = re.compile("X11 Display is not available|Unable to create DisplayServer")
+_NEEDS_DISPLAY = """A window (engine.window: true) needs a display, and the engine could open none. On a machine without
+one run this program with xvfb-run (apt-get install xvfb libgl1-mesa-dri), or leave out engine.window."""
 _MOST_BUSY = 10
 """Number of busy frames that may extend the deadline of one request; further ones are ignored."""
 
@@ -228,4 +232,5 @@ class EngineLink(Link):
     def output_tail(self) -> str:
         if isinstance(self.process, AttachedGame) and self.channel.hello is None:
             return f"no game has connected to {self._plan.options.engine.attach}: {self.lobby_class.how_to_play}"
-        return self._log.tail()
+        tail = self._log.tail()
+        return f"{tail.rstrip()}\n{_NEEDS_DISPLAY}" if _NO_DISPLAY.search(tail) else tail

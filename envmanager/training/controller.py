@@ -26,6 +26,7 @@ from envmanager.errors import UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episodes
 from envmanager.options import ResetConfig, Wait
+from envmanager.training.freeze_keys import FreezeKeys
 from envmanager.training.learners import Learners, LearnersChanged, LearnersState
 from envmanager.training.rounds import RoundCount, Rounds
 from envmanager.training.trainer import Trainer
@@ -83,6 +84,7 @@ class TrainerController:
         self._ready: list[int] = []
         self._goal = 0
         self._toggles: deque[str] = deque()
+        self._keys = FreezeKeys(manager)
         self._dropped: set[int] = set()
         self._round = RoundCount()
         if rounds is not None:
@@ -266,10 +268,11 @@ class TrainerController:
             )
 
     def _obey_toggles(self) -> None:
-        while self._toggles:
-            behavior = self._toggles.popleft()
+        asked = [(self._toggles.popleft(), "toggle") for _ in range(len(self._toggles))]
+        asked += [(behavior, "a key in the game's window") for behavior in self._keys.pressed()]
+        for behavior, cause in asked:
             try:
-                self.freeze_only(self.frozen ^ {behavior}, cause="toggle")
+                self.freeze_only(self.frozen ^ {behavior}, cause=cause)
             except UsageError as error:  # toggle() has returned already, so it cannot raise this
                 _logger.warning("%s", error)
 

@@ -26,6 +26,8 @@ from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import RestartPolicy, Wait
 from envmanager.registry import ManagerOptions, make_manager
 from envmanager.training import checkpoints
+from envmanager.training.freeze_keys import FreezeKeys
+from envmanager.training.plan import CONTROL
 from envmanager.training.saved import SavedTraining, find
 
 with needed_by("envmanager.training", extra="torch"):
@@ -99,11 +101,19 @@ class Watching:
         episodes = Episodes(on_end=self._episode_ended, keeps_returns=False)
         for info in manager.reset():
             episodes.add(info)
-        due = time.monotonic() + LOOK_EVERY_S
+        keys, due = FreezeKeys(manager), time.monotonic() + LOOK_EVERY_S
         while self._plan.steps is None or self._n_steps < self._plan.steps:
             for info in manager.step():
                 episodes.add(info)
             self._n_steps += 1
+            for behavior in keys.pressed():
+                _logger.warning(
+                    "this window only shows the training, so a key does not freeze %r here: write frozen = [%r] into "
+                    "%s, or train with engine.window: true and press the key there.",
+                    behavior,
+                    behavior,
+                    self._plan.directory / CONTROL,
+                )
             if time.monotonic() >= due:
                 self._tell()
                 self._look(manager)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from envmanager.godot.games import copy_demo, demos, install_addon
+from envmanager_tests.godot.displays import VirtualDisplay
 from envmanager_tests.godot.driver import MISSING, Engine, find_engine
 
 GAMES = Path(__file__).parent / "games"
@@ -26,6 +27,13 @@ def program(major: int) -> str:
     found = find_engine(major)
     assert found is not None
     return found
+
+
+@pytest.fixture(scope="module")
+def display() -> Iterator[str]:
+    """The name of a virtual display, such as ``":1"``."""
+    with VirtualDisplay() as name:
+        yield name
 
 
 @pytest.fixture(scope="session")

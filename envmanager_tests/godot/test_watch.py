@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 from envmanager import UsageError, make_manager
 from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, watching
+from envmanager.training.freeze_keys import FreezeKeys
 from envmanager.training.plan import SavedPlan
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.saved import SavedTraining
@@ -173,6 +174,16 @@ def test_a_newer_checkpoint_that_cannot_be_read_is_told_and_the_one_before_plays
 
     assert len(seen.played) == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_key_in_the_window_tells_where_to_freeze_a_behavior_instead(
+    one_run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FreezeKeys, "pressed", lambda _: ["default"])
+    Watching(WatchPlan(directory=one_run, headless=True, steps=1), Ended()).go()
+
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert f"frozen = ['default'] into {one_run / 'control.toml'}" in record.getMessage()
 
 
 def test_it_plays_greedily_what_was_trained(one_run: Path) -> None:

@@ -24,6 +24,7 @@ from envmanager import (
     WorkerDied,
     make_manager,
 )
+from envmanager.observe.events import Note
 from envmanager.training.apart import Apart
 from envmanager.training.controller import TrainerController
 from envmanager.training.dqn import DQN, DQNOptions
@@ -369,6 +370,22 @@ def test_a_toggle_after_which_nobody_would_learn_changes_nothing_and_training_go
     steps(controller, 2)
     assert controller.learning == ("hero",)
     assert hero.n == 2 * 3
+
+
+def test_a_key_in_a_window_toggles_before_the_next_step_and_an_unknown_behavior_changes_nothing(duels: Any) -> None:
+    controller, _, _ = controller_of(duels)
+    steps(controller, 1)
+    for name, behavior in (("toggle_frozen", "target"), ("toggle_frozen", "nobody"), ("shout", "hero")):
+        duels.events.add(Note(worker_id=0, generation=0, name=name, data={"behavior": behavior}))
+    assert controller.learning == ("hero", "target")
+    steps(controller, 2)
+    assert controller.learning == ("hero",)
+    duels.events.add(Note(worker_id=0, generation=0, name="toggle_frozen", data={"behavior": "hero"}))
+    steps(controller, 2)
+    assert controller.learning == ("hero",), "one of them has to learn"
+    duels.events.add(Note(worker_id=0, generation=0, name="toggle_frozen", data={"behavior": "target"}))
+    steps(controller, 1)
+    assert controller.learning == ("hero", "target")
 
 
 def test_a_policy_may_toggle_in_the_middle_of_a_step(duels: Any) -> None:

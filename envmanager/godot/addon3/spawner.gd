@@ -26,7 +26,7 @@ func place(copy: Node, index: int) -> void:
 	if copy is Node2D:
 		copy.position += _cell(index) * spacing
 	elif copy is Spatial:
-		copy.translation += Vector3(_cell(index).x, 0, _cell(index).y) * spacing
+		_shift(copy, Vector3(_cell(index).x, 0, _cell(index).y) * spacing)
 	if index >= shown and "visible" in copy:
 		copy.visible = false
 	_tree.root.add_child(copy)
@@ -34,6 +34,15 @@ func place(copy: Node, index: int) -> void:
 		_tree.current_scene = copy
 	elif index == 1:  # now it is known how far apart they are
 		_fit_window(copy)
+
+
+# In 3D a viewport ends the chain of transforms but not the world: the cameras in it have to be moved themselves.
+func _shift(node: Node, by: Vector3) -> void:
+	if node is Spatial and not node.get_parent() is Spatial:
+		node.translation += by
+	if not (node is Viewport and node.own_world):
+		for child in node.get_children():
+			_shift(child, by)
 
 
 func _cell(index: int) -> Vector2:

@@ -90,6 +90,12 @@ func note(about: String, values := {}) -> void:
 		_bridge.note(about, values)
 
 
+## What a SubViewport of this copy shows now, for observe(): rows of pixels from top to bottom, the uint8 of a shape
+## [height, width, 3]; with Image.FORMAT_L8, in shades of grey, [height, width, 1]. It needs `engine: {window: true}`.
+func picture(viewport: SubViewport, format := Image.FORMAT_RGB8) -> PackedByteArray:
+	return _bridge.pictures.of(self, viewport, format)
+
+
 ## Whether somebody sees the game, and may have a keyboard.
 func has_window() -> bool:
 	return DisplayServer.get_name() != "headless"

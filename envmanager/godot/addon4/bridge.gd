@@ -10,6 +10,7 @@ const Copy := preload("res://addons/envmanager/copy.gd")
 const Copies := preload("res://addons/envmanager/copies.gd")
 const Spawner := preload("res://addons/envmanager/spawner.gd")
 const Calls := preload("res://addons/envmanager/calls.gd")
+const Pictures := preload("res://addons/envmanager/pictures.gd")
 const PROTOCOL := [1, 0]
 const ADDON := "1.0.0"
 const TICKS_ALONE := 4  # per action, when nobody trains
@@ -23,6 +24,7 @@ const RESETS := "the game has changed or reloaded its scene in a reset(), which 
 const ARGUMENT := "--envmanager="
 const REQUESTS := {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
 
+var pictures := Pictures.new()
 var _wire: Wire = null
 var _roster := Roster.new()
 var _errors: RefCounted = null  # the script errors, where the engine tells them (4.5 and later)
@@ -84,6 +86,14 @@ func note(about: String, values := {}) -> void:
 		_wire.send_json(Wire.NOTE, body, 0)
 
 
+# Numpad 1 to 9, or Ctrl with 1 to 9, ask the trainer to freeze or unfreeze the first to the ninth behavior.
+func _input(event: InputEvent) -> void:
+	if _wire != null and event is InputEventKey and event.pressed and not event.echo:
+		var number: int = event.keycode - (KEY_1 if event.ctrl_pressed else KEY_KP_1)
+		if number >= 0 and number < mini(_roster.groups.size(), 9):
+			note("toggle_frozen", {"behavior": _roster.groups[number].name})
+
+
 func joined(agent: Node) -> void:
 	var copy := _copy_of(agent)
 	if copy == null:
@@ -108,6 +118,7 @@ func joined(agent: Node) -> void:
 
 
 func left(agent: Node, bits: int) -> void:
+	pictures.is_old = true
 	if is_physics_processing():
 		_roster.remove(agent, bits if agent._copy.ended_bits == 0 else agent._copy.ended_bits)
 		agent._copy.agents.erase(agent)
@@ -168,6 +179,7 @@ func _on_node_removed(node: Node) -> void:
 
 
 func _physics_process(_delta: float) -> void:
+	pictures.is_old = true
 	if not _is_built:
 		_is_built = true
 		_build()
@@ -317,6 +329,7 @@ func _end_action() -> void:
 
 
 func _send_steps(only: Dictionary) -> void:
+	pictures.is_old = true
 	var out := PackedByteArray()
 	out.resize(4)
 	_roster.write(out, only)

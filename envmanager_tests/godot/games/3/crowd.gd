@@ -53,6 +53,14 @@ func shout(text: String) -> Dictionary:
 	return {"said": text, "where": [Vector2(3, 4), NAN]}
 
 
+func press(key: int, with_ctrl: bool) -> void:
+	var event = InputEventKey.new()
+	event.scancode = int(key)
+	event.control = with_ctrl
+	event.pressed = true
+	Input.parse_input_event(event)
+
+
 func call_nobody(_times: int) -> void:
 	var nobody = null
 	nobody.call_me()

@@ -1,0 +1,37 @@
+extends Reference
+# Pictures as observations: everything that one observation shows is drawn at once, also for many agents.
+
+const NO_RENDERER = "pictures need a renderer, and this engine has none: set `window: true` under `engine:` in the config; on a machine without a display also start the program with xvfb-run"
+
+var is_old: bool = true  # something may have moved since the last drawing
+var _known: Dictionary = {}  # instance id of each viewport whose picture was asked for
+
+
+# The pixels of a viewport, as agent.picture() returns them.
+func of(agent: Node, viewport: Viewport, format: int) -> PoolByteArray:
+	if OS.get_name() == "Server":
+		agent._bridge._roster.fault(NO_RENDERER, agent, "picture")
+		return PoolByteArray()
+	if not _known.has(viewport.get_instance_id()):
+		_prepare(agent, viewport)
+		is_old = true
+	if is_old:
+		is_old = false
+		agent.get_tree().root.propagate_call("force_update_transform")  # else it would wait for the end of the tick
+		VisualServer.force_draw(false)
+	var image = viewport.get_texture().get_data()
+	if not viewport.render_target_v_flip:
+		image.flip_y()
+	image.convert(format)
+	return image.get_data()
+
+
+# Without visible copies nothing else has to be drawn, and nothing between two observations.
+func _prepare(agent: Node, viewport: Viewport) -> void:
+	if _known.empty() and agent._bridge._config.get("shown", 1) == 0:
+		VisualServer.render_loop_enabled = false
+		VisualServer.viewport_set_active(agent.get_tree().root.get_viewport_rid(), false)
+	_known[viewport.get_instance_id()] = true
+	viewport.render_target_update_mode = Viewport.UPDATE_ALWAYS
+	if "visible" in agent.arena.root:
+		agent.arena.root.visible = true  # a copy beyond `shown` is hidden, from its own viewports too

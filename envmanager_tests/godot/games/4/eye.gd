@@ -1,0 +1,42 @@
+extends "res://addons/envmanager/arena.gd"
+## A bar moves over a picture of 32 x 32, one column per tick; agent `x` says where it should be. The bar is a Control in
+## a viewport of its own, or a box in the world that a camera looks at.
+
+var x := 0
+var drawn := 0
+var _end_at := 0
+
+@onready var eye: SubViewport = $"../Eye"
+@onready var bar: Node = get_node_or_null("../Bar") if has_node("../Bar") else $"../Eye/Bar"
+
+
+func _ready() -> void:
+	RenderingServer.frame_post_draw.connect(func() -> void: drawn += 1)
+
+
+func reset(from: RandomNumberGenerator, options: Dictionary) -> void:
+	_end_at = int(options.get("end_at", 0))
+	_move(from.randi() % 32)
+
+
+func observations() -> Array:
+	var picture := {"name": "picture", "shape": [32, 32, 3], "dtype": "uint8", "low": 0, "high": 255}
+	return [picture, {"name": "x", "shape": [1], "dtype": "int32", "low": 0, "high": 31}]
+
+
+func observe() -> Array:
+	return [picture(eye), PackedInt32Array([x])]
+
+
+func after_tick() -> void:
+	_move((x + 1) % 32)
+	if _end_at > 0 and x % _end_at == 0:
+		end_episode()
+
+
+func _move(to: int) -> void:
+	x = to
+	if bar is Node3D:
+		bar.position.x = x - 15.5
+	else:
+		bar.position.x = x

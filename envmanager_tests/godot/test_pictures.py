@@ -1,0 +1,90 @@
+"""Pictures as observations, in engines with a virtual display: which tick they show, how often is drawn, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmanager import EnvRaised, RandomPolicy, RestartPolicy, WorkerDied
+from envmanager.data.steps import Steps
+from envmanager.godot.manager import GodotEnvManager
+from envmanager_tests.godot.displays import environ_of, with_window
+
+Play = Callable[..., GodotEnvManager]
+
+
+@pytest.fixture
+def play(major: int, project_of: Callable[[str, int], Path]) -> Play:
+    """A function that starts a manager on a test game, in a window on a display ("": none)."""
+
+    def start(scene: str, n_envs: int, display: str, **engine: Any) -> GodotEnvManager:
+        chosen = {"binary": with_window(major), "window": True, "shown": 0, "scene": f"res://{scene}.tscn", **engine}
+        never = RestartPolicy(max_restarts=0)
+        game = str(project_of("games", major))
+        manager = GodotEnvManager(game, n_envs, engine=chosen, worker_env=environ_of(display), restarts=never)
+        manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], 0))
+        return manager
+
+    return start
+
+
+def columns_of(pictures: np.ndarray) -> list[int]:
+    """The brightest column of each picture, whose bar must be in the upper half."""
+    upper, lower = pictures[:, :16].sum(axis=(1, 3), dtype=int), pictures[:, 16:].sum(axis=(1, 3), dtype=int)
+    columns: list[int] = upper.argmax(axis=1).tolist()
+    rows = range(len(columns))
+    assert (upper[rows, columns] > lower[rows, columns]).all()
+    return columns
+
+
+def check(steps: Steps) -> None:
+    """Each picture shows what the numbers beside it say, those at the end of an episode too."""
+    assert columns_of(steps.obs["picture"]) == steps.obs["x"][:, 0].tolist()
+    if steps.final_obs is not None and len(steps.final_obs["x"]):
+        assert columns_of(steps.final_obs["picture"]) == steps.final_obs["x"][:, 0].tolist()
+
+
+@pytest.mark.parametrize("scene", ["eye", "eye3d"])
+@pytest.mark.parametrize("options", [{}, {"shown": 2}, {"isolate": True}], ids=["shown0", "shown2", "isolated"])
+def test_a_picture_shows_the_tick_that_was_played(
+    play: Play, display: str, scene: str, options: dict[str, Any]
+) -> None:
+    with play(scene, 5, display, ticks_per_action=3, **options) as manager:
+        seen = manager.reset({"seed": 0, "options": {"end_at": 7}})
+        check(seen[0].current["default"])
+        n_ended, at = 0, set()
+        for _ in range(12):
+            (info,) = manager.step("all")
+            steps = info.current["default"]
+            check(steps)
+            n_ended += int(steps.terminated.sum())
+            at |= set(steps.obs["x"][:, 0].tolist())
+        assert n_ended >= 5
+        assert len(at) > 10
+
+
+def test_all_arenas_are_drawn_at_once(play: Play, display: str) -> None:
+    with play("eye", 4, display) as manager:
+        manager.reset({"seed": 0})
+        (before, *_) = manager.get_attr("drawn")
+        for _ in range(5):
+            manager.step("all")
+        assert manager.get_attr("drawn") == [before + 5] * 4
+
+
+def test_a_picture_without_a_renderer_is_an_error_that_says_what_to_do(play: Play, program: str) -> None:
+    with (
+        play("eye", 1, "", window=False, binary=program) as manager,
+        pytest.raises(EnvRaised, match=r"pictures need a renderer.*window: true.*xvfb-run"),
+    ):
+        manager.reset({"seed": 0})
+
+
+@pytest.mark.parametrize("name", ["", ":4095"], ids=["none", "no server"])
+def test_a_window_without_a_display_is_an_error_that_says_what_to_do(play: Play, name: str) -> None:
+    with pytest.raises(WorkerDied, match=r"(?s)needs a display.*xvfb-run"):
+        play("eye", 1, name)
