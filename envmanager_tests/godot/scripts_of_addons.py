@@ -1,7 +1,7 @@
 """Compares the addons for Godot 4 and Godot 3, which are two sets of scripts that should do the same.
 
-Each script is cut into functions and fields, in which the words and the syntax of Godot 4 become those of Godot 3. Where
-the two still differ, the difference is listed in ``accepted_differences.txt``. ``python -m
+Each script is cut into functions and fields, in which the words and the syntax of Godot 4 become those of Godot 3.
+Where the two still differ, the difference is listed in ``accepted_differences.txt``. ``python -m
 envmanager_tests.godot.scripts_of_addons`` shows all differences; with ``--accept`` it writes that list.
 """
 
@@ -77,7 +77,7 @@ def pieces(file: Path) -> dict[str, str]:
             name = match[1] or match[2] or match[3]
             found[name] = "\n".join([*waiting, plain])
             waiting = []
-        elif plain.startswith("\t") or plain.startswith(")"):
+        elif plain.startswith(("\t", ")")):
             found[name] += "\n" + plain
         elif plain:
             waiting.append(plain)
