@@ -1,4 +1,4 @@
-"""Calls ``reset`` with only the arguments that it takes, because some environments take no seed or no options.
+"""Calls of ``reset`` with only the arguments that it takes, because some environments take no seed or no options.
 
 The rule: a seed or options that ``reset`` does not take raise an error.
 """
@@ -44,7 +44,7 @@ def _is_there(value: Any) -> bool:
 
 
 def _parameters(reset: Any) -> tuple[set[str], bool]:
-    """Return the names of the parameters, and whether there is ``**kwargs``."""
+    """Return the names of the parameters of ``reset``, and whether it takes ``**kwargs``."""
     try:
         parameters = inspect.signature(reset).parameters.values()
     except (TypeError, ValueError):  # some builtins have no signature

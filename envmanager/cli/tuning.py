@@ -137,7 +137,7 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds. Between rounds half of the trials are dropped, so that the last compares two."""
+    """Return the number of rounds. Between rounds half of the trials are dropped; the last round compares two."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 

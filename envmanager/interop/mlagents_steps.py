@@ -110,7 +110,7 @@ class StepTranslator:
         return numbers
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Drop the numbers of agents and groups in these environments, whose episodes begin again."""
+        """Forget the numbers of agents and groups in these environments, because their episodes start again."""
         self._agents.forget_envs(env_ids)
         self._groups.forget_envs(env_ids)
 

@@ -64,7 +64,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.batch_obs(batch.obs)
 
     def step_async(self, actions: Any) -> None:
-        """Send actions to all environments; ``step_wait`` returns the results. Raises BadAction."""
+        """Send actions to all environments; ``step_wait`` returns the results. Raises BadAction if they do not fit."""
         if isinstance(self.action_space, spaces.Dict | spaces.Tuple):  # one action per environment, not a tree of rows
             actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
         self._lockstep.send(actions)

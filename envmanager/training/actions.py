@@ -83,7 +83,7 @@ class Continuous(nn.Module):
         self._low, self._high = low, high
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return one distribution for all floats in the action."""
+        """Return a list of one distribution, for all floats in the action."""
         return [Normal(inputs, self.log_std.exp().expand_as(inputs), validate_args=False)]
 
     def split(self, raw: Tensor) -> list[Tensor]:

@@ -116,7 +116,7 @@ class TrainerController:
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether some environment has not taken a step in the current round yet; always True without rounds."""
+        """Whether some worker has not taken a step in the current round yet; always True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
@@ -133,7 +133,7 @@ class TrainerController:
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze these behaviors and unfreeze all others. If it raises UsageError (see ``freeze``), nothing changes."""
+        """Freeze these behaviors and unfreeze all others. Nothing changes if UsageError is raised (see ``freeze``)."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)

@@ -117,7 +117,7 @@ def generator_states() -> dict[str, np.ndarray]:
 
 
 def restore_generators(states: Mapping[str, np.ndarray]) -> None:
-    """Restore what ``generator_states`` returned. States of missing GPUs are ignored."""
+    """Restore the states that ``generator_states`` returned. States of missing GPUs are ignored."""
     torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
     for number in range(torch.cuda.device_count()):
         if f"cuda{number}" in states:

@@ -81,7 +81,7 @@ class FrameStacks:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], n_rows: int) -> None:
-        """Restore what ``state`` returned. Rows added later share no frames with the restored ones.
+        """Restore the arrays that ``state`` returned. Rows added later share no frames with the restored ones.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """

@@ -102,7 +102,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 
 
 def _content(path: Path) -> dict[str, Any] | None:
-    """Return the content of a file that a training wrote; None for any other."""
+    """Return the content of a file that a training wrote; None for any other file."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
         return None
     try:

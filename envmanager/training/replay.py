@@ -76,7 +76,7 @@ class Replay:
         reward_factor: float = 1.0,
         reward_clip: float | None = None,
     ) -> Drawn:
-        """Draw ``n`` rows whose next observation is known; the store must hold at least one such row.
+        """Return ``n`` random rows whose next observation is known; the store must hold at least one such row.
 
         Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then summed.
         """

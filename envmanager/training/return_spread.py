@@ -82,7 +82,7 @@ class ReturnSpread:
         self._returns.clear()
 
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
-        """Add the new rewards to the running returns; return the running returns of the agents that acted."""
+        """Discount the running returns of agents that acted, add all new rewards, and return the sums of these agents."""
         found = []
         for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:

@@ -147,7 +147,7 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """Return the newest checkpoint if it was not seen before, else None. Raises UsageError once if unreadable."""
+        """Return the newest checkpoint if it was not seen before, else None. Raises UsageError if it is unreadable."""
         if self._name is not None:
             return None
         try:
@@ -166,7 +166,10 @@ class Source:
 
 
 def manager_options(saved: SavedTraining, plan: WatchPlan) -> ManagerOptions:
-    """Return options of one engine, in real time, for the training's game. Raises UsageError if it is no Godot game."""
+    """Return manager options that run the training's game in one engine, in real time.
+
+    Raises UsageError if the training does not play a Godot game.
+    """
     options = saved.manager_options()
     if options.kind != "godot":
         raise UsageError(
