@@ -40,7 +40,7 @@ ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice to use a conversion. ``aec_to_parallel`` refuses environments whose agents take turns."""
+    """Return advice that names a conversion. ``aec_to_parallel`` refuses environments whose agents take turns."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -102,7 +102,7 @@ def n_envs_of(subject: Any) -> int | None:
 
 
 def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
-    """Return whether ``subject``, made by a worker's first factory, is a vector of all its environments.
+    """Return whether ``subject``, made by a worker's first factory, is a vector of all the worker's environments.
 
     Raises UsageError for a vector if the environments have different factories, since only the first would be called.
     """
@@ -120,7 +120,7 @@ _INWARDS = ("subject", "unwrapped", "env")
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers. Other objects are ignored: they may be shared."""
+    """Return the environment inside all wrappers. Wrapped objects of other kinds are ignored; they may be shared."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)

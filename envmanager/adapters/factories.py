@@ -59,7 +59,7 @@ def resolve(env_factory: Any) -> Any:
 
 
 def vectorised(env_factory: Any) -> EnvRecipe | None:
-    """Return the vectorised form of an environment; None if there is none, or if the environment has wrappers.
+    """Return a recipe for the vectorised form of an environment; None if it has no such form, or has wrappers.
 
     The form of a Gymnasium id without arguments is its registered ``vector_entry_point``. The form of a callable is its
     attribute ``vectorised``, a factory of a vector that takes the same arguments. A list of factories has no form.
@@ -111,7 +111,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Return whether the factory requires one positional argument, or its optional first one is an EnvContext."""
+    """Return whether the factory requires exactly one argument, or requires none and takes an EnvContext first."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

@@ -235,7 +235,7 @@ class _BufferViews:
 
 
 class _ObjectRow:
-    """A row of an object column that can be assigned to. NumPy would split up a list that is assigned to a view."""
+    """A row of an object column, assigned to like a view. NumPy would split up a list assigned to a real view."""
 
     def __init__(self, column: np.ndarray, row: int) -> None:
         self.column, self.row = column, row

@@ -41,7 +41,7 @@ class LateVectorGroup(VectorGroup):
         self._actions = zeros(self.behavior_specs[BEHAVIOR].action, self._n)
         """Last actions of all rows. A row that begins an episode receives its last action again, which is valid."""
         self._acting = np.ones(self._n, np.bool_)
-        """Mask of the rows whose next action counts: all except those whose episode the last step of all rows ended."""
+        """Mask of the rows whose next action counts: all but the rows whose episode the last step of all rows ended."""
         self._is_late = np.zeros(self._n, np.bool_)
         """Mask of the rows in flight whose episode has ended and whose next one has not begun."""
         self._last = AgentSteps.first(agent_id=self._agent_id.copy(), obs=zeros(self._spec, self._n))
@@ -58,7 +58,7 @@ class LateVectorGroup(VectorGroup):
         return {BEHAVIOR: steps if self._is_copied else steps.copy()}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step the environments at ``rows`` and return those that are ready. Without ``rows``, step and return all."""
+        """Step the environments at ``rows`` and return ready rows. Without ``rows``, step and return all rows."""
         acting = np.flatnonzero(self._acting) if rows is None else rows
         given = actions[BEHAVIOR]
         self._actions = copy_tree(given) if len(acting) == self._n else with_rows(self._actions, acting, given)

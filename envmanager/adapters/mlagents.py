@@ -130,7 +130,7 @@ class MlagentsEnvironment(Environment):
         return steps
 
     def _learn_specs(self) -> None:
-        """Add the specs of new behaviors."""
+        """Add the specs of behaviors that have appeared since the last call."""
         for behavior, spec in self.env.behavior_specs.items():
             if behavior not in self._specs:
                 self._specs[behavior] = to_spec(spec)
@@ -171,7 +171,7 @@ class MlagentsFactory:
 
 
 def to_spec(spec: Any) -> BehaviorSpec:
-    """Return a BehaviorSpec for that of ML-Agents. Only ``mlagents_specs`` keeps the meaning of observations."""
+    """Return ML-Agents' BehaviorSpec as one of this library. ``mlagents_specs`` keeps the meaning of observations."""
     actions, branches = spec.action_spec, spec.action_spec.discrete_branches
     observation: dict[str, Tree] = {
         "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),

@@ -29,7 +29,7 @@ Agent = Any
 class ParallelEnvironment(Environment):
     """A PettingZoo ParallelEnv; agents with equal spaces are one behavior.
 
-    A single behavior is called ``"default"``. Several are named after their agents, without numbers
+    A single behavior is called ``"default"``. Several behaviors are named after their agents, without numbers
     (``speaker_0`` → ``"speaker"``; see ``name_behaviors``). ``behavior_of``, a mapping or function from agent name to
     behavior, replaces these names. An environment without ``possible_agents`` has the behaviors of the agents that have
     appeared so far.

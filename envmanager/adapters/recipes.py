@@ -149,7 +149,7 @@ class Prepared:
         return _bound(self.make)
 
     def wrapped(self, environment: Any) -> Any:
-        """Return ``environment`` in all its wrappers; if one raises, close it."""
+        """Return ``environment`` in all its wrappers; if a wrapper raises, close the environment."""
         try:
             for call in self.wrappers:
                 wrapped = _bound(call)(environment)

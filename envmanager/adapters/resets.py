@@ -14,7 +14,7 @@ _ARGUMENTS = ("seed", "options")
 
 
 class Resetter:
-    """A caller of ``env.reset`` that reads its signature once."""
+    """A caller of ``env.reset`` that reads the signature of ``reset`` once."""
 
     def __init__(self, env: Any) -> None:
         named, takes_any = _parameters(env.reset)
@@ -24,7 +24,7 @@ class Resetter:
         self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
-        """Call ``reset`` and return its result; raise UsageError if it does not take a given argument."""
+        """Call ``reset`` and return its result; raise UsageError for a given argument that it does not take."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}

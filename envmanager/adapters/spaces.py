@@ -67,7 +67,7 @@ def _(space: Any) -> Tree:
 
 @functools.singledispatch
 def row_reader(_space: Any) -> RowReader:
-    """Return a function that reads one agent's action from a batch. The action is in the space and no view."""
+    """Return a function that reads one agent's action from a batch. The action is in the space, and is not a view."""
     return operator.getitem
 
 

@@ -239,7 +239,7 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return a phrase with the number of episodes, their mean return, and the number of lost ones."""
+    """Return a phrase with the number of episodes, their mean return, and the number of lost episodes."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"

@@ -42,7 +42,7 @@ class RunOptions:
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
 """Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's defaults end the run at a worker's fourth crash; with
-these it continues, so that a first run shows how often an environment crashes."""
+these the run continues, so that a first run shows how often an environment crashes."""
 
 
 @attrs.frozen

@@ -116,7 +116,7 @@ def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
 
 
 class _FewNotices(Notices):
-    """Notices that show only the first restart of a tuning, since there may be thousands. Trials count all."""
+    """Notices that show only the first restart of a tuning, since there may be thousands. Trials count all restarts."""
 
     _has_restarted = False
 
@@ -255,10 +255,7 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until the time ``until`` and for at least ``n_workers`` responses; add the results to ``trial``.
-
-        Stops at the deadline in any case.
-        """
+        """Step until ``until`` and for ``n_workers`` responses, or to the deadline; add the results to ``trial``."""
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
         before = manager.stats()

@@ -102,7 +102,7 @@ class Lockstep:
         return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return ``env.name`` of some environments. Raises AttributeError, as other libraries expect, not EnvRaised."""
+        """Return ``env.name`` of ``env_ids``, by default all. Raises AttributeError, which other libraries expect."""
         try:
             return self.manager.get_attr(name, env_ids)
         except EnvRaised as error:

@@ -37,7 +37,7 @@ class Numbers:
         self._last = 0
 
     def of(self, ids: Iterable[int]) -> np.ndarray:
-        """Return the numbers of these ids (int64[n]). An id without a number gets the next one."""
+        """Return the numbers of these ids (int64[n]). An id without a number gets the next number."""
         numbers = []
         for own in ids:
             number = self._numbers.get(own)

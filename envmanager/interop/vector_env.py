@@ -251,9 +251,9 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
         """Return ``obs`` with the rows of lost environments replaced by the observations returned last.
 
-        The next reset of these environments is a real one. The manager does not record resets of single environments,
-        so its last observation of a lost environment may be older than such a reset. Such a reset may also have ended
-        the first episode of the new generation.
+        The next reset of these environments calls their own ``reset``. The manager does not record resets of single
+        environments, so its last observation of a lost environment may be older than such a reset. Such a reset may
+        also have ended the first episode of the new generation.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]

@@ -88,7 +88,7 @@ class Checkpoint:
 
 
 class ArrayFile(Mapping[str, np.ndarray]):
-    """The arrays in a safetensors file, by name. Each is read on access, so a program that only acts reads no replay.
+    """The arrays in a safetensors file, by name. An array is read on access: a program that only acts reads no replay.
 
     An open file stays readable after it is deleted. Raises OSError or SafetensorError if the file cannot be read.
     """

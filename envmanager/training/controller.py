@@ -153,7 +153,7 @@ class TrainerController:
         return LearnersState(frozen=tuple(sorted(self.frozen)), round=count)
 
     def restore(self, state: LearnersState) -> None:
-        """Restore the result of ``state``; call before the first reset. Behaviors without a trainer are ignored."""
+        """Restore ``state``. Call before the first reset. Behaviors without a trainer are ignored."""
         frozen = self.trainers.keys() & set(state.frozen)
         self._require_learners(frozen)
         self._change(frozen, self._round if state.round is None else attrs.evolve(state.round), "resumed")

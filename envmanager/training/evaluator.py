@@ -41,7 +41,7 @@ _GENERATION = 2**31 - 1
 class Evaluator:
     """A context manager that evaluates greedy policies over ``n_episodes``, with the same seeds each time.
 
-    ``manager``: the training's manager, with ``options``. Raises what ``make_manager`` raises.
+    ``manager``: the training's manager, with ``options``. Raises the errors of ``make_manager``.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:

@@ -56,7 +56,7 @@ class ExportFailed(EnvManagerError):
 
 @attrs.frozen
 class Exported:
-    """An exported file. ``inputs``, ``outputs``: dtype and shape by name. ``n_checked``: number of inputs tested."""
+    """An exported file, tested on ``n_checked`` observations. ``inputs``, ``outputs``: dtype and shape by name."""
 
     file: Path
     inputs: dict[str, str]
@@ -202,10 +202,7 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Return the content of an ONNX file, made by the tracing exporter.
-
-    The newer exporter needs two more libraries and fixes the batch size.
-    """
+    """Return ONNX bytes from the tracing exporter; the newer one needs two more libraries and fixes the batch size."""
     import onnx
 
     buffer = io.BytesIO()

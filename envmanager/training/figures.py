@@ -30,7 +30,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class Clocks:
-    """A set of clocks by key. Each is due at its first check, then every ``every_s`` seconds."""
+    """A set of clocks by key. Each clock is due at its first check, then every ``every_s`` seconds."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s

@@ -25,8 +25,8 @@ WINDOW = 4096
 class FrameStacks:
     """A column ``[capacity, k, …]``, read by ``stacks[places]`` and written by ``stacks[places] = values`` only.
 
-    It has room for one new frame per row. If rows add more, as the first row of an episode does, frames of the oldest
-    rows are overwritten before these rows are; ``first_whole`` returns the first row that is unaffected.
+    It has room for one new frame per row. If rows add more frames, as the first row of an episode does, frames of
+    the oldest rows are overwritten although the rows remain; ``first_whole`` returns the first row with all its frames.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, capacity: int) -> None:

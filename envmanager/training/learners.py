@@ -34,7 +34,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class LearnersChanged:
-    """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all that learn from now on.
+    """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all behaviors that learn now.
 
     ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether the next round
     caused the change, not a request.
@@ -150,7 +150,7 @@ class Learners:
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step to the trainers that learn from it; return the number of agent steps to learn from."""
+        """Pass a step or its observations to each learning trainer; return the number of agent steps to learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)

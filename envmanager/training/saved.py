@@ -105,7 +105,7 @@ class SavedTraining:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], checkpoint: str | int = LATEST) -> SavedTraining:
-        """Read a checkpoint and return it. Takes the arguments of ``load_policy``. Raises UsageError if there is none."""
+        """Read and return a checkpoint. Takes the arguments of ``load_policy``. Raises UsageError if there is none."""
         found = find(Path(path), checkpoint)
         for _ in range(_TRIES):
             try:
@@ -282,7 +282,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """Return observations as a tree of ``[n, …]`` in the spec's dtypes, and whether ``obs`` was a single one."""
+    """Return observations as a tree of ``[n, …]`` in the spec's dtypes, and whether ``obs`` was only one."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
