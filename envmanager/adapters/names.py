@@ -225,7 +225,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Return the EnvSpec with a callable instead of a name in ``__main__``, because a worker has another ``__main__``."""
+    """Return the EnvSpec with a callable for a name in ``__main__``, because a worker has another ``__main__``."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)

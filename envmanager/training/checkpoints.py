@@ -136,7 +136,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
         last = named(directory / LATEST)
         is_there = last is not None and last.is_dir()
         advice = (
-            f"The last one is whole, {last}: go on from it with --resume." if is_there else "There is none before it."
+            f"The last one, {last}, is complete: resume from it (--resume)." if is_there else "There is no earlier one."
         )
         reason = getattr(error, "strerror", None) or error
         raise NotWritten(

@@ -213,7 +213,7 @@ class SavedTraining:
             alone = {name: value for name, value in table.items() if name != "apart"}
             trainer = make_trainer(behavior, spec, alone, seed=0, device=device)
         try:
-            advice = "Does the environment still have the observations and actions of then?"
+            advice = "Have the observations or actions of the environment changed since then?"
             restore(trainer, spec, self.checkpoint, self.path, advice, to_act=True)
             return SavedPolicy(behavior, spec, trainer, self.n_steps)
         finally:

@@ -122,7 +122,7 @@ class Watching:
             if newer is not None:
                 self._take(manager, newer)
         except EnvManagerError as error:
-            _logger.warning("a newer checkpoint cannot be played, so the one before it goes on playing: %s", error)
+            _logger.warning("a newer checkpoint cannot be played, so the previous one continues to play: %s", error)
 
     def _take(self, manager: EnvManager, saved: SavedTraining) -> None:
         for behavior, policy in saved.policies_for(manager.behavior_specs).items():
