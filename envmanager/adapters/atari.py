@@ -39,10 +39,10 @@ def atari_vector(
     clip_rewards: bool = False,
     terminal_on_life_loss: bool = False,
 ) -> Any:
-    """Make the vectorised form of ``Atari``, for all environments of a worker: an AtariVectorEnv, in C++.
+    """Return the vectorised form of ``Atari``, for all environments of a worker: an AtariVectorEnv, in C++.
 
-    The same actions give the same frames, rewards and ends, byte for byte. Two things differ: the first stack of an
-    episode is filled up with zeros, not with copies of the first frame, and a seed gives other numbers of no-op frames.
+    Equal actions give equal frames, rewards and ends, byte for byte. Two things differ: the first stack of an episode
+    is filled up with zeros, not with copies of the first frame, and a seed gives other numbers of no-op frames.
     """
     from ale_py.vector_env import AtariVectorEnv
 
@@ -65,8 +65,8 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
 
     Observations are uint8[stack, size, size], the newest frame last; actions are the game's own set. A reset takes 1 to
     ``noop_max`` no-op frames. ``clip_rewards``: whether a reward is replaced by its sign. ``terminal_on_life_loss``:
-    whether a lost life ends the episode, as is common in training. One environment uses one thread. ``vectorised``, on
-    the class, makes the same for all environments of a worker; ``kind: auto`` tries it too.
+    whether a lost life ends the episode, as is common in training. One environment uses one thread. The class attribute
+    ``vectorised`` makes a vector of such games for all environments of a worker; ``kind: auto`` tries it too.
     """
 
     vectorised = staticmethod(atari_vector)

@@ -40,7 +40,7 @@ ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice with the conversion to use. ``aec_to_parallel`` refuses environments whose agents take turns."""
+    """Return advice that names a conversion. ``aec_to_parallel`` refuses environments whose agents take turns."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -62,7 +62,7 @@ UNSUPPORTED = {
     "gym.core.Env": _old_gym_advice,
     **dict.fromkeys(VECTORS, _vector_advice),
 }
-"""Advice by the name of a base class for which there is no adapter."""
+"""Functions that return advice, by the name of a base class that ``as_environment`` refuses."""
 
 
 def _base_names(subject: Any) -> list[str]:
@@ -72,7 +72,8 @@ def _base_names(subject: Any) -> list[str]:
 def as_environment(subject: Any) -> Environment:
     """Return ``subject`` as an Environment: unchanged if it is one, else in the adapter of its library.
 
-    Raises UsageError if it is no environment of Gymnasium, PettingZoo, dm_env or ML-Agents, or a vector of several.
+    Raises UsageError for a vector, and for an object that is no environment of Gymnasium, PettingZoo, dm_env or
+    ML-Agents.
     """
     if isinstance(subject, Environment):
         return subject
@@ -83,8 +84,9 @@ def as_environment(subject: Any) -> Environment:
     advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
     reason = f"it is {describe_value(subject)}" if advice is None else advice(subject)
     raise UsageError(
-        f"{reason}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a dm_env Environment or an "
-        "envmanager.Environment. A factory may also return a gymnasium VectorEnv, for all environments of a worker."
+        f"{reason}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a dm_env Environment, an ML-Agents "
+        "BaseEnv or an envmanager.Environment. A factory may also return a gymnasium VectorEnv or an EnvPool, for all "
+        "environments of a worker."
     )
 
 
@@ -100,9 +102,9 @@ def n_envs_of(subject: Any) -> int | None:
 
 
 def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
-    """Return whether ``subject``, the first environment of a worker, is a vector of all its environments.
+    """Return whether ``subject``, made by a worker's first factory, is a vector of all the worker's environments.
 
-    Raises UsageError if it is and the environments have different factories, since only the first would be called.
+    Raises UsageError for a vector if the environments have different factories, since only the first would be called.
     """
     is_vector = _vector_adapter(subject) is not None
     if is_vector and any(factory is not factories[0] for factory in factories):
@@ -114,11 +116,11 @@ def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
 
 
 _INWARDS = ("subject", "unwrapped", "env")
-"""Attributes in which wrappers of this library, of Gymnasium and PettingZoo, and of others keep the wrapped object."""
+"""Attributes in which wrappers (of this library, Gymnasium, PettingZoo and others) keep the wrapped object."""
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers. Other wrapped objects are ignored, because they may be shared."""
+    """Return the environment inside all wrappers. Wrapped objects of other kinds are ignored; they may be shared."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)
@@ -143,7 +145,8 @@ def build_group(
 ) -> EnvGroup:
     """Return the environments of one worker as a group. Gymnasium envs with equal spaces get a faster kind of group.
 
-    A vector environment is the only one of ``subjects``, and has an environment for each of ``env_ids``.
+    A vector environment must be the only one of ``subjects``; it has an environment for each of ``env_ids``. Raises
+    UsageError if two of ``subjects`` are the same environment.
     """
     vector = _vector_adapter(subjects[0])
     if vector is not None:

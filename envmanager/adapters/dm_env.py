@@ -1,6 +1,6 @@
 """Adapter for dm_env environments: one environment with one agent.
 
-The discount of an episode's last step says how it ended: 0 is terminated, anything else is truncated.
+The discount of an episode's last step says how the episode ended: 0 is terminated, anything else is truncated.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _seed(env: Any, seed: int) -> None:
 
 
 def to_spec(spec: Any) -> Tree:
-    """Convert a tree of dm_env specs to a tree of ArraySpec. A spec of texts becomes a leaf of objects."""
+    """Return a tree of dm_env specs as a tree of ArraySpec. A spec of texts becomes an object leaf."""
     if isinstance(spec, Mapping):
         return {key: to_spec(child) for key, child in spec.items()}
     if isinstance(spec, tuple | list):

@@ -1,7 +1,7 @@
 """Adapter for EnvPool: pools of C++ environments, which step in threads of their own.
 
-A pool restarts an episode in the step after its end. Here a reset of only these environments gives their first
-observations in the same step. EnvPool seeds its environments when it makes the pool:
+A pool begins the next episode in the step after the end. PoolGroup instead resets the environments whose episode
+ended, and returns their first observations in the same step. EnvPool seeds its environments when it makes the pool:
 ``envpool.make(…, seed=context.seed)``.
 """
 
@@ -48,7 +48,7 @@ def pool_group(pool: Any, env_ids: Sequence[int], *, infos: bool, check_values: 
 class PoolGroup(VectorGroup):
     """The environments of a pool made with ``env_type="gymnasium"`` or ``"dm"``, one agent each.
 
-    A reset cannot seed them; it logs a warning if a seed is given after the first one.
+    A reset cannot seed the environments. Each reset after the first logs a warning if it has a seed.
     """
 
     returns_new_arrays = True
@@ -81,18 +81,18 @@ class PoolGroup(VectorGroup):
 class AsyncPoolGroup(PoolGroup, LateVectorGroup):
     """The environments of a pool whose ``batch_size`` is below ``num_envs``.
 
-    A step of some rows returns those that are ready first. An environment whose episode ends is stepped once more,
-    which begins the next one.
+    A step of some rows returns the rows that are ready first. An environment whose episode ends is stepped once more,
+    which begins its next episode.
     """
 
     def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:
-        """Wrap a pool. Raises UsageError if the number of its environments is not that of some full batches."""
+        """Wrap a pool. Raises UsageError if its ``num_envs`` is not a multiple of its ``batch_size``."""
         super().__init__(pool, env_ids, infos=infos, check_values=check_values)
         self.batch_size = pool.config["batch_size"]
         if self._n % self.batch_size:
             raise UsageError(
-                f"an EnvPool of num_envs={self._n} hands back batch_size={self.batch_size} environments at a time, so "
-                f"that the last {self._n % self.batch_size} would never come: take a batch_size that divides num_envs."
+                f"an EnvPool of num_envs={self._n} returns batch_size={self.batch_size} environments at a time, so "
+                f"that {self._n % self.batch_size} would never be returned: take a batch_size that divides num_envs."
             )
         self._in_pool = np.zeros(self._n, np.bool_)
         """Mask of the environments that step now."""
@@ -126,7 +126,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
 
 
 def _joined(infos: Sequence[Info], order: np.ndarray) -> Info:
-    """Return the infos of several batches as those of one, with the rows in ``order``."""
+    """Return the infos of several batches as the infos of one batch, with the rows in ``order``."""
     return {
         key: _joined([each[key] for each in infos], order)
         if isinstance(value, dict)

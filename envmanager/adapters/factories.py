@@ -1,6 +1,6 @@
 """Factories of environments. The user's ``env_factory`` is checked early and becomes one callable per environment.
 
-The trainer's process only inspects factories. It makes no environment.
+The trainer's process inspects factories, but makes no environment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
 
 
 def resolve(env_factory: Any) -> Any:
-    """Return a callable factory for a callable, a name or an EnvRecipe; raise UsageError for anything else."""
+    """Return a factory, as ``call_factory`` takes it, for a callable, a name, ``{"vector": id}`` or an EnvRecipe.
+
+    Raises UsageError for any other object, and for a name that cannot be found.
+    """
     if isinstance(env_factory, EnvRecipe):
         return prepare(env_factory, resolve)
     if isinstance(env_factory, str):
@@ -56,10 +59,10 @@ def resolve(env_factory: Any) -> Any:
 
 
 def vectorised(env_factory: Any) -> EnvRecipe | None:
-    """Return the vectorised form of an environment; None if there is none, or wrappers are around it.
+    """Return a recipe for the vectorised form of an environment; None if it has no such form, or has wrappers.
 
-    That of a Gymnasium id without arguments is its registered ``vector_entry_point``. That of a callable is its
-    attribute ``vectorised``, a factory of a vector that takes the same arguments.
+    The form of a Gymnasium id without arguments is its registered ``vector_entry_point``. The form of a callable is its
+    attribute ``vectorised``, a factory of a vector that takes the same arguments. A list of factories has no form.
     """
     if isinstance(env_factory, list | tuple):
         return None
@@ -108,7 +111,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Return whether the factory requires one positional parameter, or has a first one annotated as EnvContext."""
+    """Return whether the factory requires exactly one argument, or requires none and takes an EnvContext first."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

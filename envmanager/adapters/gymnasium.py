@@ -75,7 +75,7 @@ class GymnasiumEnvironment(EnvGroup):
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
-        """Wrap one environment. It returns infos; a manager without ``infos`` drops them."""
+        """Return a group of one environment, which reports infos; a manager without ``infos`` drops them."""
         return cls([env], infos=True)
 
     @property
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or those at ``rows``. The i-th of them uses row i of the actions and of the result."""
+        """Step all environments, or only ``rows``. The i-th one stepped uses row i of the actions and of the result."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -226,7 +226,7 @@ class _BufferViews:
         self.plain_obs: Any = None
         """Flat memory of all observations if each has one axis, else None. ``places`` has the slice of each row."""
         self.plain_class: type | None = None
-        """Class of the observations that are copied through ``plain_obs``; None if none are."""
+        """Class of the observations that are copied through ``plain_obs``; None if no class is."""
         self.places: Sequence[Any] = self.rows
         if is_plain and steps.obs.ndim == 2 and steps.obs.flags.c_contiguous:
             size = steps.obs.shape[1]
@@ -235,7 +235,7 @@ class _BufferViews:
 
 
 class _ObjectRow:
-    """A row of an object column, written like a view. NumPy would split up a list assigned to a real view."""
+    """A row of an object column, assigned to like a view. NumPy would split up a list assigned to a real view."""
 
     def __init__(self, column: np.ndarray, row: int) -> None:
         self.column, self.row = column, row
@@ -245,7 +245,7 @@ class _ObjectRow:
 
 
 def _row_views(tree: Tree, n: int) -> list[list[Any]]:
-    """Return, for each of ``n`` rows, views of its leaves."""
+    """Return views of the leaves of each of ``n`` rows, as a list per row."""
     columns = leaves(tree)
     return [[_ObjectRow(c, row) if c.dtype.kind == "O" else c[row, ...] for c in columns] for row in range(n)]
 

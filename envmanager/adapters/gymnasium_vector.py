@@ -8,8 +8,8 @@
                                                          class takes it; else see ``late_vector``
     DISABLED    obs = last; waits for a reset            resets these environments by ``options["reset_mask"]``
 
-A vector in this process may return observations of PyTorch or JAX. They are handed on as they are, and so are actions.
-Rewards and flags become NumPy's, because the manager reads them.
+A vector in this process may return observations of PyTorch or JAX. They are passed on unchanged, and so are actions.
+Rewards and flags are converted to NumPy arrays, because the manager reads them.
 
 The rule: steps are neither invented nor hidden. Each step of a VectorEnv is one row of each environment, with the first
 observation of the next episode in ``obs`` and the last one of the old episode in ``final_obs``.
@@ -70,15 +70,15 @@ VectorResult = tuple[Tree, Any, Any, Any, Info]
 class VectorGroup(EnvGroup):
     """The ``num_envs`` environments of a Gymnasium VectorEnv, one agent each, in env_id order.
 
-    They can only be stepped together. Gymnasium's SyncVectorEnv and AsyncVectorEnv, and ``ale_py``'s AtariVectorEnv
-    receive a seed for each environment; other classes receive that of the first. ``call``, ``get_attr``, ``set_attr``
-    and ``render`` act on the sub-environments of a SyncVectorEnv or AsyncVectorEnv, else on the vector environment.
+    The environments can only be stepped together. Gymnasium's SyncVectorEnv and AsyncVectorEnv, and ``ale_py``'s
+    AtariVectorEnv receive a seed for each environment; other classes receive the first seed. ``call``, ``get_attr``,
+    ``set_attr`` and ``render`` act on the sub-environments of these two classes of Gymnasium, else on the vector.
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
     steps_some_rows = False
     _converted: Callable[[Any], VectorResult] | None = None
-    """Function that returns what ``step`` has returned in the form of a VectorEnv's, if it has another."""
+    """Function that converts what ``step`` returns to a VectorResult; None if not needed."""
 
     def __init__(
         self, vector_env: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
@@ -99,7 +99,7 @@ class VectorGroup(EnvGroup):
         self._leaves = leaves(spec.observation)
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object
         self._plain = (spec.observation.dtype, spec.observation.shape) if is_plain else None
-        """Dtype and shape of a row of an observation that is one array of numbers, which needs no other check."""
+        """Dtype and shape of a row if observations are one array of numbers, which needs no other check; else None."""
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
         self._restart = self._way_to_restart()
         self._agent_id = only_agents(self.env_ids)
@@ -122,7 +122,7 @@ class VectorGroup(EnvGroup):
             )
 
     def _way_to_restart(self) -> Callable[[AgentSteps, np.ndarray, Info], None]:
-        """Return the method that restarts ended episodes, by the mode of the VectorEnv."""
+        """Return the method for the rows whose episode ended, which depends on the mode of the VectorEnv."""
         return self._take_restarted if mode_of(self._vector_env) == SAME_STEP else self._reset_ended
 
     @property
@@ -156,7 +156,7 @@ class VectorGroup(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments. ``rows``, if given, are all of them."""
+        """Step all environments. ``rows``, if given, must be all rows."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
@@ -181,9 +181,9 @@ class VectorGroup(EnvGroup):
     def _steps(
         self, obs: Tree, reward: Any, terminated: Any, truncated: Any, infos: Info, rows: np.ndarray | None = None
     ) -> AgentSteps:
-        """Return a step, in the offered buffer if there is one, else of the VectorEnv's own arrays where they fit.
+        """Return a step in the offered buffer, or, without one, a step of the VectorEnv's own arrays where they fit.
 
-        ``rows`` are the indices of the environments if these are not all, in order.
+        ``rows``: the indices of the environments, or None for all of them in order.
         """
         n = self._n if rows is None else len(rows)
         plain = self._plain
@@ -235,7 +235,7 @@ class VectorGroup(EnvGroup):
     # Ends of episodes.
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """SAME_STEP: take the final observations from the infos."""
+        """Put the final observations, which are in the infos, into ``steps`` (mode SAME_STEP)."""
         numbers = np.flatnonzero(ended)
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
@@ -253,7 +253,7 @@ class VectorGroup(EnvGroup):
             steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """NEXT_STEP and DISABLED: reset the environments whose episode ended. The others stay as they are."""
+        """Reset only the environments whose episode ended; put the results into ``steps`` (NEXT_STEP and DISABLED)."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
         is_buffered = self._buffer is not None and steps is self._buffer.steps
@@ -293,7 +293,7 @@ class VectorGroup(EnvGroup):
     # Calls of the VectorEnv, which EnvPool's group replaces by its own.
 
     def _begin(self, seeds: Sequence[int | None]) -> tuple[Tree, Info]:
-        """Reset all environments, with the seeds in the form that the VectorEnv takes."""
+        """Reset all environments, with seeds in the form that the VectorEnv takes; return observations and infos."""
         seed: Any = seeds[0]
         if isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv):
             seed = None if all(each is None for each in seeds) else list(seeds)
@@ -303,7 +303,7 @@ class VectorGroup(EnvGroup):
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
-        """Reset the environments of the mask ``ended``, at the indices ``numbers``. Return their rows and infos."""
+        """Reset the environments in the mask ``ended``, whose indices are ``numbers``. Return their rows and infos."""
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
@@ -318,7 +318,11 @@ class VectorGroup(EnvGroup):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Call a method or function, as the class says. An AsyncVectorEnv calls methods in all of its processes."""
+        """Call a method or function and return a result per row.
+
+        A SyncVectorEnv calls it on the sub-environments at ``rows``. An AsyncVectorEnv calls a method on all of its
+        sub-environments. Otherwise the call is made once, on the vector environment.
+        """
         if isinstance(self._unwrapped, SyncVectorEnv):
             return super().call(name, args, rows, kwargs)
         if callable(name):
@@ -346,7 +350,7 @@ class VectorGroup(EnvGroup):
         return self._by_row(self._vector_env.render(), rows)
 
     def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
-        """Return the entries of ``rows`` in a result with one per environment; any other result for each of them."""
+        """Return the entries at ``rows`` of a result with an entry per environment, else the result once per row."""
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)
@@ -359,7 +363,7 @@ def mode_of(vector_env: Any) -> str:
 
 
 def restarts_late(vector_env: Any) -> bool:
-    """Return whether a VectorEnv begins the next episode one step after the end, and takes no ``reset_mask``."""
+    """Return whether a VectorEnv begins the next episode one step after an end, and takes no ``reset_mask``."""
     unwrapped = getattr(vector_env, "unwrapped", vector_env)
     if mode_of(vector_env) != NEXT_STEP:
         return False
@@ -398,7 +402,7 @@ def batch(column: Any) -> Any:
 def info_rows(infos: Info, n: int) -> list[Info]:
     """Split the infos of a VectorEnv, which are arrays by key, into n dicts.
 
-    A mask ``_key`` selects the sub-environments that have the key. A key without a mask is kept if it has n entries.
+    A mask ``_key`` selects the sub-environments that have the key. Values without n entries are left out.
     """
     check_info(infos, "infos")
     rows: list[Info] = [{} for _ in range(n)]

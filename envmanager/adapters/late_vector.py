@@ -1,4 +1,4 @@
-"""Vector environments that begin the next episode in a step after the end, and cannot be asked to begin it sooner.
+"""Adapter for vector environments that begin the next episode one step after the end, and cannot begin it sooner.
 
 ::
 
@@ -6,7 +6,7 @@
     t        ended, obs = last              the row is in flight still              obs = final_obs = last, acting False
     t + 1    action ignored, obs = first    ended, obs = first, final_obs = last     obs = first, no transition
 
-The rule: no step is invented, and none in which an action was ignored is shown as one.
+The rule: no step is invented, and a step in which an action was ignored is never part of a transition.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from envmanager.errors import UsageError
 class LateVectorGroup(VectorGroup):
     """The environments of a VectorEnv in NEXT_STEP mode whose ``reset`` takes no ``reset_mask``.
 
-    A step of some rows is one of all environments that are not in flight already. It returns all but those whose
-    episode has just ended.
+    A ``step`` with ``rows`` must name all rows that are not in flight. It returns all rows except those whose episode
+    has just ended.
     """
 
     steps_some_rows = True
@@ -39,9 +39,9 @@ class LateVectorGroup(VectorGroup):
         self.batch_size = self._n
         self._is_copied, self.returns_new_arrays = self.returns_new_arrays, True
         self._actions = zeros(self.behavior_specs[BEHAVIOR].action, self._n)
-        """Last actions of all rows. A row that is beginning an episode receives its last one again, which is valid."""
+        """Last actions of all rows. A row that begins an episode receives its last action again, which is valid."""
         self._acting = np.ones(self._n, np.bool_)
-        """Mask of the rows whose next action counts: all but those that the last step of all rows has ended."""
+        """Mask of the rows whose next action counts: all but the rows whose episode the last step of all rows ended."""
         self._is_late = np.zeros(self._n, np.bool_)
         """Mask of the rows in flight whose episode has ended and whose next one has not begun."""
         self._last = AgentSteps.first(agent_id=self._agent_id.copy(), obs=zeros(self._spec, self._n))
@@ -58,7 +58,7 @@ class LateVectorGroup(VectorGroup):
         return {BEHAVIOR: steps if self._is_copied else steps.copy()}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step the environments at ``rows`` and return those that are ready. Without ``rows``, step and return all."""
+        """Step the environments at ``rows`` and return ready rows. Without ``rows``, step and return all rows."""
         acting = np.flatnonzero(self._acting) if rows is None else rows
         given = actions[BEHAVIOR]
         self._actions = copy_tree(given) if len(acting) == self._n else with_rows(self._actions, acting, given)
@@ -88,7 +88,7 @@ class LateVectorGroup(VectorGroup):
         return steps if len(parts) == 1 else steps.take(np.argsort(steps.agent_id))
 
     def _ready(self) -> AgentSteps:
-        """Return the steps of the rows that are ready first. Begin the next episodes of those that ended, for later."""
+        """Return steps of rows that are ready first and have not ended. Begin the next episodes of rows that ended."""
         while True:
             steps = self._received()
             rows, ended, last = steps.env_id - self.env_ids[0], steps.ended, self._last
@@ -125,7 +125,7 @@ class LateVectorGroup(VectorGroup):
         return self._n
 
     def _send(self, rows: np.ndarray) -> None:
-        """Send the last actions of these rows."""
+        """Send the last actions of these rows. Does nothing for a VectorEnv, whose ``_received`` steps all rows."""
 
     def _received(self) -> AgentSteps:
         """Return the steps of the rows that are ready first, in new arrays."""
@@ -134,7 +134,7 @@ class LateVectorGroup(VectorGroup):
 
 
 def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return the environments of a VectorEnv as a group. Raises UsageError if it returns some of its rows first."""
+    """Return the environments of a VectorEnv as a group. Raises UsageError if a step returns only some rows."""
     batch_size = getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", None)
     if isinstance(batch_size, int) and batch_size < vector_env.num_envs:  # of ale_py
         raise UsageError(

@@ -130,7 +130,7 @@ class MlagentsEnvironment(Environment):
         return steps
 
     def _learn_specs(self) -> None:
-        """Add the specs of new behaviors."""
+        """Add the specs of behaviors that have appeared since the last call."""
         for behavior, spec in self.env.behavior_specs.items():
             if behavior not in self._specs:
                 self._specs[behavior] = to_spec(spec)
@@ -148,15 +148,15 @@ class MlagentsFactory:
 
     ML-Agents' ``create_environment_factory`` and ``UnityEnvironment`` are of this kind. ``worker_id``, which determines
     the port of a Unity build, is the context's ``slot``, so a replaced environment has another port. The environment
-    is made with side channels for parameters and statistics. A third side channel
-    sends ``engine``, the engine's configuration (time scale, screen size and so on), if it is given.
+    is made with side channels for parameters and statistics. If ``engine``, the engine's configuration (time scale,
+    screen size and so on), is given, a third side channel sends it.
     """
 
     make: Callable[[int, list[SideChannel]], BaseEnv]
     engine: EngineConfig | None = None
 
     def __call__(self, context: EnvContext) -> MlagentsEnvironment:
-        """Make the environment and reset it once. If that raises, close it."""
+        """Make the environment, reset it once, and return it. If the reset raises, close the environment."""
         parameters, stats = EnvironmentParametersChannel(), StatsSideChannel()
         channels = [parameters, stats]
         if self.engine is not None:
@@ -171,7 +171,7 @@ class MlagentsFactory:
 
 
 def to_spec(spec: Any) -> BehaviorSpec:
-    """Convert a BehaviorSpec of ML-Agents. It loses the meaning of observations, which ``mlagents_specs`` keeps."""
+    """Return ML-Agents' BehaviorSpec as one of this library. ``mlagents_specs`` keeps the meaning of observations."""
     actions, branches = spec.action_spec, spec.action_spec.discrete_branches
     observation: dict[str, Tree] = {
         "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),

@@ -84,7 +84,7 @@ class PoolId:
 
 @attrs.frozen
 class Importable:
-    """A factory that the worker looks up by name, so that only the name is sent."""
+    """A factory or wrapper that the worker looks up by name, so that only the name is sent."""
 
     module: str
     attribute: str
@@ -95,7 +95,7 @@ class Importable:
 
 
 def loaded(named: Any) -> Any:
-    """Return the callable of an Importable, anything else unchanged."""
+    """Return the callable that an Importable names, and any other object unchanged."""
     return named.load() if isinstance(named, Importable) else named
 
 
@@ -116,7 +116,7 @@ def import_all(modules: Iterable[str]) -> None:
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
-    """Find ``"CartPole-v1"``, ``"module:Id-v0"`` or ``"module:callable"``; raise UsageError if there is none."""
+    """Return the factory of ``"CartPole-v1"``, ``"module:Id-v0"`` or ``"module:callable"``. Raises UsageError."""
     module, colon, name = text.partition(":")
     if not colon:
         return GymnasiumId(text, _registered(text, text))
@@ -138,16 +138,17 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the attribute ``vectorised`` of a callable, with the arguments of a partial; None if it has none."""
+    """Return the attribute ``vectorised`` of a callable, or None. The arguments of a partial are bound to it."""
     bound = called if isinstance(called, functools.partial) else functools.partial(called)
     form = getattr(bound.func, "vectorised", None)
     return None if form is None else functools.partial(form, *bound.args, **bound.keywords)
 
 
 def find_vector(text: Any) -> Callable[..., Any]:
-    """Find a vectorised form: of ``"ALE/Pong-v5"``, ``"module:Id-v0"``, ``"module:callable"`` or ``"envpool:Pong-v5"``.
+    """Return the vectorised form of ``"ALE/Pong-v5"``, ``"module:Id-v0"`` or ``"module:callable"``, or an EnvPool.
 
-    Raises UsageError if there is no environment of this id, or no vectorised form of it.
+    An EnvPool is named ``"envpool:Pong-v5"``. Raises UsageError if there is no environment of this name, or no
+    vectorised form of it.
     """
     if not isinstance(text, str):
         raise UsageError(f"env: {{vector: …}} names an id such as ALE/Pong-v5, not {describe_value(text)}.")
@@ -175,7 +176,7 @@ def find_vector(text: Any) -> Callable[..., Any]:
 
 
 def find_wrapper(text: str) -> Importable:
-    """Find ``"module:Class"``; raise UsageError if there is none, or if it cannot be called."""
+    """Return the wrapper ``"module:Class"``; raise UsageError if there is none, or if it cannot be called."""
     module, _, name = text.partition(":")
     importable, what = Importable(module, name), f"the wrapper {text!r}"
     _import(module, what)
@@ -224,7 +225,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Replace an entry point's name in ``__main__`` by its callable, because a worker has another ``__main__``."""
+    """Return the EnvSpec with a callable for a name in ``__main__``, because a worker has another ``__main__``."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)
@@ -265,7 +266,7 @@ _FOR_DEVELOPERS = ("test", "docs", "dev", "all")
 
 
 def _extra_with(library: str) -> str | None:
-    """Return the first extra of this package that installs ``library``; None without one."""
+    """Return the first extra of this package that installs ``library``; None if none does."""
     try:
         requirements = metadata.requires("envmanager") or []
     except metadata.PackageNotFoundError:  # run from a folder, not installed

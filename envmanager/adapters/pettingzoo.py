@@ -29,7 +29,7 @@ Agent = Any
 class ParallelEnvironment(Environment):
     """A PettingZoo ParallelEnv; agents with equal spaces are one behavior.
 
-    A single behavior is called ``"default"``. Several are named after their agents, without numbers
+    A single behavior is called ``"default"``. Several behaviors are named after their agents, without numbers
     (``speaker_0`` → ``"speaker"``; see ``name_behaviors``). ``behavior_of``, a mapping or function from agent name to
     behavior, replaces these names. An environment without ``possible_agents`` has the behaviors of the agents that have
     appeared so far.
@@ -105,7 +105,7 @@ class ParallelEnvironment(Environment):
         }
 
     def _as_steps(self, rows: list[_Row], joined: list[_Row]) -> Steps:
-        """Return the rows of agents that played, followed by agents that joined. An agent that did both has one row."""
+        """Return the steps of agents that played, then of agents that joined. An agent that did both has one row."""
         known = {row.agent: row for row in rows}
         for new in joined:
             old = known.setdefault(new.agent, new)
@@ -146,7 +146,7 @@ class ParallelEnvironment(Environment):
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
-        """Look up the spaces of new agents, and assign their behaviors."""
+        """Look up the spaces of new agents, and assign behaviors to these agents."""
         new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
         if not new:
             return
@@ -213,7 +213,7 @@ def prefix(agent: Agent) -> str:
 
 
 def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
-    """Group agents with equal specs, in order of each group's first agent."""
+    """Return groups of agents with equal specs, in order of each group's first agent."""
     groups: list[list[Agent]] = []
     for agent, spec in specs.items():
         for group in groups:

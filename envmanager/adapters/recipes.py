@@ -102,7 +102,7 @@ class EnvRecipe:
     ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: its arguments by name; with an id
     also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: its argument of this name.
     ``wrappers``: the wrappers of the environment, the last one outermost, each ``"module:Class"``,
-    ``{"module:Class": {"size": 4}}``, or either with a callable instead of the text. ``imports``: modules to import
+    ``{"module:Class": {"size": 4}}``, or the same with a callable instead of the text. ``imports``: modules to import
     first, in this process and in the environment's, because they register ids or spaces.
 
     Raises UsageError for values of another shape. The manager raises UsageError for names that cannot be found, before
@@ -149,7 +149,7 @@ class Prepared:
         return _bound(self.make)
 
     def wrapped(self, environment: Any) -> Any:
-        """Return ``environment`` in all its wrappers; if one raises, close it."""
+        """Return ``environment`` in all its wrappers; if a wrapper raises, close the environment."""
         try:
             for call in self.wrappers:
                 wrapped = _bound(call)(environment)
@@ -164,7 +164,7 @@ class Prepared:
 
 
 def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
-    """Look up the names in a recipe; ``resolve`` looks up the environment. Raises UsageError for a mistake."""
+    """Look up the names in a recipe and return its factory. ``resolve`` looks up the environment. Raises UsageError."""
     import_all(recipe.imports)
     factory, arguments = resolve(recipe.env), recipe.arguments
     maker = _maker(factory)
@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError for an argument that ``called`` does not take. Its first ``skip`` parameters do not count."""
+    """Raise UsageError for an argument that ``called`` does not take after its first ``skip`` parameters."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return

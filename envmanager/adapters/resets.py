@@ -1,4 +1,4 @@
-"""Calls ``reset`` with only the arguments that it takes, because some environments take no seed or no options.
+"""Calls of ``reset`` with only the arguments that it takes, because some environments take no seed or no options.
 
 The rule: a seed or options that ``reset`` does not take raise an error.
 """
@@ -14,7 +14,7 @@ _ARGUMENTS = ("seed", "options")
 
 
 class Resetter:
-    """A caller of ``env.reset`` that reads its signature once."""
+    """A caller of ``env.reset`` that reads the signature of ``reset`` once."""
 
     def __init__(self, env: Any) -> None:
         named, takes_any = _parameters(env.reset)
@@ -24,7 +24,7 @@ class Resetter:
         self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
-        """Call ``reset`` and return its result; raise UsageError if it does not take a given argument."""
+        """Call ``reset`` and return its result; raise UsageError for a given argument that it does not take."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}
@@ -44,7 +44,7 @@ def _is_there(value: Any) -> bool:
 
 
 def _parameters(reset: Any) -> tuple[set[str], bool]:
-    """Return the names of the parameters, and whether there is ``**kwargs``."""
+    """Return the names of the parameters of ``reset``, and whether it takes ``**kwargs``."""
     try:
         parameters = inspect.signature(reset).parameters.values()
     except (TypeError, ValueError):  # some builtins have no signature

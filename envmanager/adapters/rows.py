@@ -54,7 +54,7 @@ def finite_number(value: Any, path: str, casting: Casting | None = None) -> floa
 
 
 def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
-    """Return a bool, a 0-d bool array, or (if ``casting`` allows) 0 or 1 as a bool. Raises SpecMismatch for others."""
+    """Return ``value`` as a bool. Raises SpecMismatch unless it is a bool or, if ``casting`` allows, 0 or 1."""
     if type(value) in FLAGS:
         return bool(value)
     try:
@@ -103,10 +103,10 @@ def read_array(column: np.ndarray, row: int) -> Any:
 
 
 def read_dict(readers: dict[Any, RowReader]) -> RowReader:
-    """Return a reader of dicts, made of the readers of their entries."""
+    """Return a reader that reads each entry with its reader and returns a dict."""
     return lambda batch, row: {key: reader(batch[key], row) for key, reader in readers.items()}
 
 
 def read_tuple(readers: Sequence[RowReader], kind: Callable[[list[Any]], Any] = tuple) -> RowReader:
-    """Return a reader of tuples (lists with ``kind=list``), made of the readers of their entries."""
+    """Return a reader that reads each entry with its reader and returns a tuple, or a list if ``kind`` is list."""
     return lambda batch, row: kind([reader(part, row) for reader, part in zip(readers, batch, strict=True)])

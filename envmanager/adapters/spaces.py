@@ -1,6 +1,6 @@
 """Conversion of Gymnasium's spaces to trees of ArraySpec, and of rows of action arrays to elements of the spaces.
 
-A space is read once. ``row_reader`` returns a function for it, which each step calls.
+``row_reader`` inspects a space once, and returns a function that each step calls.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _(space: Any) -> Tree:
 
 @functools.singledispatch
 def row_reader(_space: Any) -> RowReader:
-    """Return a function that reads one agent's action from a batch. The result is in the space and is not a view."""
+    """Return a function that reads one agent's action from a batch. The action is in the space, and is not a view."""
     return operator.getitem
 
 

@@ -337,7 +337,7 @@ app.command("export")(export_command)
 
 
 def _number_or_text(given: str | None) -> int | str | None:
-    """Convert digits to an int, and return any other text unchanged for ``plan.py`` to check."""
+    """Return digits as an int, and any other text unchanged for ``plan.py`` to check."""
     return int(given) if given is not None and given.isdecimal() else given
 
 
@@ -347,7 +347,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with TensorBoard added. Return a value that is no list unchanged, to be refused later."""
+    """Return ``metrics`` with TensorBoard added. A value that is no list is returned unchanged, and refused later."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -356,7 +356,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return a table with ``max_restarts`` set. Return a value that is no table unchanged, to be refused later."""
+    """Return ``table`` with ``max_restarts`` set. A value that is no table is returned unchanged, and refused later."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -83,7 +83,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Parse YAML. Error messages call the text ``what``. Raises ConfigError, or MissingExtra without PyYAML.
+    """Parse YAML and return its content. Raises ConfigError, which calls the text ``what``, or MissingExtra.
 
     Numbers are read as in YAML 1.2: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``, ``on`` and ``off`` are
     true and false, as in YAML 1.1, because configs use them; an option that expects a text refuses them.
@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table in which to set the last name of ``path``. Create missing tables."""
+    """Return the table that holds the last name of ``path``. Create missing inner tables. Raises ConfigError."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")

@@ -85,7 +85,7 @@ class RunSummary:
 
 
 def sayable(data: Any) -> Any:
-    """Replace NaN and infinite numbers, which JSON does not have, by None."""
+    """Return ``data`` with None for NaN and infinite numbers, which JSON does not have."""
     if isinstance(data, dict):
         return {key: sayable(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -213,7 +213,7 @@ def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
 
 
 class Rate:
-    """Steps per second over the last ``WINDOW_S`` seconds, or since the previous call if that was longer ago."""
+    """Meter of the steps per second in the last ``WINDOW_S`` seconds, or since the previous call if that is longer."""
 
     WINDOW_S = 2.0
 
@@ -239,7 +239,7 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return a phrase with the number of episodes, their mean return, and the number of lost ones."""
+    """Return a phrase with the number of episodes, their mean return, and the number of lost episodes."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"
@@ -248,7 +248,7 @@ def describe(episodes: Episodes) -> str:
 
 
 def describe_returns(returns: Sequence[float]) -> str:
-    """Format returns or lengths: one as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
+    """Format returns or lengths as a text: one as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
 
     The numbers are mean ± standard deviation, minimum and maximum. ``train``, ``evaluate`` and ``play`` pass
     the returns of a behavior: one per episode and agent.

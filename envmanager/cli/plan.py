@@ -41,8 +41,8 @@ class RunOptions:
 
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
-"""Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's own would end the run at a worker's fourth crash;
-these let it continue, so that a first run shows how often an environment crashes."""
+"""Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's defaults end the run at a worker's fourth crash; with
+these the run continues, so that a first run shows how often an environment crashes."""
 
 
 @attrs.frozen

@@ -177,7 +177,7 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
 
-    After ``hold()`` all are ignored, so that none interrupts ``close()``, which takes at most ``Timeouts.close_s``.
+    After ``hold()`` all signals are ignored, so that ``close()``, which takes at most ``Timeouts.close_s``, completes.
     """
 
     _holding = False

@@ -80,7 +80,7 @@ class Lines:
     """A Report that prints a line for each event of a training, and its progress every ``EVERY_S`` seconds.
 
     ``show_update`` is called for each behavior every ``TOLD_EVERY_S`` seconds, and for its last update before a
-    checkpoint. Each behavior has a timer of its own, since one for all would skip behaviors updated at the same moment.
+    checkpoint. Each behavior has a timer, because a shared timer would skip behaviors updated at the same moment.
     """
 
     TOLD_EVERY_S = 0.5

@@ -64,7 +64,7 @@ class Remarks:
 
 def evaluate_command(
     directory: RunArgument,
-    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes, dealt evenly to the environments.")] = 100,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes, divided among the environments.")] = 100,
     checkpoint: CheckpointOption = "latest",
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
     n_envs: Annotated[int | None, typer.Option(min=1, help="Number of environments; the training's if unset.")] = None,
@@ -195,7 +195,7 @@ def play_command(
 
 
 class Show:
-    """A display of played episodes. It can write one video of all episodes, or a folder with one per episode."""
+    """A display of played episodes. It can write one video of all episodes, or a folder with a video per episode."""
 
     def __init__(self, name: str, video: Path | None, fps: float | None) -> None:
         self._name, self._video, self._fps = name, video, fps

@@ -65,7 +65,7 @@ LOOK_S = 0.5
 """Maximum seconds for which a trial steps or waits before it checks the deadline again."""
 
 LEAST_PATIENCE_S = 10.0
-"""Timeout in seconds of each reset and step of the probe. If ``--seconds`` is longer, that is the timeout."""
+"""Timeout of a reset or step of the probe, or ``--seconds`` if that is more; at most the manager's own timeout."""
 
 RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 """Restart budget of a trial's worker. An environment that dies every 1000 steps may need ten restarts per second."""
@@ -116,7 +116,7 @@ def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
 
 
 class _FewNotices(Notices):
-    """Notices that show only the first restart of a tuning, since there may be thousands. The trials count them all."""
+    """Notices that show only the first restart of a tuning, since there may be thousands. Trials count all restarts."""
 
     _has_restarted = False
 
@@ -156,7 +156,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Measure a step in a worker. Return None if the step ends the worker; raise an error if the reset does."""
+        """Return a Probe of a step in a worker; None if the step ends the worker. Raises an error if the reset does."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -255,7 +255,7 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until the time ``until`` and until ``n_workers`` responses arrived, but not beyond the deadline."""
+        """Step until ``until`` and for ``n_workers`` responses, or to the deadline; add the results to ``trial``."""
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
         before = manager.stats()
@@ -311,7 +311,7 @@ def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Convert the error of a hosting worker to the error that its placement would have caused in process."""
+    """Return, for the error of a hosting worker, the error that its placement would have caused in process."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error

@@ -137,7 +137,7 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds. Between rounds half of the trials are dropped, so that the last compares two."""
+    """Return the number of rounds. Between rounds half of the trials are dropped; the last round compares two."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the smallest of the trials that count as fastest (see AS_FAST), or None if no trial was measured."""
+    """Return the trial with the fewest environments of those that count as fastest (AS_FAST); None without results."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]

@@ -49,7 +49,7 @@ def show_notice(console: Console, errors: Console, level: str, text: str) -> Non
 
 
 def describe_notice(level: str, text: str) -> str:
-    """Return ``"Warning: …"`` without the blank lines at the end of a worker's output."""
+    """Return ``"Level: text"``, such as ``"Warning: …"``, without the blank lines at the end of a worker's output."""
     return f"{level.capitalize()}: {text}".rstrip()
 
 

@@ -102,7 +102,7 @@ class Lockstep:
         return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return ``env.name`` of some environments. Raises AttributeError, as other libraries expect, not EnvRaised."""
+        """Return ``env.name`` of ``env_ids``, by default all. Raises AttributeError, which other libraries expect."""
         try:
             return self.manager.get_attr(name, env_ids)
         except EnvRaised as error:
@@ -122,7 +122,7 @@ class Lockstep:
             raise UsageError("a step is pending: receive its result first; if that raised, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
-        """Return the batch with arrays of NumPy, which these libraries take. Raises UsageError if a row is missing."""
+        """Return the batch with NumPy arrays, because bridges need them. Raises UsageError if a row is missing."""
         if any(map(is_foreign, leaves(batch.obs))):
             batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         is_there = np.zeros(self.n_envs, np.bool_)
@@ -130,7 +130,7 @@ class Lockstep:
         if not is_there[env_ids].all():
             if not any(worker.dropped for worker in self.manager.stats().workers):
                 raise UsageError(
-                    "a worker hands back some of its environments first, as an asynchronous pool does, but a vector "
+                    "a worker returns some of its environments first, as an asynchronous pool does, but a vector "
                     "environment steps all: leave out the pool's batch_size, or use the manager's send() and recv()."
                 )
             raise UsageError(
@@ -177,7 +177,7 @@ def step_infos(batch: Batch) -> dict[int, Info]:
 
 
 def reset_infos(batch: Batch) -> dict[int, Info]:
-    """Return the infos of the episodes that began in this batch, by env_id."""
+    """Return the reset infos of the environments whose episode ended in this batch, by env_id."""
     ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
     infos = batch.reset_info if batch.reset_info is not None else [{} for _ in ended]
     return dict(zip(ended, infos, strict=True))

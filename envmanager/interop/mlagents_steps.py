@@ -37,7 +37,7 @@ class Numbers:
         self._last = 0
 
     def of(self, ids: Iterable[int]) -> np.ndarray:
-        """Return the numbers of these ids (int64[n]). An id without a number gets the next one."""
+        """Return the numbers of these ids (int64[n]). An id without a number gets the next number."""
         numbers = []
         for own in ids:
             number = self._numbers.get(own)
@@ -110,7 +110,7 @@ class StepTranslator:
         return numbers
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Drop the numbers of agents and groups in these environments, whose episodes begin again."""
+        """Forget the numbers of agents and groups in these environments, because their episodes start again."""
         self._agents.forget_envs(env_ids)
         self._groups.forget_envs(env_ids)
 

@@ -26,7 +26,7 @@ def begin_episode(
 
 
 def is_gymnasium_env(env: Any) -> bool:
-    """Return whether this is an environment of Gymnasium, possibly in wrappers."""
+    """Return whether ``env`` is an environment of Gymnasium, possibly in wrappers."""
     return isinstance(env, Env)
 
 

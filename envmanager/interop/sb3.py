@@ -64,7 +64,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.batch_obs(batch.obs)
 
     def step_async(self, actions: Any) -> None:
-        """Send actions to all environments; ``step_wait`` returns the results. Raises BadAction."""
+        """Send actions to all environments; ``step_wait`` returns the results. Raises BadAction if they do not fit."""
         if isinstance(self.action_space, spaces.Dict | spaces.Tuple):  # one action per environment, not a tree of rows
             actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
         self._lockstep.send(actions)
@@ -93,16 +93,16 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return all(self.manager.call(has_attribute, attr_name))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return ``env.attr_name`` of some environments. Raises AttributeError."""
+        """Return ``env.attr_name`` of the environments at ``indices``, by default all. Raises AttributeError."""
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set ``env.attr_name = value`` for some environments: on the wrapper that has it, else on the outermost."""
+        """Set ``env.attr_name`` at ``indices``, by default all: on the wrapper that has it, else on the outermost."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> Any:
-        """Return ``env.method_name(*method_args, **method_kwargs)`` of some environments, as a list."""
+        """Return a list of ``env.method_name(*method_args, **method_kwargs)`` at ``indices``, by default all."""
         env_ids = self._env_ids(indices)
         return self.manager.call(call_method, method_name, method_args, method_kwargs, env_ids=env_ids)
 

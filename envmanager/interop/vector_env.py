@@ -66,7 +66,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self._restarting = np.zeros(self.num_envs, np.bool_)
         """Mask (bool[n_envs]) of environments that have not yet returned the first observation of a new episode."""
         self._obs: Tree = None
-        """Newest observation of each environment. If the environment is restarting, the first of its new episode."""
+        """Newest observation of each environment; the first one of the new episode if the environment is restarting."""
         self._shown: Tree = None
         """Observations returned by the last step or reset."""
         self._first_infos: dict[int, Info] = {}
@@ -74,7 +74,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self._has_options = False
 
     def __del__(self) -> None:
-        """Close nothing, since the manager may be in use elsewhere. The base class of some versions closes."""
+        """Close nothing, since the manager may be in use elsewhere. Some versions of the base class close here."""
 
     @property
     def np_random(self) -> tuple[Any, ...]:
@@ -249,10 +249,11 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Replace the rows of lost environments by the observations returned last. Make their next reset a real one.
+        """Return ``obs`` with the rows of lost environments replaced by the observations returned last.
 
-        The manager does not record resets of single environments. So its last observation of a lost environment may be
-        older than such a reset. Such a reset may also have ended the first episode of the new generation.
+        The next reset of these environments calls their own ``reset``. The manager does not record resets of single
+        environments, so its last observation of a lost environment may be older than such a reset. Such a reset may
+        also have ended the first episode of the new generation.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]

@@ -42,11 +42,11 @@ class Discrete(nn.Module):
         return [Categorical(logits=part, validate_args=False) for part in inputs.split(self.counts, dim=-1)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """Split raw actions into one part per distribution."""
+        """Return raw actions split into one part per distribution."""
         return list(raw.unbind(-1))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the parts from ``split`` to raw actions."""
+        """Return raw actions joined from the parts that ``split`` returns."""
         return torch.stack(list(parts), dim=-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
@@ -83,15 +83,15 @@ class Continuous(nn.Module):
         self._low, self._high = low, high
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return one distribution for all floats in the action."""
+        """Return a list of one distribution, for all floats in the action."""
         return [Normal(inputs, self.log_std.exp().expand_as(inputs), validate_args=False)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """Split raw actions into one part per distribution."""
+        """Return raw actions split into one part per distribution."""
         return [raw]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Join the parts from ``split`` to raw actions."""
+        """Return raw actions joined from the parts that ``split`` returns."""
         return parts[0]
 
     def likeliest(self, inputs: Tensor) -> Tensor:

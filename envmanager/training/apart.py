@@ -62,7 +62,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """Raised when the learner raises, exits or times out. The message has its traceback or its process state."""
+    """Raised when the learner raises, exits or times out. The message has the learner's traceback or process state."""
 
 
 class Apart(Trainer):
@@ -333,7 +333,7 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 
 def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
-    """Run the learner. This is the main function of its process. ``inherited``: its end of the pipe, and the memory."""
+    """Run the learner, in its own process. ``inherited``: the learner's end of the pipe, and the shared memory."""
     pipe_fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -88,7 +88,7 @@ class Checkpoint:
 
 
 class ArrayFile(Mapping[str, np.ndarray]):
-    """The arrays in a safetensors file, by name. Each is read on access, so a program that only acts reads no replay.
+    """The arrays in a safetensors file, by name. An array is read on access: a program that only acts reads no replay.
 
     An open file stays readable after it is deleted. Raises OSError or SafetensorError if the file cannot be read.
     """
@@ -136,7 +136,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
         last = named(directory / LATEST)
         is_there = last is not None and last.is_dir()
         advice = (
-            f"The last one is whole, {last}: go on from it with --resume." if is_there else "There is none before it."
+            f"The last one, {last}, is complete: resume from it (--resume)." if is_there else "There is no earlier one."
         )
         reason = getattr(error, "strerror", None) or error
         raise NotWritten(
@@ -147,7 +147,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
 
 
 def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
-    """Write a checkpoint under a name that marks it as unfinished, then rename it."""
+    """Write a checkpoint under a name that marks it as unfinished, rename it, and return its folder."""
     states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
     states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
     parts = {part: facts for part, (_, facts) in states.items()}
@@ -233,7 +233,7 @@ def latest(directory: Path) -> Path:
 
 
 def pointed_at(pointer: Path) -> Path:
-    """Return the folder that ``pointer`` names, by its first line or as a link. Raises UsageError if unreadable."""
+    """Return the folder that ``pointer``, a text file or a link, names. Raises UsageError if it cannot be read."""
     try:
         is_link = pointer.is_symlink()
         name = os.readlink(pointer) if is_link else pointer.read_text(encoding="utf-8").partition("\n")[0].strip()
@@ -275,9 +275,9 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert any exception in this context to a UsageError that begins with ``what``. A damaged file can cause any.
+    """Return a context that converts any exception but MissingExtra to a UsageError that begins with ``what``.
 
-    ``why``: a reason to report instead of the exception's text.
+    A damaged file can cause any exception. ``why``: a reason to report instead of the exception's text.
     """
     try:
         yield
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the ``state.json`` of each checkpoint that ``save`` named. All others are copies made by the user."""
+    """Return the content of ``state.json`` by folder, for checkpoints named by ``save``. The user named all others."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -310,7 +310,7 @@ def _is_own_name(name: str, facts: Mapping[str, Any]) -> bool:
 
 
 def written(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the ``state.json`` of each checkpoint in a directory: finished or not, of any run, under any name."""
+    """Return the content of ``state.json`` by folder, for all checkpoints: finished or not, of any run and any name."""
     found = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         facts = _facts_of(path)

@@ -82,7 +82,7 @@ class ControlFile:
         return self._state
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
-        """If the file has changed, pass its requests to ``carry_out``. It is checked only every ``EVERY_S`` seconds.
+        """If the file has changed, pass its requests to ``carry_out``. Checks the file only every ``EVERY_S`` seconds.
 
         ``now`` is from ``time.monotonic``. Mistakes in the file, and a UsageError from ``carry_out``, are only logged.
         """
@@ -102,7 +102,7 @@ class ControlFile:
             _logger.warning("%s", error)
 
     def _changed(self) -> _Source | None:
-        """Read the file if it has changed since the last call, else return None. Raises ConfigError."""
+        """Return the content of the file if it has changed since the last call, else None. Raises ConfigError."""
         try:
             found = self._path.stat()
         except OSError:  # usually the file does not exist
@@ -120,7 +120,7 @@ class ControlFile:
 
 
 def _understood(source: _Source, behaviors: Collection[str]) -> Control:
-    """Parse a control file. Raises ConfigError."""
+    """Return the requests in a control file. Raises ConfigError for a mistake in the file."""
     try:
         tables = tomllib.loads(source.text)
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: also too many digits, too deep nesting

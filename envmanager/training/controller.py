@@ -118,7 +118,7 @@ class TrainerController:
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether some environment has not taken a step in the current round yet; always True without rounds."""
+        """Whether some worker has not taken a step in the current round yet; always True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
@@ -135,7 +135,7 @@ class TrainerController:
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze these behaviors and unfreeze all others. If it raises UsageError (see ``freeze``), nothing changes."""
+        """Freeze these behaviors and unfreeze all others. Nothing changes if UsageError is raised (see ``freeze``)."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
@@ -155,7 +155,7 @@ class TrainerController:
         return LearnersState(frozen=tuple(sorted(self.frozen)), round=count)
 
     def restore(self, state: LearnersState) -> None:
-        """Restore the result of ``state``; call before the first reset. Behaviors without a trainer are ignored."""
+        """Restore ``state``. Call before the first reset. Behaviors without a trainer are ignored."""
         frozen = self.trainers.keys() & set(state.frozen)
         self._require_learners(frozen)
         self._change(frozen, self._round if state.round is None else attrs.evolve(state.round), "resumed")

@@ -97,7 +97,7 @@ class EpsilonGreedyPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; the outputs hold their indices.
+        """Return actions for the environment; the outputs have the indices of the actions.
 
         Raises NothingAllowed if the mask of an agent forbids all actions.
         """

@@ -72,7 +72,7 @@ def evaluate(
     episodes_per_env: int | Sequence[int],
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation:
-    """Reset ``manager``, then play with ``policies`` until every agent has finished its episodes.
+    """Reset ``manager``, play with ``policies`` until every agent has finished its episodes, and return the results.
 
     ``episodes_per_env``: one number for all environments, or one for each. The slowest environment determines when the
     call returns. Episodes lost with a failed worker are played again; episodes of a dropped worker are left out.

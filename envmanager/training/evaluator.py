@@ -41,7 +41,7 @@ _GENERATION = 2**31 - 1
 class Evaluator:
     """A context manager that evaluates greedy policies over ``n_episodes``, with the same seeds each time.
 
-    ``manager``: the training's manager, with ``options``. Raises what ``make_manager`` raises.
+    ``manager``: the training's manager, with ``options``. Raises the errors of ``make_manager``.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
@@ -117,7 +117,7 @@ def generator_states() -> dict[str, np.ndarray]:
 
 
 def restore_generators(states: Mapping[str, np.ndarray]) -> None:
-    """Restore what ``generator_states`` returned. States of missing GPUs are ignored."""
+    """Restore the states that ``generator_states`` returned. States of missing GPUs are ignored."""
     torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
     for number in range(torch.cuda.device_count()):
         if f"cuda{number}" in states:

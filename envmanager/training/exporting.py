@@ -56,7 +56,7 @@ class ExportFailed(EnvManagerError):
 
 @attrs.frozen
 class Exported:
-    """An exported file. ``inputs``, ``outputs``: dtype and shape by name. ``n_checked``: observations tested."""
+    """An exported file, tested on ``n_checked`` observations. ``inputs``, ``outputs``: dtype and shape by name."""
 
     file: Path
     inputs: dict[str, str]
@@ -179,7 +179,7 @@ def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
-    """Convert an array to the dtype of the tensor that ``to_tensor`` makes of it."""
+    """Return an array in the dtype of the tensor that ``to_tensor`` makes of it."""
     converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
     return converted
 
@@ -202,7 +202,7 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Export with the tracing exporter, because the newer one needs two more libraries and fixes the batch size."""
+    """Return ONNX bytes from the tracing exporter; the newer one needs two more libraries and fixes the batch size."""
     import onnx
 
     buffer = io.BytesIO()

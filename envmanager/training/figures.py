@@ -30,7 +30,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class Clocks:
-    """A set of clocks by key. Each is due at its first check, then every ``every_s`` seconds."""
+    """A set of clocks by key. Each clock is due at its first check, then every ``every_s`` seconds."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -144,5 +144,5 @@ def _return_and_length(prefix: str, returns: list[float], lengths: list[int]) ->
 
 
 def _numbers(scalars: dict[str, float], *names: str) -> dict[str, float]:
-    """Drop those metrics in ``names`` that are NaN because no episode has ended."""
+    """Return the metrics without those in ``names`` that are NaN because no episode has ended."""
     return {name: value for name, value in scalars.items() if name not in names or not math.isnan(value)}

@@ -25,8 +25,8 @@ WINDOW = 4096
 class FrameStacks:
     """A column ``[capacity, k, …]``, read by ``stacks[places]`` and written by ``stacks[places] = values`` only.
 
-    It has room for one new frame per row. If rows add more, as the first row of an episode does, frames of the oldest
-    rows are overwritten before these rows are; ``first_whole`` returns the first row that is unaffected.
+    It has room for one new frame per row. If rows add more frames, as the first row of an episode does, frames of
+    the oldest rows are overwritten although the rows remain; ``first_whole`` returns the first row with all its frames.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, capacity: int) -> None:
@@ -81,7 +81,7 @@ class FrameStacks:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], n_rows: int) -> None:
-        """Restore what ``state`` returned. Rows added later share no frames with the restored ones.
+        """Restore the arrays that ``state`` returned. Rows added later share no frames with the restored ones.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """

@@ -34,7 +34,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class LearnersChanged:
-    """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all that learn from now on.
+    """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all behaviors that learn now.
 
     ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether the next round
     caused the change, not a request.
@@ -88,7 +88,7 @@ class InFlight:
 
 
 class Learners:
-    """The trainers of one manager. ``frozen``: behaviors frozen on request. ``resting``: those not in this round."""
+    """The trainers of one manager. ``frozen``: behaviors frozen on request. ``resting``: behaviors of other rounds."""
 
     def __init__(self, manager: EnvManager, trainers: Mapping[str, Trainer]) -> None:
         self.trainers = dict(trainers)
@@ -150,7 +150,7 @@ class Learners:
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step to learning trainers by the module's rule; return the number of agent steps to learn from."""
+        """Pass a step or its observations to each learning trainer; return the number of agent steps to learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)

@@ -62,7 +62,7 @@ class ActionMask:
             _check(behavior, spec.observation, counts)
 
     def allowed(self, steps: AgentSteps) -> np.ndarray | None:
-        """Return bool[n, choices], True if allowed; None without a mask. Raises NothingAllowed if an agent has none."""
+        """Return bool[n, choices], True if allowed; None without a mask. Raises NothingAllowed if all are forbidden."""
         if self.place is None:
             return None
         allowed: np.ndarray = steps.obs[KEY].reshape(len(steps), -1) != 0

@@ -74,7 +74,7 @@ class Encoder(nn.Module):
                 part.scale = theirs.scale
 
     def tensors(self, obs: Tree, device: torch.device) -> list[Tensor]:
-        """Return the leaves of observations as tensors on the device. Those that are tensors already are only moved."""
+        """Return the leaves of observations as tensors on the device. Leaves that are tensors are only moved."""
         return [
             leaf.to(device) if isinstance(leaf, Tensor) else to_tensor(as_array(leaf), device)
             for leaf in leaves_like(self._spec, obs)
@@ -92,7 +92,7 @@ def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -
 
 
 def as_rows(leaf: Tensor) -> Tensor:
-    """Reshape ``[n, …]`` to ``[n, k]`` without reading n, so that a traced module accepts any number of rows."""
+    """Return ``[n, …]`` reshaped to ``[n, k]`` without reading n, so that a traced module accepts any n."""
     return leaf.flatten(1) if leaf.ndim > 1 else leaf.unsqueeze(1)
 
 

@@ -79,7 +79,7 @@ class ReplayOptions:
 
 
 def require_at_least_one(options: Any, name: str) -> None:
-    """Raise UsageError when an option is less than 1."""
+    """Raise UsageError if the option ``name`` is less than 1."""
     if getattr(options, name) < 1:
         raise UsageError(f"{name} must be at least 1, not {getattr(options, name)}.")
 

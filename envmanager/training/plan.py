@@ -44,13 +44,13 @@ class TrainingOptions:
     """Number of threads PyTorch may use for one operation. The workers need the other cores."""
     max_policy_lag: int | None = None
     checkpoint_every: int | None = None
-    """Agent steps between checkpoints; None for none. A last checkpoint is always written at the end."""
+    """Number of agent steps between checkpoints; None for no checkpoint but the last, which is always written."""
     keep: int = attrs.field(default=3, validator=at_least(1))
     """Number of newest checkpoints to keep. The checkpoint with the best evaluation is kept too."""
     evaluation_episodes: int = 100
     """Number of greedy episodes in an evaluation, divided among the environments; 0 for no evaluation at the end."""
     evaluate_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
-    """Agent steps between evaluations during training, in separate environments; None for none."""
+    """Number of agent steps between evaluations in separate environments; None for no evaluations during training."""
     metrics: Any = attrs.field(default=(), converter=parse_metrics)
     """Metrics writers (tensorboard, csv, wandb, mlflow), as a list of names or as ``{name: options}``."""
     rounds: Rounds | None = None
@@ -104,7 +104,7 @@ class TrainingPlan:
     def parse(
         cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
     ) -> TrainingPlan:
-        """Parse the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError."""
+        """Return the plan in the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError."""
         tables = config.get("training") or {}
         training = structure(TrainingOptions, _without_rounds(tables), where="training")
         of_manager = config.get("manager") or {}
@@ -153,7 +153,7 @@ def _without_rounds(tables: Any) -> Any:
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Structure the rounds. Raises ConfigError for ``apart``, and for behaviors without a trainer."""
+    """Return the Rounds in a table. Raises ConfigError for ``apart``, and for behaviors without a trainer."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

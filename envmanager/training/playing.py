@@ -102,7 +102,7 @@ class _Scene:
 
 
 class Camera:
-    """A wrapper of an environment's reset and step that renders a frame after each. A scene is one episode."""
+    """A wrapper of an environment's reset and step that may render a frame after each. A scene is an episode."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -137,7 +137,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Make the environment and render it once. Raises UsageError if it cannot be rendered in this mode."""
+    """Return the environment, rendered once to test it. Raises UsageError if it cannot be rendered in this mode."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -222,7 +222,7 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
 
 
 def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """Repeat the last frame as needed, because moviepy rounds a video's length down and would drop this frame."""
+    """Return the frames with the last one repeated as needed, because moviepy rounds a video's length down."""
     seen = list(frames)
     while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
         seen.append(frames[-1])

@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write both files. Raises NotWritten on failure, and UsageError if a file exists that no training wrote."""
+    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError for files no training wrote."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -102,7 +102,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 
 
 def _content(path: Path) -> dict[str, Any] | None:
-    """Return the content of a file that a training wrote; None for any other."""
+    """Return the content of a file that a training wrote; None for any other file."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
         return None
     try:

@@ -76,7 +76,7 @@ class Replay:
         reward_factor: float = 1.0,
         reward_clip: float | None = None,
     ) -> Drawn:
-        """Draw ``n`` rows whose next observation is known; the store must hold at least one such row.
+        """Return ``n`` random rows whose next observation is known; the store must hold at least one such row.
 
         Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then summed.
         """
@@ -164,7 +164,7 @@ class Replay:
         return arrays, ReplayState(generator=dict(self._generator.bit_generator.state), highest=self._highest)
 
     def restore(self, arrays: Mapping[str, np.ndarray], state: ReplayState) -> None:
-        """Restore what ``state`` returned. Raises KeyError, TypeError or ValueError if it does not fit this replay."""
+        """Restore the state that ``state`` returned. Raises KeyError, TypeError or ValueError if it does not fit."""
         self.store.restore(arrays)
         self._generator.bit_generator.state = state.generator
         self._highest = state.highest

@@ -55,7 +55,7 @@ class ReturnSpread:
         return 1.0 / math.sqrt(self.variance + _EPSILON)
 
     def normalized(self, reward: np.ndarray) -> np.ndarray:
-        """Return rewards normalized by the current spread and clipped to ±``LIMIT``."""
+        """Return rewards normalized by the current spread and clipped to ±``LIMIT``; unchanged unless ``enabled``."""
         if not self.enabled:
             return reward
         scaled: np.ndarray = (reward * self.factor).clip(-LIMIT, LIMIT)
@@ -82,7 +82,7 @@ class ReturnSpread:
         self._returns.clear()
 
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
-        """Add the new rewards to the running returns; return the running returns of the agents that acted."""
+        """Discount running returns of agents that acted and add all new rewards; return the sums of these agents."""
         found = []
         for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:

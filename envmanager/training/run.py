@@ -162,7 +162,7 @@ class TrainingRun:
         return self._saved_at
 
     def go(self) -> TrainingResult:
-        """Train to the end, or until ``stop()``.
+        """Train to the end, or until ``stop()``, and return the result.
 
         If a resumed training has already taken all its steps, nothing is started or written, and ``ended`` is
         ``"over"``. Raises UsageError if another training runs in the folder, or if files there would be overwritten.
@@ -210,7 +210,7 @@ class TrainingRun:
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
-        """Make the objects of the training. With ``force``, delete old files, but only after what is likely to fail."""
+        """Make the training's objects; return its controller. With ``force``, delete old files after most checks."""
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)

@@ -72,7 +72,7 @@ def _names(directory: Path) -> list[Path]:
 
 
 def _of_others(directory: Path) -> Iterator[Path]:
-    """Yield files that have a training's names but were not written by one. Symbolic links are included."""
+    """Yield paths with the name of a training's file that no training wrote. Symbolic links are included."""
     folder = directory / CHECKPOINTS
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         yield folder

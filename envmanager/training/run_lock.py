@@ -34,7 +34,7 @@ FILE = ".training.lock"
 _MARK = "envmanager train: "
 _LONGEST = 500
 _LOCKED_AT = 1 << 30
-"""Offset of the byte that is locked on Windows, behind the text, because locked bytes cannot be read there."""
+"""Offset of the byte that is locked on Windows, behind the text, because other processes cannot read locked bytes."""
 _held: set[BinaryIO] = set()
 _logger = logging.getLogger("envmanager")
 
@@ -65,7 +65,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Open and lock the file. Retry if the previous holder has meanwhile deleted it and its empty folder."""
+    """Open and lock the file, and return it. Retry if the previous holder has meanwhile deleted the file."""
     while True:
         file = _opened(path)
         try:

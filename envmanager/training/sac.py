@@ -228,7 +228,7 @@ class SAC(OffPolicyTrainer):
 
 @contextmanager
 def _held(module: nn.Module) -> Iterator[None]:
-    """Disable gradients for the module's weights within this context."""
+    """Return a context in which the module's weights get no gradients."""
     module.requires_grad_(False)
     try:
         yield

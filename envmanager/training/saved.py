@@ -105,7 +105,7 @@ class SavedTraining:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], checkpoint: str | int = LATEST) -> SavedTraining:
-        """Find and read a checkpoint; takes the arguments of ``load_policy``. Raises UsageError if there is none."""
+        """Read and return a checkpoint. Takes the arguments of ``load_policy``. Raises UsageError if there is none."""
         found = find(Path(path), checkpoint)
         for _ in range(_TRIES):
             try:
@@ -213,7 +213,7 @@ class SavedTraining:
             alone = {name: value for name, value in table.items() if name != "apart"}
             trainer = make_trainer(behavior, spec, alone, seed=0, device=device)
         try:
-            advice = "Does the environment still have the observations and actions of then?"
+            advice = "Have the observations or actions of the environment changed since then?"
             restore(trainer, spec, self.checkpoint, self.path, advice, to_act=True)
             return SavedPolicy(behavior, spec, trainer, self.n_steps)
         finally:
@@ -221,7 +221,7 @@ class SavedTraining:
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
-    """Return the folder of a checkpoint without reading it. Raises UsageError that lists the existing checkpoints."""
+    """Return the folder of a checkpoint. Raises UsageError, which lists the existing checkpoints, if there is none."""
     try:
         return _found(path, checkpoint)
     except OSError as error:  # a folder without permission, a name that is too long
@@ -260,7 +260,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the checkpoint of this name; a number means the last checkpoint at that agent step (``…2000-2``)."""
+    """Return the checkpoint of this name, else the last one at this agent step (``…2000-2``); None if there is none."""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -282,7 +282,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """Return observations as a tree of ``[n, …]`` in the spec's dtypes, and whether ``obs`` was a single one."""
+    """Return observations as a tree of ``[n, …]`` in the spec's dtypes, and whether ``obs`` was only one."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))

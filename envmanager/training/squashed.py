@@ -61,7 +61,7 @@ class SquashedGaussian:
         return torch.tanh(self._mean_and_log_std(inputs)[0])
 
     def uniform(self, n_rows: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw uniform actions, float32[n_rows, n]."""
+        """Return uniformly random actions in [-1, 1], float32[n_rows, n]."""
         return generator.uniform(-1.0, 1.0, (n_rows, self.n)).astype(np.float32)
 
     def to_environment(self, raw: np.ndarray) -> Tree:
@@ -80,7 +80,7 @@ class SquashedGaussian:
 
 
 class _Part:
-    """One leaf of the action spec, for which it converts raw actions to the leaf's bounds."""
+    """A converter of raw actions to the bounds of one leaf of the action spec."""
 
     def __init__(self, spec: ArraySpec) -> None:
         is_continuous = not spec.is_object and spec.dtype.kind == "f"

@@ -30,7 +30,7 @@ def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dic
 
 
 def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimizer, **modules: nn.Module) -> None:
-    """Load what ``learner_state`` returned; ignore others. Raises as ``load_module`` and ``load_optimizer`` do."""
+    """Load the arrays of ``learner_state``; ignore others. Raises as ``load_module`` and ``load_optimizer`` do."""
     for name, module in modules.items():
         load_module(module, of_part(name, arrays))
     load_optimizer(optimizer, of_part("optimizer", arrays))
@@ -78,7 +78,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.nda
 
 
 def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: float) -> None:
-    """Set the learning rate, which falls linearly to zero as ``progress`` goes from 0 to 1."""
+    """Set the optimizer's learning rate, which falls linearly to zero as ``progress`` goes from 0 to 1."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * max(0.0, 1.0 - progress)
 

@@ -120,7 +120,7 @@ class StepStore:
             self._unlinked.pop(agent_id, None)
 
     def _close(self, before: AgentSteps, outputs: Mapping[str, np.ndarray], now: AgentSteps) -> np.ndarray:
-        """Write actions and rewards into the open rows; return the row numbers of these."""
+        """Write the actions and rewards of agents that acted into their open rows; return the row numbers of these."""
         agent_ids = before.agent_id[before.acting_rows].tolist()
         row_of = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
         closing = [
@@ -146,7 +146,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """Update the rows of waiting agents' last actions with the rewards and ends of another agent's turn."""
+        """Update the rows of waiting agents' last actions with rewards and ends that came in another agent's turn."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))

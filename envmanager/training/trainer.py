@@ -38,7 +38,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Add a worker's step; return the number of agent steps to learn from. Copy its arrays, as they are reused."""
+        """Add a worker's step; return the number of agent steps to learn from. Copy the arrays, which are reused."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -61,7 +61,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned."""
+        """Restore the state that ``state`` returned."""
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards.

@@ -49,10 +49,11 @@ KINDS: dict[str, MakeTrainer] = {
 
 
 def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
-    """Make the trainer for a table such as ``{"kind": "ppo", "rollout": 512}``. Raises ConfigError.
+    """Return a new trainer for a table such as ``{"kind": "ppo", "rollout": 512}``. Raises ConfigError.
 
-    The caller must close the trainer. With ``frozen: true`` it does not learn until it is unfrozen. With ``apart: N``
-    it learns in its own process, which may be N agent steps behind and must respond within ``learner_timeout_s``.
+    The caller must close the trainer. With ``frozen: true`` the trainer does not learn until it is unfrozen. With
+    ``apart: N`` the trainer learns in its own process, which may be N agent steps behind and must respond within
+    ``learner_timeout_s``.
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
@@ -78,7 +79,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return a trainer's factory, its options, whether it is frozen, and options of ``Apart``; None if not apart."""
+    """Return a trainer's factory, its options, whether it is frozen, and options of ``Apart`` or None."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
@@ -95,7 +96,7 @@ def _understood(
 
 
 def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the table for a behavior, else the one for any behavior. Raises ConfigError if there is neither."""
+    """Return the table for a behavior, else the table for any behavior. Raises ConfigError if there is neither."""
     table = tables.get(behavior, tables.get(ANY_BEHAVIOR))
     if table is None:
         raise ConfigError(f"There is no trainer for the behavior {behavior!r}: add trainers.{behavior}.")

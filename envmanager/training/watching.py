@@ -133,7 +133,7 @@ class Watching:
             if newer is not None:
                 self._take(manager, newer)
         except EnvManagerError as error:
-            _logger.warning("a newer checkpoint cannot be played, so the one before it goes on playing: %s", error)
+            _logger.warning("a newer checkpoint cannot be played, so the previous one continues to play: %s", error)
 
     def _take(self, manager: EnvManager, saved: SavedTraining) -> None:
         for behavior, policy in saved.policies_for(manager.behavior_specs).items():
@@ -158,7 +158,7 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """Return the newest checkpoint if it was not seen before, else None. Raises UsageError once if unreadable."""
+        """Return the newest checkpoint if it was not seen before, else None. Raises UsageError if it is unreadable."""
         if self._name is not None:
             return None
         try:
@@ -177,7 +177,10 @@ class Source:
 
 
 def manager_options(saved: SavedTraining, plan: WatchPlan) -> ManagerOptions:
-    """Return options of one engine, in real time, for the training's game. Raises UsageError if it is no Godot game."""
+    """Return manager options that run the training's game in one engine, in real time.
+
+    Raises UsageError if the training does not play a Godot game.
+    """
     options = saved.manager_options()
     if options.kind != "godot":
         raise UsageError(

@@ -327,7 +327,7 @@ def test_a_bridge_that_steps_all_environments_says_that_an_asynchronous_pool_doe
     with SimpleEnvManager(asynchronous(3), N) as manager:
         envs = as_vector_env(manager)
         envs.reset()
-        with pytest.raises(UsageError, match="hands back"):
+        with pytest.raises(UsageError, match="returns some of its environments first"):
             envs.step(np.zeros(N, np.int64))
 
 

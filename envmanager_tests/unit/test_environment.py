@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envmanager.adapters.choosing import as_environment, build_group
+from envmanager.adapters.choosing import ADAPTERS, VECTORS, as_environment, build_group
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch
 from envmanager.data.steps import AgentSteps
 from envmanager.environment import Environment, SideBySide, check_steps
@@ -274,6 +274,26 @@ def test_an_environment_of_ours_is_taken_as_it_is():
 def test_something_else_is_no_environment():
     with pytest.raises(UsageError, match=r"it is int 3\. An environment is"):
         as_environment(3)
+
+
+NAMES_OF_LIBRARIES = {
+    "dm_env": "dm_env",
+    "envpool": "EnvPool",
+    "gymnasium": "gymnasium",
+    "mlagents_envs": "ML-Agents",
+    "pettingzoo": "PettingZoo",
+}
+
+
+def test_what_is_no_environment_is_told_all_libraries_that_have_an_adapter():
+    libraries = {name.partition(".")[0] for name in (*ADAPTERS, *VECTORS)}
+
+    with pytest.raises(UsageError) as raised:
+        as_environment(3)
+
+    assert {library: NAMES_OF_LIBRARIES[library] in str(raised.value) for library in libraries} == dict.fromkeys(
+        libraries, True
+    )
 
 
 @pytest.mark.parametrize(
