@@ -33,7 +33,7 @@ def only_agents(env_ids: Sequence[int]) -> np.ndarray:
 
 
 class CommandName(str, enum.Enum):
-    """The name of a command or response. It is equal to the string."""
+    """The name of a command or response. Each is equal to its string."""
 
     START = "start"
     RESET = "reset"
@@ -166,7 +166,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after actions. Raises ValueError if ``final_obs`` is missing, or no episode ended."""
+        """Return the steps after actions. Raises ValueError if ``final_obs`` is missing or superfluous."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -396,7 +396,7 @@ class ActionInfo:
     version: int = 0
 
     def take(self, rows: slice) -> ActionInfo:
-        """Return views of some rows."""
+        """Return the actions and outputs at ``rows``, as views."""
         outputs = {name: values[rows] for name, values in self.outputs.items()} if self.outputs else {}
         action = self.action
         own = action[rows] if action.__class__ is np.ndarray else take_rows(action, rows)

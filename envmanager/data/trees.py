@@ -68,7 +68,7 @@ def is_foreign(leaf: Any) -> bool:
 
 
 def as_numpy(leaf: Any) -> np.ndarray:
-    """Return a foreign array as an array of NumPy. Copies it if it is on a device."""
+    """Return a foreign array as an array of NumPy, which is a copy if the array is on a device."""
     return np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
 
 

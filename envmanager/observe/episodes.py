@@ -194,7 +194,7 @@ class Episodes:
         return [value for values in self.returns.values() for value in values]
 
     def returns_by_env(self) -> dict[str, list[float]]:
-        """Return the returns by environment, ``{"0": […]}``, or by agent where it has several, ``{"0/0": […], …}``."""
+        """Return the returns by environment, ``{"0": […]}``, or for several agents by agent, ``{"0/0": […], …}``."""
         agents_of: dict[int, list[int]] = {}
         for agent_id in sorted(self.returns):
             agents_of.setdefault(agent_id >> AGENT_BITS, []).append(agent_id)

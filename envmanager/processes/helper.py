@@ -146,7 +146,7 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Carry out requests and reap children until the trainer dies. Also return in each forked process."""
+        """Carry out requests and reap children until the trainer dies. Returns in each forked process too."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
