@@ -95,7 +95,7 @@ class Environment(ABC):
 
 
 class EnvGroup(Environment):
-    """The K environments of one worker as one Environment. It can also step only some of them."""
+    """The K environments of one worker as one Environment, which can also step only some of them."""
 
     env_ids: tuple[int, ...]
     casting: Casting

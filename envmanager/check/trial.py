@@ -183,7 +183,7 @@ def _end_of(error: WorkerDied | WorkerTimedOut) -> Failure:
 
 
 def _without_own_frames(output: str) -> str:
-    """Remove from each stack this library's frames and their callers. faulthandler writes the innermost frame first."""
+    """Return the output without this library's frames and their callers. Each stack has the innermost frame first."""
     kept = []
     is_own = False
     for line in output.splitlines():

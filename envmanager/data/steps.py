@@ -499,7 +499,7 @@ def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray)
 
 
 def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
-    """Concatenate the rows of several AgentSteps of one behavior in new arrays."""
+    """Return the concatenated rows of several AgentSteps of one behavior, in new arrays."""
     if len(parts) == 1:
         return parts[0].copy()
     acting = None

@@ -112,7 +112,7 @@ def _with_rows(leaf: Any, new: Any, rows: Any) -> Any:
 
 
 def concat_rows(trees: list[Tree]) -> Tree:
-    """Concatenate the rows of several trees of one structure in new arrays."""
+    """Return the concatenated rows of several trees of one structure, in new arrays."""
     if trees[0].__class__ is np.ndarray:
         return np.concatenate(trees)
     return map_tree(lambda *parts: _concatenated(parts), trees[0], *trees[1:])

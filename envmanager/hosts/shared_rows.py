@@ -88,7 +88,7 @@ class BlockLayout:
 
 
 class Block:
-    """Arrays over a writable buffer of ``size_bytes``. Without a buffer, only ``size_bytes`` may be used."""
+    """Arrays over a writable buffer of ``size_bytes``. Without a buffer only ``size_bytes`` is usable."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout

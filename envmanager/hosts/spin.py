@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Spin, if this is faster, until ``ready()`` is true. Otherwise call ``sleep()`` once."""
+        """Spin, if this is faster, until ``ready()`` is true. If it does not become true, call ``sleep()`` once."""
         began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1

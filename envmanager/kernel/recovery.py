@@ -72,7 +72,7 @@ class GiveUp:
 
 
 class Supervisor:
-    """The restart budgets of all workers. Each may be restarted ``max_restarts`` times within ``within_s`` seconds.
+    """The restart budgets of the workers. Each worker has ``max_restarts`` restarts within ``within_s`` seconds.
 
     The time spent waiting for a hung worker does not count towards ``within_s``. Otherwise a worker that hangs in each
     reset would be replaced for ever, because a timeout is often as long as ``within_s``.

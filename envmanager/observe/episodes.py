@@ -114,7 +114,7 @@ class Episodes:
             self.add(info)
 
     def add(self, info: StepInfo) -> None:
-        """Count the step in one StepInfo. After a reset or a lost step there is none, and new episodes begin."""
+        """Count the step in one StepInfo. A StepInfo after a reset or a loss has no step and begins new episodes."""
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:

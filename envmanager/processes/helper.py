@@ -279,7 +279,7 @@ VARIABLE = "ENVMANAGER_LIFELINE"
 
 
 def line_for(life_fd: int, owner: int) -> int:
-    """Open a lifeline. ``owner`` is a pid or a negative process group id. Raises OSError if the kernel refuses."""
+    """Return a new lifeline of ``owner``, a pid or negative process group id. Raises OSError if the kernel refuses."""
     if os.environ.get(VARIABLE) == "thread":
         raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -55,7 +55,7 @@ class LaunchPlan(WorkerPlan):
 
 
 class ProcessLink(Link):
-    """The link to a worker process. Actions are in shared memory."""
+    """The link to a worker process. Actions and steps are in shared memory if they fit."""
 
     decoder: Decoder
 
