@@ -145,7 +145,7 @@ class EnvManager(ABC):
     # The interface for trainers.
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Start one worker and return it. Hosts call this as ``context.create``. Tests replace it to make fakes."""
+        """Start and return one worker. Hosts call this through ``context.create``; tests replace it to make fakes."""
         return self._some_host.make_worker(worker_id)
 
     @property

@@ -150,7 +150,7 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """Error of a worker whose process ended unexpectedly. ``exit``: ``"SIGSEGV"``, ``"EXIT(3)"``, …"""
+    """Error of a worker whose process ended unexpectedly. ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``, …"""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0

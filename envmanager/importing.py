@@ -30,7 +30,7 @@ def imported(place: str) -> Any:
 
 
 class Plugins(NamedTuple):
-    """The plugins registered under one entry-point group. Errors call each of them a ``what``: ``"manager kind"``."""
+    """The plugins registered under one entry-point group. ``what`` is the noun for one of them in errors."""
 
     group: str
     what: str

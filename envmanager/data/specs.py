@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return ``value`` as the dtype object that NumPy's arrays share. An unpickled space has an equal, other object."""
+    """Return ``value`` as the dtype object that NumPy's arrays share. An unpickled space has an equal, separate one."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)

@@ -448,7 +448,7 @@ class StepInfo:
     specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
 
     def copy(self) -> StepInfo:
-        """Return a StepInfo with copies of the arrays."""
+        """Return a StepInfo with copies of the arrays of both steps."""
         previous = None if self.previous is None else {name: steps.copy() for name, steps in self.previous.items()}
         current = {name: steps.copy() for name, steps in self.current.items()}
         return StepInfo(previous, current, self.actions, self.worker_id, self.lost, self.specs)

@@ -122,7 +122,7 @@ class ResponseDecoder(Protocol):
         """Return the response that reports this error."""
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to the command ``asked``."""
+        """Convert a message to the response to the command ``asked``."""
 
 
 class Link:

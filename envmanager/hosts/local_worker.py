@@ -174,7 +174,7 @@ class LocalWorker:
                 _logger.exception("an environment failed to close")
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Store a command until its response is requested. A reset discards a step in flight, others take it now."""
+        """Store a command until its response is requested. A reset discards the step in flight; any other takes it."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)

@@ -29,7 +29,7 @@ the trainer would never sleep, because responses would arrive too often.
 
 
 def spin_ns(n_workers: int) -> int:
-    """Return the maximum spin (ns) of a wait with ``n_workers`` workers. 0: such waits do not spin."""
+    """Return the maximum spin (ns) of a wait with ``n_workers`` workers; 0 if such waits should not spin."""
     return SPIN_NS if hasattr(os, "sched_yield") and n_workers <= MANY * count_cores() else 0
 
 

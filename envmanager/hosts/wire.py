@@ -53,7 +53,7 @@ WITH_SPECS = 16
 
 
 class Undecoded(bytes):
-    """The pickled payload of a command. Its worker unpickles it, so that an error of this fails only the command."""
+    """The pickled payload of a command, unpickled when that is carried out, so that an error fails that command."""
 
 
 def dumps(value: Any) -> bytes:

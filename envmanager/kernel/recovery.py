@@ -57,7 +57,7 @@ _RECYCLED = "recycled"
 
 @attrs.frozen
 class Replace:
-    """Decision to replace a worker in ``delay_s`` seconds. It is restart ``number`` within ``within_s``."""
+    """Decision to replace a worker in ``delay_s`` seconds, as its ``number``-th restart within ``within_s``."""
 
     delay_s: float
     number: int

@@ -204,7 +204,7 @@ class BatchStepper:
 
 
 def _require_batch(entry: Entry, rows: np.ndarray) -> None:
-    """Raise BadAction if a row is in flight already, or if too few would be for the worker's batch."""
+    """Raise BadAction if a row is in flight already, or if too few rows would be in flight for a batch."""
     twice = entry.rows_in_flight.intersection(rows.tolist())
     if twice:
         raise BadAction(

@@ -48,7 +48,7 @@ def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
 
 
 def take_over(inherited: Inheritance) -> None:
-    """Apply the trainer's values to this process. Called before the import of NumPy, which reads variables."""
+    """Apply the values to this process. Called before the import of NumPy, which reads environment variables."""
     sys.path[:], sys.argv[:] = inherited.path, inherited.argv
     set_environ(inherited.environ)
     import multiprocessing

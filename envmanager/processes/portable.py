@@ -220,7 +220,7 @@ class PortableChannel(Channel):
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, final rows, busy ns and end of the step, or None if anything else came, kept for ``pump``."""
+        """Return flags, final rows, busy ns and end of the step, or None. Other messages are kept for ``pump``."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:

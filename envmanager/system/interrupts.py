@@ -106,7 +106,7 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """Return the C function that the kernel calls for Python's handlers, or None if no signal is unused to find it."""
+    """Return the C function that the kernel calls for Python's handlers, or None if no unused signal reveals it."""
     unused = next(
         (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
