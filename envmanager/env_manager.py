@@ -219,7 +219,7 @@ class EnvManager(ABC):
 
         ``seed`` is one number, or a sequence with one per environment. ``options`` is passed to the environments' own
         reset. Instead of these two, pass a ResetConfig or a mapping with these keys as ``config``; UsageError if both
-        are given. Steps in flight are completed and discarded; failed workers are replaced. Takes up to
+        are given. Steps in flight are completed and discarded; failed workers are reset or replaced. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
         has_begun = False

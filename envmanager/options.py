@@ -335,7 +335,7 @@ class KindOptions:
 
     @property
     def of_the_manager(self) -> dict[str, Any]:
-        """The options that ``EnvManager.__init__`` takes."""
+        """The options of this object that ``EnvManager.__init__`` takes, by name."""
         names = ("wait", "seed", "restarts", "check_values", "trace")
         return {name: getattr(self, name) for name in names}
 

@@ -174,7 +174,7 @@ class _Plain(str):
 
 
 def describe_value(value: Any) -> str:
-    """Describe ``value`` for an error message: an array by dtype and shape, other values mostly by their type."""
+    """Return text on ``value`` for an error message: dtype and shape of an array, mostly the type of other values."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, np.generic):

@@ -54,7 +54,7 @@ class Resets:
             entries[0].require_alive()
 
     def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
-        """Return the first observations of every worker that is not dropped. Failed workers are replaced.
+        """Reset every worker that is not dropped, or replace it if it is gone. Return their first StepInfos.
 
         If a reset fails, the first WorkerError is raised after all workers have responded.
         """

@@ -200,7 +200,7 @@ class _Helper:
             gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
-        """Fork. Returns in both processes, unless the child executes a program. Raises OSError if the start fails."""
+        """Fork. Returns in parent and child, unless the child executes a program. Raises OSError if the start fails."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():

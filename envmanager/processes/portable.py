@@ -197,7 +197,7 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
 
 
 def open_memory() -> int | str:
-    """Return memory to share with other processes, of size 0: a file without a name, or on Windows its name."""
+    """Return an empty file without a name, to map as shared memory, or on Windows a name for such memory."""
     if sys.platform == "win32":
         return f"envmanager-{secrets.token_hex(16)}"
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
