@@ -50,9 +50,9 @@ class Environment(ABC):
     """One environment with any number of agents.
 
     ``as_environment`` wraps environments of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step``
-    and ``close``. It numbers its agents 0, 1, … in order of their first appearance; the worker adds the bits of the
-    ``env_id``. When an episode ends, ``step`` begins the next. ``obs`` is then the first observation of the new
-    episode, and ``final_obs`` the last of the old one.
+    and ``close``. An environment numbers its agents 0, 1, … in order of their first appearance; the worker adds the
+    bits of the ``env_id``. When an episode ends, ``step`` begins the next. ``obs`` is then the first observation of the
+    new episode, and ``final_obs`` the last of the old one.
     """
 
     partial_actions = False
