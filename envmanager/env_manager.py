@@ -145,7 +145,7 @@ class EnvManager(ABC):
     # The interface for trainers.
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Start one worker. Called by hosts through ``context.create``. Tests replace this to make fakes."""
+        """Start and return one worker. Hosts call this through ``context.create``; tests replace it to make fakes."""
         return self._some_host.make_worker(worker_id)
 
     @property
@@ -219,7 +219,7 @@ class EnvManager(ABC):
 
         ``seed`` is one number, or a sequence with one per environment. ``options`` is passed to the environments' own
         reset. Instead of these two, pass a ResetConfig or a mapping with these keys as ``config``; UsageError if both
-        are given. Steps in flight are completed and discarded; failed workers are replaced. Takes up to
+        are given. Steps in flight are completed and discarded; failed workers are reset or replaced. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
         has_begun = False
@@ -242,7 +242,7 @@ class EnvManager(ABC):
 
         Each behavior's policy is called once, for all its agents. ``wait`` (a Wait, "any", "all" or a number of
         workers) overrides the manager's own. Raises UsageError (no reset, no policy), BadAction (an action violates its
-        spec; nothing was sent), or a worker's WorkerError. After this error, the next call returns the others' steps.
+        spec; nothing was sent), or a worker's WorkerError. The next call then returns the steps of the other workers.
         """
         while True:
             made: list[StepInfo] = self._made("step", _STEP, wait)
@@ -332,7 +332,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Record that ``step()`` or ``send()``/``recv()`` is used until the next reset."""
+        """Record the calls used until the next reset. ``offers_first``: ``recv`` will deliver the reset's steps."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
@@ -395,7 +395,7 @@ class EnvManager(ABC):
         """Stop all workers and release everything, within ``Timeouts.close_s``. May be called any number of times.
 
         A call in progress (in another thread, or one whose policy closes the manager) raises ManagerClosed. The memory
-        that the call uses is released when it ends. Does nothing in a process forked from the trainer.
+        that the call uses is released when the call ends. Does nothing in a process forked from the trainer.
         """
         if self._calls.owner_pid != os.getpid():
             return
@@ -426,7 +426,7 @@ class EnvManager(ABC):
         return self._host
 
     def _give_back(self) -> None:
-        """Release everything. Called by ``close()``, or after it, at the end of the last call in progress."""
+        """Release everything: in ``close()`` if no call is in progress, else at the end of the last one."""
         self._undelivered = None
         self._table.clear()  # with zero_copy the table's arrays would keep the shared memory alive
         if not self._given_back:

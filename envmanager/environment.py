@@ -50,9 +50,9 @@ class Environment(ABC):
     """One environment with any number of agents.
 
     ``as_environment`` wraps environments of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step``
-    and ``close``. It numbers its agents 0, 1, … in order of their first appearance; the worker adds the bits of the
-    ``env_id``. When an episode ends, ``step`` begins the next. ``obs`` is then the first observation of the new
-    episode, and ``final_obs`` the last of the old one.
+    and ``close``. An environment numbers its agents 0, 1, … in order of their first appearance; the worker adds the
+    bits of the ``env_id``. When an episode ends, ``step`` begins the next. ``obs`` is then the first observation of the
+    new episode, and ``final_obs`` the last of the old one.
     """
 
     partial_actions = False
@@ -95,15 +95,15 @@ class Environment(ABC):
 
 
 class EnvGroup(Environment):
-    """The K environments of one worker as one Environment. It can also step only some of them."""
+    """The K environments of one worker as one Environment, which can also step only some of them."""
 
     env_ids: tuple[int, ...]
     casting: Casting
     steps_some_rows = True
     """Whether ``step`` accepts ``rows`` that are not all."""
     batch_size = 0
-    """Number of environments that are ready when a step of some ``rows`` returns, of these and of earlier steps; 0 if
-    it returns exactly ``rows``. Those whose episode has just ended come later, with the first of the next."""
+    """Number of environments in the result of each step of some ``rows``, which may be rows of earlier steps; 0 if the
+    result has exactly ``rows``. An environment whose episode has ended is in a later result, with its next episode."""
     returns_new_arrays = False
     """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
     generation = 0
@@ -111,7 +111,7 @@ class EnvGroup(Environment):
     """Id of the environment whose code is running, for error messages."""
 
     def hand_on_foreign(self) -> bool:
-        """Hand on arrays of PyTorch and JAX as they are, from now on. Return whether the group can do that."""
+        """Pass on arrays of PyTorch and JAX unchanged from now on, if this group can. Return whether it can."""
         return False
 
     @abstractmethod
@@ -124,7 +124,7 @@ class EnvGroup(Environment):
         """The object of each environment, in env_id order, on which ``call``, ``get_attr`` and the like act."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Accept a buffer to write the next steps into. Ignored by environments whose agents change."""
+        """Accept a buffer into which to write the next steps. Groups whose agents change ignore the buffer."""
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         for row in rows:
@@ -145,21 +145,21 @@ class EnvGroup(Environment):
         return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
 
     def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:
-        """Return ``env.name`` of some environments."""
+        """Return ``env.name`` of the environment at each of ``rows``."""
         return [attribute_of(subject, name) for subject in self._at(rows)]
 
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
-        """Set ``env.name = value`` for some environments."""
+        """Set ``env.name`` of the environment at each of ``rows`` to its entry in ``values``."""
         for subject, value in zip(self._at(rows), values, strict=True):
             _set_attribute(subject, name, value)
 
     def render(self, rows: Sequence[int]) -> list[Any]:
-        """Return ``env.render()`` of some environments."""
+        """Return ``env.render()`` of the environment at each of ``rows``."""
         return [subject.render() for subject in self._at(rows)]
 
 
 def attribute_of(subject: Any, name: str) -> Any:
-    """Return ``subject.name``, even from inside Gymnasium's wrappers, which do not forward attributes."""
+    """Return the attribute ``name`` of ``subject``, or of an environment inside it if it is a Gymnasium wrapper."""
     through_wrappers = getattr(subject, "get_wrapper_attr", None)
     return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
 
@@ -253,7 +253,7 @@ class SideBySide(EnvGroup):
             self._n_known[row] = len(specs)
 
     def _split_actions(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
-        """Split the action rows by environment."""
+        """Return the actions of each environment in ``rows``, as copies of its part of the action rows."""
         taken = dict.fromkeys(actions, 0)
         shares = []
         for row in rows:

@@ -12,7 +12,7 @@
     │   ├── ProtocolError        the worker is an engine that broke the protocol
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                invalid actions; raised before anything is sent
-    ├── ManagerClosed            a call after close()
+    ├── ManagerClosed            a call came after close()
     ├── UsageError               a call that is invalid now, or options that contradict each other
     │   └── ConfigError          an invalid config
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
@@ -97,7 +97,7 @@ _AFTER_EXCEPTION = {
 
 
 class EnvRaised(WorkerError):
-    """An exception of the environment's own code. The text ends with the traceback from the worker.
+    """Error of an environment whose own code raised an exception. The text ends with the traceback from the worker.
 
     ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` and ``remote_traceback`` are
     always set, but ``remote_traceback`` is empty if the exception says which library to install.
@@ -129,7 +129,7 @@ class EnvRaised(WorkerError):
 
 
 class BadObservation(WorkerError):
-    """A value from the environment that violates its spec. ``path`` names the leaf, such as ``obs['camera']``."""
+    """Error of an environment whose value violates its spec. ``path`` names the leaf, such as ``obs['camera']``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
@@ -150,7 +150,7 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """A worker's process ended unexpectedly. ``exit`` is the signal or exit code: ``"SIGSEGV"``, ``"EXIT(3)"``."""
+    """Error of a worker whose process ended unexpectedly. ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``, …"""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
@@ -170,7 +170,7 @@ class WorkerDied(WorkerError):
 
 
 class WorkerTimedOut(WorkerError):
-    """A worker did not respond within ``timeout_s`` and was killed."""
+    """Error of a worker that did not respond within ``timeout_s`` and was killed."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, timeout_s: float, output: str = "", ticket: int = 0
@@ -191,7 +191,7 @@ class WorkerTimedOut(WorkerError):
 
 
 class NotPlaced(WorkerError):
-    """No node of the cluster had room for the worker within ``timeout_s``. ``missing`` names the missing resources."""
+    """Error of a worker for which no node had room within ``timeout_s``. ``missing`` names the missing resources."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
@@ -214,7 +214,7 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """An engine sent a message that violates the protocol, for the ``reason`` given.
+    """Error of an engine that sent a message that violates the protocol. ``reason`` says how.
 
     The engine was killed, and no part of the message was used.
     """
@@ -239,7 +239,7 @@ class ProtocolError(WorkerError):
 
 
 class RestartsExhausted(WorkerError):
-    """A worker failed after the last restart that its RestartPolicy allows.
+    """Error of a worker that failed after the last restart that its RestartPolicy allows.
 
     ``first`` and ``last`` are the first and last error within ``within_s``. The text contains the headline of the
     first, and the whole text of the last.
@@ -267,30 +267,30 @@ class RestartsExhausted(WorkerError):
 
 
 class BadAction(EnvManagerError):
-    """Invalid actions or env_ids. Raised before anything is sent, so the manager is unchanged."""
+    """Error of invalid actions or env_ids. Raised before anything is sent, so the manager is unchanged."""
 
 
 class ManagerClosed(EnvManagerError):
-    """A call after ``close()``."""
+    """Error of a call after ``close()``."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} was called after close(). Make a new manager.")
 
 
 class UsageError(EnvManagerError):
-    """A call that is invalid now, or options that contradict each other."""
+    """Error of a call that is invalid now, or of options that contradict each other."""
 
 
 class ConfigError(UsageError):
-    """An invalid config. The text has one line per mistake."""
+    """Error of an invalid config. The text has one line per mistake."""
 
 
 class NotWritten(EnvManagerError, OSError):
-    """A file could not be written, for example because the disk is full. It is also an OSError."""
+    """Error of a file that could not be written, for example because the disk is full. It is also an OSError."""
 
 
 class MissingExtra(EnvManagerError, ModuleNotFoundError):
-    """An optional library is not installed. The text ends with the pip command that installs it.
+    """Error of an optional library that is not installed. The text ends with the pip command that installs it.
 
     Raised by the import of a module that needs the library. It is also an ImportError.
     """

@@ -238,7 +238,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError if both are given."""
+        """Return ``config``, or a ResetConfig of ``seed`` and ``options`` if given. Raises UsageError for both."""
         if seed is None and options is None:
             return config
         if config is not None:
@@ -335,7 +335,7 @@ class KindOptions:
 
     @property
     def of_the_manager(self) -> dict[str, Any]:
-        """The options that ``EnvManager.__init__`` takes."""
+        """The options of this object that ``EnvManager.__init__`` takes, by name."""
         names = ("wait", "seed", "restarts", "check_values", "trace")
         return {name: getattr(self, name) for name in names}
 
@@ -393,7 +393,7 @@ _Options = TypeVar("_Options", bound=KindOptions)
 
 
 def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
-    """Decorate a constructor ``(self, env_factory, options)`` so that it takes the fields of ``options_class``.
+    """Return a decorator that makes a constructor ``(self, env_factory, options)`` take ``options_class``'s fields.
 
     So no kind of manager repeats the list of options, and editors and ``help()`` show the fields with their defaults.
     """

@@ -27,7 +27,7 @@ class Policy(Protocol):
 class RandomPolicy:
     """A policy of uniform random actions, reproducible from the seed.
 
-    Each agent has its own generator. So its actions depend on the seed, its ``agent_id`` and how often it acted, but
+    Each agent has its own generator. So actions depend on the seed, the ``agent_id`` and how often the agent acted, but
     not on the number of workers or the order in which they respond. Unbounded floats are drawn from a standard normal.
     Raises UsageError for actions that are objects, because no spec says which objects are valid.
     """

@@ -87,7 +87,7 @@ class ManagerOptions(ProcessOptions):
 
     @property
     def env_name(self) -> str:
-        """The environment as output shows it, such as ``"CartPole-v1"`` or ``"vectors of ALE/Pong-v5"``."""
+        """The name of the environment in output, such as ``"CartPole-v1"`` or ``"vectors of ALE/Pong-v5"``."""
         return f"vectors of {self.env.get('vector')}" if isinstance(self.env, Mapping) else str(self.env)
 
 

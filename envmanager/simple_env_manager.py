@@ -76,7 +76,7 @@ class LocalHost(WorkerHost):
         return {0: report}
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """Return ``known`` with ``wait_share`` set to the fraction of the time in which the environments stepped."""
+        """Return ``known`` with ``in_process`` set, and with the share of time that steps took as ``wait_share``."""
         share = 1.0 - known.workers[0].idle_share if self.context.entries[0].times.steps else 0.0
         return attrs.evolve(known, wait_share=share, in_process=True)
 

@@ -25,7 +25,7 @@ _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], 
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
-    """Convert the mapping ``config`` to an object of the attrs class ``cls``. Raises a ConfigError with all mistakes.
+    """Return the mapping ``config`` as an object of the attrs class ``cls``. Raises a ConfigError with all mistakes.
 
     ``where`` is a prefix of the keys in messages. With ``"run"``, an unknown key is shown as ``run.stepps``.
     """
@@ -37,7 +37,7 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
 
 
 def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
-    """Convert ``plain`` to a ``cls``. Raises a ConfigError with one line per mistake."""
+    """Return ``plain`` converted to a ``cls``. Raises a ConfigError with one line per mistake."""
     try:
         return converter.structure(plain, cls)
     except (ClassValidationError, UsageError) as error:
@@ -45,7 +45,7 @@ def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, wher
 
 
 class Misfit(ValueError):
-    """A value of the wrong type. The code that catches this adds the key of the value."""
+    """Error of a value of the wrong type. The code that catches this error adds the key of the value."""
 
     def __init__(self, expected: str, value: Any) -> None:
         super().__init__(f"should be {expected}, but is {describe_value(value)}")
@@ -88,7 +88,7 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 
 
 def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
-    """Make the converter accept an object of ``cls``, a shorthand for one, or a mapping."""
+    """Make the converter accept a ``cls``, a mapping, or a value for which ``shorthand`` returns a ``cls``."""
     from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
 
     def hook(value: Any, _: Any) -> Any:

@@ -126,7 +126,7 @@ class Playthrough:
 
 
 class ByRow:
-    """A policy that draws random actions by row and not by agent id. A second reset may change ids but not actions."""
+    """A policy of random actions by row, not by agent id, because another reset with the same seed may change ids."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:
         self._policy = RandomPolicy(spec, seed)

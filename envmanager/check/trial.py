@@ -102,7 +102,7 @@ class Trial:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make an environment and return its specs. Raises UsageError if the factory cannot be found."""
+        """Make an environment. Return its specs or a Failure. Raises UsageError if the factory cannot be found."""
         self._on_call("making it")
         error = self._ask("find")
         if isinstance(error, EnvManagerError):
@@ -110,12 +110,15 @@ class Trial:
         return error or self._ask("make")  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment. The random actions that follow depend only on ``seed`` and the number of the step."""
+        """Reset the environment. Return the Moment of the reset, or a Failure.
+
+        The random actions that follow depend only on ``seed`` and the number of the step.
+        """
         self._on_call("reset")
         return self._ask("begin", seed, env_seed)  # type: ignore[no-any-return]
 
     def advance(self, at_step: int) -> Moment | Failure:
-        """Take a step with random actions."""
+        """Take a step with random actions. Return its Moment, or a Failure."""
         self._on_call(f"step {at_step:,}")
         return self._ask("advance")  # type: ignore[no-any-return]
 
@@ -124,7 +127,7 @@ class Trial:
         return self._ask("facts")  # type: ignore[no-any-return]
 
     def finish(self) -> Failure | None:
-        """Close the environment."""
+        """Close the environment. Return a Failure, or None if there was none."""
         self._on_call("close")
         return self._ask("finish")  # type: ignore[no-any-return]
 
@@ -180,7 +183,7 @@ def _end_of(error: WorkerDied | WorkerTimedOut) -> Failure:
 
 
 def _without_own_frames(output: str) -> str:
-    """Remove from each stack this library's frames and their callers. faulthandler writes the innermost frame first."""
+    """Return the output without this library's frames and their callers. Each stack has the innermost frame first."""
     kept = []
     is_own = False
     for line in output.splitlines():
@@ -220,7 +223,7 @@ class Subject(Environment):
         self._casts.setdefault(field, Cast(field, str(expected), describe_value(value)))
 
     def find(self) -> EnvManagerError | Failure | None:
-        """Look up the factory; return the error if it cannot be found."""
+        """Look up the factory. Return None, or the error if the factory cannot be found."""
         try:
             if isinstance(self._factory, str):
                 self._factory = resolve(self._factory)
@@ -231,7 +234,7 @@ class Subject(Environment):
         return None
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make a new environment."""
+        """Make a new environment. Return its specs, or a Failure."""
         context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
         self._watch = ArrayWatch(self._note)
         self._casts = {}
@@ -246,14 +249,14 @@ class Subject(Environment):
         return self._try(make)  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment."""
+        """Reset the environment. Return the Moment of the reset, or a Failure."""
         assert self._group is not None
         self._policies, self._policy_seed = {}, seed
         seeds = derive_seeds(env_seed, self._group.env_ids)
         return self._moment(partial(self._group.reset, seeds=seeds, options=None), is_reset=True)
 
     def advance(self) -> Moment | Failure:
-        """Take a step with random actions."""
+        """Take a step with random actions. Return its Moment, or a Failure."""
         assert self._group is not None
         group = self._group
 
@@ -270,7 +273,7 @@ class Subject(Environment):
         return Facts(list(self._casts.values()), self._is_watched, self._watch.reused, self._watch.changed)
 
     def finish(self) -> Failure | None:
-        """Close the environment."""
+        """Close the environment. Return a Failure, or None if there was none."""
         assert self._group is not None
         group, self._group = self._group, None
         return self._try(group.close)  # type: ignore[no-any-return]

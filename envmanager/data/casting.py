@@ -78,7 +78,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
     """Return ``value``, cast if necessary, so that it can be assigned to an array of this spec without loss.
 
     A Python number for a scalar spec of its kind, and an array that NumPy casts safely, are returned uncast. Other
-    values are cast if ``casting`` allows it. Raises SpecMismatch if not.
+    values are cast if ``casting`` allows it. Raises SpecMismatch for a value that does not fit.
     """
     if spec.is_object:
         return value
@@ -108,7 +108,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
 
 
 def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
-    """Return an array of PyTorch or JAX if it has n rows of the spec; never cast. Raises SpecMismatch."""
+    """Return ``value``, a PyTorch or JAX array, uncast. Raises SpecMismatch unless it has ``n`` rows of the spec."""
     dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
     if shape != (n, *spec.shape) or dtype != spec.dtype.name:
         expected = f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}"
@@ -121,7 +121,7 @@ def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True,
 
     Every value must survive the cast, be finite and be within the bounds. A dtype of the same kind (an int64 batch for
     an int32 spec) is always cast. A dtype of another kind (floats for an integer spec) is cast only without ``strict``.
-    With ``foreign``, arrays of PyTorch and JAX stay what they are; only their shape and dtype are checked.
+    With ``foreign``, arrays of PyTorch and JAX are not converted; only their shape and dtype are checked.
     """
     check_structure(spec, batch, path)
     if isinstance(spec, dict):

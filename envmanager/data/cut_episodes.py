@@ -42,7 +42,7 @@ def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
 
 
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
-    """Join the ends of the old episodes with the new generation's first observations.
+    """Return the ends of the old episodes joined with the new generation's first observations.
 
     In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first ones of new episodes.
     The rows of acting agents are in the order of ``first``, because the new generation expects actions in this order.
@@ -72,7 +72,7 @@ def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Join generations with different agents. The rows of ``first`` precede those of agents only in ``old``."""
+    """Return the joined rows of generations whose agents differ: those of ``first``, then agents only in ``old``."""
     old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
     old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
     returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)

@@ -38,7 +38,7 @@ class EnvsOfWorker(NamedTuple):
 
     @property
     def list_of_places(self) -> list[int]:
-        """The row indices in ``places``."""
+        """The row indices in ``places`` as a list."""
         if isinstance(self.places, slice):
             return list(range(self.places.start, self.places.stop))
         return self.places.tolist()  # type: ignore[no-any-return]

@@ -20,7 +20,7 @@ from envmanager.errors import UsageError
 
 
 class SpecMismatch(ValueError):
-    """Data that violates its spec. Callers that know the worker convert this to an error of ``errors.py``."""
+    """Error of data that violates its spec. Callers that know the worker convert it to an error of ``errors.py``."""
 
     def __init__(self, path: str, expected: str, got: str) -> None:
         super().__init__(f"{path} should be {expected}, but is {got}")
@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return the dtype as the object that NumPy's arrays share. The dtype of an unpickled space is another object."""
+    """Return ``value`` as the dtype object that NumPy's arrays share. An unpickled space has an equal, separate one."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -88,7 +88,7 @@ class ArraySpec:
         object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
 
     def is_choices(self, batch: Any) -> bool:
-        """Check quickly that ``batch`` is an array ``[n]`` of valid choices. May return False for a valid batch."""
+        """Return quickly whether ``batch`` is an array ``[n]`` of valid choices. May return False for a valid batch."""
         return (
             batch.__class__ is np.ndarray
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)
@@ -174,7 +174,7 @@ class _Plain(str):
 
 
 def describe_value(value: Any) -> str:
-    """Describe ``value`` for an error message: an array by dtype and shape, other values mostly by their type."""
+    """Return text on ``value`` for an error message: dtype and shape of an array, mostly the type of other values."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, np.generic):
@@ -254,7 +254,7 @@ def zeros(spec: Tree, *leading: int) -> Tree:
 
 
 class SpecConflict(UsageError):
-    """One behavior has two different specs.
+    """Error of a behavior that has two different specs.
 
     Raised unchanged at the start. Later it becomes a BadObservation with the same ``path``, ``expected`` and ``got``.
     """

@@ -33,7 +33,7 @@ def only_agents(env_ids: Sequence[int]) -> np.ndarray:
 
 
 class CommandName(str, enum.Enum):
-    """The name of a command or response. It is equal to the string."""
+    """The name of a command or response. Each is equal to its string."""
 
     START = "start"
     RESET = "reset"
@@ -166,7 +166,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after actions. Raises ValueError if ``final_obs`` is missing, or no episode ended."""
+        """Return the steps after actions. Raises ValueError if ``final_obs`` is missing or superfluous."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -396,7 +396,7 @@ class ActionInfo:
     version: int = 0
 
     def take(self, rows: slice) -> ActionInfo:
-        """Return views of some rows."""
+        """Return the actions and outputs at ``rows``, as views."""
         outputs = {name: values[rows] for name, values in self.outputs.items()} if self.outputs else {}
         action = self.action
         own = action[rows] if action.__class__ is np.ndarray else take_rows(action, rows)
@@ -448,7 +448,7 @@ class StepInfo:
     specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
 
     def copy(self) -> StepInfo:
-        """Return a StepInfo with copies of the arrays."""
+        """Return a StepInfo with copies of the arrays of both steps."""
         previous = None if self.previous is None else {name: steps.copy() for name, steps in self.previous.items()}
         current = {name: steps.copy() for name, steps in self.current.items()}
         return StepInfo(previous, current, self.actions, self.worker_id, self.lost, self.specs)
@@ -499,7 +499,7 @@ def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray)
 
 
 def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
-    """Concatenate the rows of several AgentSteps of one behavior in new arrays."""
+    """Return the concatenated rows of several AgentSteps of one behavior, in new arrays."""
     if len(parts) == 1:
         return parts[0].copy()
     acting = None

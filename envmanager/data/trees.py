@@ -68,7 +68,7 @@ def is_foreign(leaf: Any) -> bool:
 
 
 def as_numpy(leaf: Any) -> np.ndarray:
-    """Return a foreign array as an array of NumPy. Copies it if it is on a device."""
+    """Return a foreign array as an array of NumPy, which is a copy if the array is on a device."""
     return np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
 
 
@@ -112,7 +112,7 @@ def _with_rows(leaf: Any, new: Any, rows: Any) -> Any:
 
 
 def concat_rows(trees: list[Tree]) -> Tree:
-    """Concatenate the rows of several trees of one structure in new arrays."""
+    """Return the concatenated rows of several trees of one structure, in new arrays."""
     if trees[0].__class__ is np.ndarray:
         return np.concatenate(trees)
     return map_tree(lambda *parts: _concatenated(parts), trees[0], *trees[1:])

@@ -69,10 +69,10 @@ def is_registered(fd: int) -> bool:
 
 
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
-    """Wait for ``timeout_s``, at most an hour, until descriptors are ready or hung up. Return these descriptors.
+    """Wait until descriptors are ready or hung up, or for ``timeout_s``, at most an hour. Return the ready descriptors.
 
     Uses ``poll``, because ``select`` takes no descriptor above 1023. ``poll`` takes no timeout above 24 days.
-    Windows has no ``poll``. There this calls ``select`` several times, so that a Ctrl-C is raised in between.
+    On Windows, which has no ``poll``, calls ``select`` several times, so that a Ctrl-C is raised in between.
     """
     if not hasattr(select, "poll"):
         to_read, to_write = list(readable), list(writable)
@@ -92,7 +92,7 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
 
 
 class Waiter:
-    """The methods of ``select.epoll`` that the library uses, for systems that lack it."""
+    """A substitute for ``select.epoll`` on systems that lack it, with the methods that the library uses."""
 
     def __init__(self) -> None:
         self._fds: dict[int, None] = {}
@@ -132,7 +132,7 @@ def connected_sockets() -> tuple[socket.socket, socket.socket]:
 
 
 def socket_pair() -> tuple[int, int]:
-    """Return the numbers of two connected sockets. Both are registered, and do not block."""
+    """Return the descriptors of two connected non-blocking sockets. Both are registered."""
     ours, theirs = connected_sockets()
     for each in (ours, theirs):
         each.setblocking(False)

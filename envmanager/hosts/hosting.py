@@ -68,7 +68,7 @@ class GroupFactory:
         return cls(own, contexts, options.infos, options.check_values)
 
     def __call__(self) -> EnvGroup:
-        """Make the environments. If this fails, close those already made and raise."""
+        """Make the environments and return their group. If one cannot be made, close the others and raise its error."""
         made: list[Any] = []
         own_pid = os.getpid()
         try:
@@ -113,7 +113,7 @@ Other errors of this library are wrapped in EnvRaised, because they come from a 
 
 
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
-    """Make a worker's environments. ``env_factory`` is a GroupFactory, or a user's factory of one environment."""
+    """Return a new group of environments. ``env_factory`` is a GroupFactory, or a user's factory of one environment."""
     made = call_factory(env_factory, EnvContext(worker_id, worker_id))
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
 
@@ -145,7 +145,7 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
 def failed(
     error: BaseException, name: CommandName, *, worker_id: int, env_ids: Sequence[int], group: EnvGroup | None
 ) -> EnvironmentResponse:
-    """Return the "failed" response to a command that raised ``error``. It names the environment that ran, if known."""
+    """Return the "failed" response to a command that raised ``error``. Its error names the environment, if known."""
     if group is not None and group.current_env_id is not None:
         env_ids, group.current_env_id = (group.current_env_id,), None
     failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase=phase_of(name))

@@ -122,7 +122,7 @@ class ResponseDecoder(Protocol):
         """Return the response that reports this error."""
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to the command ``asked``."""
+        """Convert a message to the response to the command ``asked``."""
 
 
 class Link:
@@ -245,7 +245,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Return the response in a message to the last command that was not a step."""
+        """Convert a message to the response to the last command other than a step."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -264,7 +264,7 @@ class Link:
         return self.decoder.response(message, self._asked)
 
     def step_response(self, message: Message) -> EnvironmentResponse:
-        """Return the response to the step in flight."""
+        """Convert a message to the response to the step in flight."""
         response = self.decoder.response(message, _STEP)  # the decoder may set the times of the message
         self.await_nothing()
         self.times.stepped(message.busy_ns, message.ended_ns)
@@ -283,7 +283,7 @@ class Link:
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Continue ``begin_again``. Return the first observations or a failure, or None if neither has arrived."""
+        """Continue after ``begin_again``. Return first observations or a failure, or None if neither has arrived."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None

@@ -100,7 +100,7 @@ class Resources(Generic[AnyLink]):
                 self._give_back()
 
     def stop(self) -> None:
-        """End all workers within ``close_s`` seconds, but release nothing. A second thread waits for the first."""
+        """End all workers within ``close_s`` seconds, but release nothing. If another thread does this, wait for it."""
         with self._stopping:
             links, deadline = list(self._links), time.monotonic() + self._close_s
             for link in links:
@@ -160,12 +160,12 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         self.step_queue = self._resources.poller
 
     def _make_resources(self) -> Resources[AnyLink]:
-        """Acquire the resources that the workers share. Here these are only a poller."""
+        """Return the resources that the workers share. In this class they are only a poller."""
         return Resources(self.options.timeouts.close_s, Poller())
 
     @abstractmethod
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start the process of a worker, without waiting for it."""
+        """Start the process of a worker and return the worker, without waiting until it has started."""
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         if worker_id >= len(self.workers):

@@ -156,13 +156,13 @@ class LocalWorker:
         return report
 
     def attach(self, worker_rows: Any) -> None:
-        """Use the buffers of these ``SharedRows`` in turn for the environments' steps, if every slot has one."""
+        """Use the buffers of these ``SharedRows`` in turn for the environments' steps, if every slot has a buffer."""
         if None not in worker_rows.buffers:
             self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
 
     @property
     def lends(self) -> bool:
-        """Whether observations stay unchanged while the trainer holds them, so that nobody need copy them."""
+        """Whether observations stay unchanged while the trainer holds them, so that no copy is needed."""
         return self._lent is not None or (self._next_buffer is None and self.group.returns_new_arrays)
 
     def close_quietly(self) -> None:
@@ -174,7 +174,7 @@ class LocalWorker:
                 _logger.exception("an environment failed to close")
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Store a command. It is carried out when its response is requested, after any step in flight."""
+        """Store a command until its response is requested. A reset discards the step in flight; any other takes it."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)

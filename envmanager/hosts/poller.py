@@ -140,7 +140,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     def collect(self) -> bool:
         """Take responses that ``epoll`` does not report. Return whether any response has arrived.
 
-        These are in messages that a link's ``recv`` read while it waited for another response.
+        Such responses are in messages that a link's ``recv`` read while it waited for another response.
         """
         if self._alarm.has_unread:
             self._alarm.has_unread = False

@@ -88,7 +88,7 @@ class BlockLayout:
 
 
 class Block:
-    """Arrays over a writable buffer of ``size_bytes``. Without a buffer, only ``size_bytes`` may be used."""
+    """Arrays over a writable buffer of ``size_bytes``. Without a buffer only ``size_bytes`` is usable."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
@@ -346,7 +346,7 @@ class SharedRows:
     # Actions.
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
-        """Write actions for ``rows`` of the worker (None: all). Return the command's flags; 0 if they do not fit."""
+        """Write actions for ``rows`` of the worker (None: all). Return the command's flags; 0 without enough room."""
         plain = self._plain_action
         if plain is not None and rows is None and len(actions) == 1:
             action = actions.get(plain[0])

@@ -29,7 +29,7 @@ the trainer would never sleep, because responses would arrive too often.
 
 
 def spin_ns(n_workers: int) -> int:
-    """Return the maximum spin (ns) of a wait with ``n_workers`` workers. 0 means none, as without ``sched_yield``."""
+    """Return the maximum spin (ns) of a wait with ``n_workers`` workers; 0 if such waits should not spin."""
     return SPIN_NS if hasattr(os, "sched_yield") and n_workers <= MANY * count_cores() else 0
 
 
@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Spin, if this is faster, until ``ready()`` is true. Otherwise call ``sleep()`` once."""
+        """Spin, if this is faster, until ``ready()`` is true. If it does not become true, call ``sleep()`` once."""
         began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1

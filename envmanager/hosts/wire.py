@@ -53,7 +53,7 @@ WITH_SPECS = 16
 
 
 class Undecoded(bytes):
-    """A command's pickled payload. It is unpickled as a part of the command, so that an error fails the command."""
+    """The pickled payload of a command, unpickled when that is carried out, so that an error fails that command."""
 
 
 def dumps(value: Any) -> bytes:

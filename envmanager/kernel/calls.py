@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a callable weak reference to a bound method. Called after the object is gone, it returns None."""
+    """Return a function that calls a bound method through a weak reference, and returns None if the object is gone."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -118,7 +118,7 @@ class Calls:
             raise ManagerClosed(what)
 
     def end(self, stop: Callable[[], None] | None) -> None:
-        """Release everything. If a call is in progress, ``stop`` the workers now; that call releases the rest."""
+        """Release everything. If a call is in progress, only call ``stop``: that call will release everything."""
         with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
@@ -136,7 +136,7 @@ class Calls:
         self.named.update({name: _DrawnCall(self, name, track) for name in self.named})
 
     def leave(self) -> None:
-        """End a call during which the manager was closed."""
+        """End a call during which the manager was closed. The outermost call releases everything."""
         self.on_their_way.pop()
         try:
             if not self.on_their_way:

@@ -87,7 +87,7 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait until enough workers are ready, or until the deadline. Each iteration checks only newly ready ones."""
+        """Wait for enough ready workers, or until the deadline. Each iteration checks only newly ready workers."""
         table = self._table
         if not table.n_waiting:
             errors = [entry.error for entry in table.entries if entry.error is not None]
@@ -148,7 +148,7 @@ class Collector:
             self.receive(responses)
 
     def drain(self) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
-        """Wait for all responses in flight. Return the last one of each worker, and the first failure."""
+        """Wait for all responses in flight. Return each worker's last response, and the first failure or None."""
         responses: dict[int, EnvironmentResponse] = {}
         failure: EnvManagerError | None = None
         while self._table.n_waiting:

@@ -54,7 +54,7 @@ class Resets:
             entries[0].require_alive()
 
     def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
-        """Return the first observations of every worker that is not dropped. Failed workers are replaced.
+        """Reset every worker that is not dropped, or replace it if it is gone. Return their first StepInfos.
 
         If a reset fails, the first WorkerError is raised after all workers have responded.
         """
@@ -99,9 +99,9 @@ class Resets:
 
 
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
-    """Return a sequence or array of ``n`` values unchanged; repeat any other value ``n`` times.
+    """Return ``values`` if it is a sequence or array, else a list that repeats it ``n`` times.
 
-    Whether to repeat depends on the type alone, so a list with one value too few raises UsageError.
+    Raises UsageError for a sequence or array of another length than ``n``.
     """
     if not _is_many(values):
         return [values] * n
@@ -152,7 +152,7 @@ class Asker:
         return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        """Send ``payload(rows, places)`` to each worker and return the results in the order of ``env_ids``.
+        """Send ``payload(rows, places)`` to each worker of ``env_ids``. Return the results in the order of ``env_ids``.
 
         ``rows`` are indices within the worker, ``places`` indices into ``env_ids``. Waits for replacements. The first
         failure is raised when all have responded. A worker whose environment raised stays usable; others are replaced.

@@ -29,7 +29,7 @@ from envmanager.options import ResetConfig
 
 
 class StepQueue(Protocol):
-    """A queue of all workers' responses to "step", and of the response to "reset" of a replacement.
+    """A queue of all workers' responses to "step", and of replacements' responses to "reset".
 
     ``get_nowait`` and ``get`` raise ``queue.Empty``.
     """

@@ -167,7 +167,7 @@ def checked_actions(
 ) -> Tree:
     """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged without a spec.
 
-    With ``foreign``, arrays of PyTorch and JAX stay what they are, and their values are not checked.
+    With ``foreign``, arrays of PyTorch and JAX are not converted, and their values are not checked.
 
     Raises BadAction for a wrong shape, and if ``strict`` for another kind of dtype (floats for integers), which is cast
     otherwise. The arrays are copies, because a policy may write its next actions into the arrays that it returned.
@@ -180,7 +180,7 @@ def checked_actions(
     try:
         checked = check_batch(spec.action, action, n, "action", strict, foreign)
     except SpecMismatch as error:
-        raise BadAction(f"{what}: {error}. Nothing was sent; the manager is as it was.") from error
+        raise BadAction(f"{what}: {error}. Nothing was sent; the manager is unchanged.") from error
     if checked.__class__ is np.ndarray:
         return checked.copy() if checked is action or checked.base is not None else checked
     given = {id(leaf) for leaf in leaves(action)}

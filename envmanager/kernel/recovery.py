@@ -57,7 +57,7 @@ _RECYCLED = "recycled"
 
 @attrs.frozen
 class Replace:
-    """Decision to replace a worker in ``delay_s`` seconds. ``number`` counts its restarts within ``within_s``."""
+    """Decision to replace a worker in ``delay_s`` seconds, as its ``number``-th restart within ``within_s``."""
 
     delay_s: float
     number: int
@@ -72,7 +72,7 @@ class GiveUp:
 
 
 class Supervisor:
-    """The restart budgets of all workers. Each may be restarted ``max_restarts`` times within ``within_s`` seconds.
+    """The restart budgets of the workers. Each worker has ``max_restarts`` restarts within ``within_s`` seconds.
 
     The time spent waiting for a hung worker does not count towards ``within_s``. Otherwise a worker that hangs in each
     reset would be replaced for ever, because a timeout is often as long as ``within_s``.
@@ -136,7 +136,7 @@ class Recovery:
     def arrive(self, response: EnvironmentResponse) -> None:
         """Queue a response in its worker's outbox, or record the failure that it reports.
 
-        Raises RuntimeError if it is no failure and none was outstanding.
+        Raises RuntimeError for a response, other than a failure, that no call awaits.
         """
         response = self._table.with_specs_learned(response)
         entry = self._table.entries[response.worker_id]
@@ -159,7 +159,7 @@ class Recovery:
             )
 
     def fail(self, entry: Entry, error: Exception) -> None:
-        """Record a failure. Plan the worker's replacement or give it up, unless it was already given up."""
+        """Record a failure. Unless the worker was given up before, plan its replacement or give the worker up."""
         kind = _FAILURES.get(type(error), events.Raised)
         self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
         if entry.is_given_up:
@@ -292,7 +292,7 @@ class Recovery:
             self._table.set_pending(entry)
 
     def revive(self, entry: Entry) -> None:
-        """Plan the replacement of a worker that was given up and cannot be reset."""
+        """Plan the replacement of a worker that cannot be reset. Clear its error and restore its whole budget."""
         self.take_back(entry)
         entry.replacement = Replacement(entry.generation + 1, None, time.monotonic())
         self._table.set_pending(entry)

@@ -50,7 +50,7 @@ class BatchStepper:
     def _find_behavior(self, *, is_begun: bool) -> None:
         """Look up the only behavior. Raises UsageError before a reset, or if an environment has more than one agent.
 
-        Without ``is_begun``, the last steps are the first observations. Only these show the number of agents.
+        Agents are counted only without ``is_begun``, in the first observations, which have all agents.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -101,7 +101,7 @@ class BatchStepper:
                 entry.require_alive()
                 raise BadAction(
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
-                    "actions has not been handed out. Call recv() first. Nothing was sent."
+                    "actions has not been delivered. Call recv() first. Nothing was sent."
                 )
             if not host.steps_some_rows and len(rows) < len(entry.env_ids):
                 raise BadAction(
@@ -198,7 +198,7 @@ class BatchStepper:
 
 
 def _require_batch(entry: Entry, rows: np.ndarray) -> None:
-    """Raise BadAction if a row is in flight already, or too few are in flight for the worker's batch."""
+    """Raise BadAction if a row is in flight already, or if too few rows would be in flight for a batch."""
     twice = entry.rows_in_flight.intersection(rows.tolist())
     if twice:
         raise BadAction(
@@ -208,7 +208,7 @@ def _require_batch(entry: Entry, rows: np.ndarray) -> None:
     n_rows = len(entry.rows_in_flight) + len(rows)
     if n_rows < entry.batch_size:
         raise BadAction(
-            f"with these actions {n_rows} environments of worker {entry.worker_id} would step, but it hands back "
+            f"with these actions {n_rows} environments of worker {entry.worker_id} would step, but it returns "
             f"{entry.batch_size} at a time: send actions for {entry.batch_size - n_rows} more. Nothing was sent."
         )
 

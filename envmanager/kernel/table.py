@@ -98,7 +98,7 @@ class Entry:
     """Actions of the step in flight, if ``step()`` sent them."""
     n_envs_in_flight: int = 0
     batch_size: int = 0
-    """Minimum number of environments in flight, if the worker hands back those that are ready first; else 0."""
+    """Minimum number of environments in flight, if the worker returns those that are ready first; else 0."""
     rows_in_flight: set[int] = attrs.field(factory=set)
     """Rows in flight, if there is a ``batch_size``. They stay in flight when the worker has responded without them."""
     batches: Sequence[Batch] = ()
@@ -230,7 +230,7 @@ class WorkerTable:
             entry.state = to
 
     def _move_rarely(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Assign a state to workers in any state, as ``move`` does for workers in the usual one."""
+        """Do what ``move`` does, for workers of which some are not in the usual state before ``to``."""
         for entry in entries:
             if to not in _MOVES[entry.state]:
                 raise RuntimeError(f"worker {entry.worker_id} cannot go from {entry.state.name} to {to.name}")

@@ -114,7 +114,7 @@ class Episodes:
             self.add(info)
 
     def add(self, info: StepInfo) -> None:
-        """Count the step in one StepInfo. After a reset or a lost step there is none, and new episodes begin."""
+        """Count the step in one StepInfo. A StepInfo after a reset or a loss has no step and begins new episodes."""
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:
@@ -194,7 +194,7 @@ class Episodes:
         return [value for values in self.returns.values() for value in values]
 
     def returns_by_env(self) -> dict[str, list[float]]:
-        """Return the returns by environment, ``{"0": […]}``, or by agent where it has several, ``{"0/0": […], …}``."""
+        """Return the returns by environment, ``{"0": […]}``, or for several agents by agent, ``{"0/0": […], …}``."""
         agents_of: dict[int, list[int]] = {}
         for agent_id in sorted(self.returns):
             agents_of.setdefault(agent_id >> AGENT_BITS, []).append(agent_id)

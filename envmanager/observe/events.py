@@ -48,7 +48,7 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class Started(Event):
-    """A worker has started and made its environments, which took ``start_s`` seconds."""
+    """Event: a worker has started and made its environments, which took ``start_s`` seconds."""
 
     pid: int | None
     """Process id; None for a worker in this process and for a game that this library did not start."""
@@ -61,8 +61,8 @@ class Started(Event):
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """A worker failed with ``error``, which has all the evidence. The error is raised, unless the worker's next event
-    is a restart or a drop.
+    """Event: a worker failed with ``error``, which has all the evidence. The error is raised, unless the worker's next
+    event is a restart or a drop.
 
     The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
     """
@@ -75,32 +75,32 @@ class Failed(Event):
 
 @attrs.frozen(kw_only=True)
 class Died(Failed):
-    """The worker's process ended without being asked to."""
+    """Failure: the worker's process ended without being asked to."""
 
 
 @attrs.frozen(kw_only=True)
 class TimedOut(Failed):
-    """The worker did not respond in time and was killed."""
+    """Failure: the worker did not respond in time and was killed."""
 
 
 @attrs.frozen(kw_only=True)
 class Raised(Failed):
-    """The environment raised, or broke its spec."""
+    """Failure: the environment raised, or broke its spec."""
 
 
 @attrs.frozen(kw_only=True)
 class ProtocolBroken(Failed):
-    """The worker, an engine, broke the protocol and was killed."""
+    """Failure: the worker, an engine, broke the protocol and was killed."""
 
 
 @attrs.frozen(kw_only=True)
 class NotStarted(Failed):
-    """The next process of a worker could not be started, or found no room on a cluster."""
+    """Failure: the next process of a worker could not be started, or found no room on a cluster."""
 
 
 @attrs.frozen(kw_only=True)
 class Restarted(Event):
-    """A failed worker will be replaced by ``generation`` in ``delay_s`` seconds; ``cause`` is the failure.
+    """Event: a failed worker will be replaced by ``generation`` in ``delay_s`` seconds; ``cause`` is the failure.
 
     ``number``: restarts of this worker in the window of ``policy``, this one included.
     """
@@ -120,7 +120,7 @@ class Restarted(Event):
 
 @attrs.frozen(kw_only=True)
 class Recycled(Event):
-    """A healthy worker is replaced by ``generation`` after ``steps`` steps, as its RestartPolicy demands."""
+    """Event: a healthy worker is replaced by ``generation`` after ``steps`` steps, as its RestartPolicy demands."""
 
     LEVEL = logging.INFO
 
@@ -132,7 +132,7 @@ class Recycled(Event):
 
 @attrs.frozen(kw_only=True)
 class Dropped(Event):
-    """A worker is dropped permanently because of ``error``; the others go on without it."""
+    """Event: a worker is dropped permanently because of ``error``; the other workers go on."""
 
     LEVEL = logging.ERROR
 
@@ -149,7 +149,7 @@ class Dropped(Event):
 
 @attrs.frozen(kw_only=True)
 class LateReplyDiscarded(Event):
-    """A response came after its deadline and was discarded; ``ticket`` is the number of the request."""
+    """Event: a response came after its deadline and was discarded; ``ticket`` is the number of the request."""
 
     LEVEL = logging.INFO
 
@@ -161,7 +161,7 @@ class LateReplyDiscarded(Event):
 
 @attrs.frozen(kw_only=True)
 class Note(Event):
-    """A report of the worker that is no part of a step, such as a statistic, or a key pressed in its window."""
+    """Event: a report of the worker that is no part of a step, such as a statistic, or a key pressed in its window."""
 
     name: str
     data: Mapping[str, Any]

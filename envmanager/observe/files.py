@@ -24,7 +24,7 @@ from envmanager.system.machine import SAFELY
 
 @contextmanager
 def reporting(path: Path) -> Iterator[None]:
-    """Convert an OSError to NotWritten, whose message names ``path``."""
+    """Convert an OSError in the block to NotWritten, whose message names ``path``."""
     try:
         yield
     except NotWritten:
@@ -37,7 +37,7 @@ def reporting(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that replaces ``path`` when the context ends. If the context raises, ``path`` is unchanged.
 
-    Raises NotWritten.
+    Raises NotWritten if the file cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     with reporting(path):

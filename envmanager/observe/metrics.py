@@ -76,7 +76,7 @@ class Metrics:
 
 
 def parse(value: Any) -> tuple[Metrics, ...]:
-    """Parse a list of names or ``{name: options}``. Raises UsageError for anything else, and for a repeated name."""
+    """Return the writers for names or ``{name: options}``. Raises UsageError for other values and repeated names."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
     chosen = tuple(map(_one, value))

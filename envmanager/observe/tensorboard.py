@@ -60,7 +60,7 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
 
 
 def make_writer(log_dir: str) -> Any:
-    """Open a tensorboardX SummaryWriter with a new file in ``log_dir``. Close it after use. Raises MissingExtra."""
+    """Return a tensorboardX SummaryWriter of a new file in ``log_dir``, to be closed after use. Raises MissingExtra."""
     return _writer(log_dir, "")
 
 

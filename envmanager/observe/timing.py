@@ -95,7 +95,7 @@ class WorkerTimes:
             self.track.span("start", asked_ns, ready_ns)
 
     def stepped(self, busy_ns: int, ended_ns: int) -> None:
-        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. The time since the last command was idle."""
+        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. Add the idle time before the step."""
         began_ns = ended_ns - busy_ns
         if began_ns > self.ended_ns > 0:
             self.idle_ns += began_ns - self.ended_ns
@@ -123,7 +123,7 @@ class WaitTimes:
     track: Track | None = attrs.field(default=None, init=False)
 
     def wait(self, source: Any, timeout: float | None, n_wanted: int) -> Any:
-        """Call ``source.wait(timeout, n_wanted)`` and add its time."""
+        """Return ``source.wait(timeout, n_wanted)``, and add the duration of this call."""
         began_ns = time.perf_counter_ns()
         try:
             return source.wait(timeout, n_wanted)

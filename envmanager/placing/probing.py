@@ -57,7 +57,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class ProbeEnded(Exception):
-    """Raised when an environment has ended its probe. The text names the call that failed; ``error`` is the failure."""
+    """Error of an environment that ended its probe. The text names the call that failed; ``error`` is the failure."""
 
     def __init__(self, error: WorkerError, doing: str) -> None:
         super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
@@ -170,7 +170,7 @@ class ProbeFactory:
     check_values: bool = False
 
     def __call__(self, context: EnvContext) -> ProbedEnvironment:
-        """Make the environment and wrap it. If it cannot be wrapped, close it and raise."""
+        """Return a new environment, wrapped for the measurement. If it cannot be wrapped, close it and raise."""
         made = call_factory(self.factory, attrs.evolve(context, n_envs=self.n_envs))
         try:
             n_rows = n_envs_of(made)
@@ -197,7 +197,7 @@ class ProbedEnvironment(Environment):
     ) -> None:
         """Measure ``group`` for ``probe_s`` seconds and at least two steps.
 
-        It has one environment, or is a vector of ``n_rows``.
+        ``group`` has one environment, or is a vector of ``n_rows``.
         """
         self._group, self._n_rows = group, n_rows
         self._probe_s, self._max_steps = probe_s, max_steps
@@ -286,7 +286,7 @@ class StepTime(NamedTuple):
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
-        """Subtract the times of ``other``. No time falls below 0."""
+        """Return these times minus those of ``other``, but none below 0."""
         return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
 

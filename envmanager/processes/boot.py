@@ -39,7 +39,7 @@ class Inheritance(NamedTuple):
 
 
 def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
-    """Return what a process of this name is to take over from this one."""
+    """Return the values that a new process called ``name`` takes over from this process."""
     import multiprocessing  # here, because an engine does not need it
 
     own = multiprocessing.current_process()
@@ -48,7 +48,7 @@ def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
 
 
 def take_over(inherited: Inheritance) -> None:
-    """Take over what the trainer has given, before NumPy is imported, which reads environment variables."""
+    """Apply the values to this process. Called before the import of NumPy, which reads environment variables."""
     sys.path[:], sys.argv[:] = inherited.path, inherited.argv
     set_environ(inherited.environ)
     import multiprocessing
@@ -60,14 +60,14 @@ def take_over(inherited: Inheritance) -> None:
 
 
 def set_environ(environ: Mapping[str, str]) -> None:
-    """Replace all environment variables, except one without which Windows makes no sockets."""
+    """Replace all environment variables, except the one that Windows needs to make sockets."""
     needed = {name: os.environ[name] for name in ("SYSTEMROOT",) if sys.platform == "win32" and name in os.environ}
     os.environ.clear()
     os.environ.update({**needed, **environ})
 
 
 def python(executable: str, imports: str) -> list[str]:
-    """Return a command that starts a Python like this one, to call a function. The caller appends its int arguments."""
+    """Return the command of a Python with this one's options that calls a function. The caller appends arguments."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]
@@ -88,8 +88,8 @@ def end_group() -> None:
 def run() -> None:
     """Read a function and its arguments from standard input, and call the function. Kill the group with the trainer.
 
-    Only the trainer holds the other end of this pipe, so its end is the trainer's. To notice it, the thread needs the
-    GIL: a process that holds the GIL in native code outlives the trainer until it releases it.
+    Only the trainer holds the other end of this pipe, so the pipe ends when the trainer does. A thread waits for that.
+    The thread needs the GIL, so a process that holds the GIL in native code outlives the trainer until it releases it.
     """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

@@ -66,12 +66,12 @@ _CLOSE, _FAILED = CommandName.CLOSE, CommandName.FAILED
 
 
 class TrainerGone(ConnectionError):
-    """The trainer has closed the connection or the step pipe."""
+    """Error of a connection or step pipe that the trainer has closed."""
 
 
 @attrs.frozen
 class CannotObey:
-    """A payload with the reason why this worker can carry out no command."""
+    """A payload that replaces a command's own, with the reason why this worker can carry out no command."""
 
     reason: Exception
 
@@ -156,7 +156,7 @@ class TrainerConnection:
         return Undecoded(data) if data else None
 
     def _try_header(self) -> bool:
-        """Read a header if one has arrived. Return whether one had. A poll is faster than a read that raises."""
+        """Read a header if one has arrived, and return whether it has. A poll is faster than a read that raises."""
         return bool(self._poll.poll(0)) and self._read_header()
 
     def _read_header(self) -> bool:
@@ -332,7 +332,7 @@ def _after_fork_in_child() -> None:
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """Exit this forked process like a script that raises ``error``, or reaches its end if that is None."""
+    """Exit this forked process like a script that raises ``error``, or, for None, reaches its end."""
     code, text = 1, ""
     try:
         for stream in (sys.stdout, sys.stderr):

@@ -146,7 +146,7 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Carry out requests and reap children until the trainer dies. Also return in each forked process."""
+        """Carry out requests and reap children until the trainer dies. Returns in each forked process too."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
@@ -200,7 +200,7 @@ class _Helper:
             gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
-        """Fork. Returns in both processes, unless the child executes a program. Raises OSError if the start fails."""
+        """Fork. Returns in parent and child, unless the child executes a program. Raises OSError if the start fails."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -279,7 +279,7 @@ VARIABLE = "ENVMANAGER_LIFELINE"
 
 
 def line_for(life_fd: int, owner: int) -> int:
-    """Open a lifeline. ``owner`` is a pid or a negative process group id. Raises OSError if the kernel refuses."""
+    """Return a new lifeline of ``owner``, a pid or negative process group id. Raises OSError if the kernel refuses."""
     if os.environ.get(VARIABLE) == "thread":
         raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

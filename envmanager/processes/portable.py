@@ -163,7 +163,7 @@ class PortableProcess:
 def _start_python(
     environ: Mapping[str, str], stdin_fd: int, output_fd: int | None, kept: list[Any]
 ) -> subprocess.Popen[bytes]:
-    """Start a Python that reads from ``stdin_fd`` what to do, and that no Ctrl-C reaches."""
+    """Start and return a Python process that reads from ``stdin_fd`` what to do, and that no Ctrl-C reaches."""
     executable, needed = sys.executable, dict(os.environ)  # it may need variables that the environments do not get
     if sys.platform == "win32" and sys.prefix != sys.base_prefix:  # the executable of a venv starts another process
         executable, needed["__PYVENV_LAUNCHER__"] = sys._base_executable, sys.executable
@@ -182,7 +182,7 @@ def _start_python(
 def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
     """Return a function that kills the processes that ``process`` has started.
 
-    They are a process group. On Windows they are a job, which the kernel also ends when the trainer has died.
+    These processes are a process group or, on Windows, a job, which the kernel also ends when the trainer has died.
     """
     if sys.platform != "win32":
         return partial(os.killpg, process.pid, signal.SIGKILL)
@@ -197,7 +197,7 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
 
 
 def open_memory() -> int | str:
-    """Return memory to share with other processes, of size 0: a file without a name, or on Windows its name."""
+    """Return an empty file without a name, to map as shared memory, or on Windows a name for such memory."""
     if sys.platform == "win32":
         return f"envmanager-{secrets.token_hex(16)}"
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
@@ -207,20 +207,20 @@ def open_memory() -> int | str:
 
 
 def close_memory(memory: int | str) -> None:
-    """Close what ``open_memory`` returned. Processes that have mapped the memory keep it."""
+    """Close the memory that ``open_memory`` returned. Processes that have mapped the memory keep it."""
     if isinstance(memory, int):
         descriptors.close(memory)
 
 
 class PortableChannel(Channel):
-    """A connection that carries steps too. Most have no payload, and are read without making a Message."""
+    """A connection that carries steps too. Most steps have no payload and are read without making a Message."""
 
     def __init__(self) -> None:
         super().__init__()
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, final rows, busy ns and end of the step if nothing else came. Keep all else for ``pump``."""
+        """Return flags, final rows, busy ns and end of the step, or None. Other messages are kept for ``pump``."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:

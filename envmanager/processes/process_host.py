@@ -36,7 +36,7 @@ from envmanager.system.interrupts import defer_interrupts
 class ProcessHost(LinkHost[ProcessLink]):
     """A host of worker processes. With ``local_envs``, the last worker is local, in the trainer's process.
 
-    The subclasses are the transports: how processes are started, and what carries responses.
+    Each subclass is a transport, which decides how processes are started and what carries responses.
     """
 
     options: ProcessOptions
@@ -76,7 +76,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             super()._replace(worker)
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start a worker process, or make the local worker, which makes its environments at its first command."""
+        """Return a new worker: a started process, or the local worker, which makes its environments when first used."""
         entry = self.context.entries[worker_id]
         factory = self.group_factory(entry)
         if worker_id == self._local_id:
@@ -105,7 +105,7 @@ class ProcessHost(LinkHost[ProcessLink]):
 
     @abstractmethod
     def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> ProcessLink:
-        """Start a process, without waiting until its environments are made."""
+        """Start a worker process and return its link, without waiting until its environments are made."""
 
     def await_start(self) -> dict[int, StartReport]:
         if not self._starting:
@@ -161,7 +161,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return the rows of all workers as one view if all were written in place in one slot, else None."""
+        """Return one view of all workers' rows, or None unless all were written in place, into one copy of the rows."""
         written = [steps.reward for steps in parts]
         for slot, rewards in enumerate(self._rewards.get(behavior, ())):
             if all(map(is_, written, rewards)):

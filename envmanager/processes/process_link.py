@@ -47,7 +47,7 @@ class LaunchPlan(WorkerPlan):
 
 
 class ProcessLink(Link):
-    """The link to a worker process. Actions are in shared memory."""
+    """The link to a worker process. Actions and steps are in shared memory if they fit."""
 
     decoder: Decoder
 
@@ -79,7 +79,7 @@ class ProcessLink(Link):
 
     @abstractmethod
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
-        """Start the process. Return it and the trainer's end of its connection.
+        """Start the process. Return the process and the trainer's end of its connection.
 
         ``output_fd``: its standard output and standard error; None for the trainer's. Raises TimeoutError after
         ``start_s``, and another OSError if the process cannot be started.

@@ -45,7 +45,7 @@ _LOOK_EVERY_S = 0.5
 
 
 class HelperGone(OSError):
-    """The helper has ended or is stopped, and cannot start processes."""
+    """Error of a helper that has ended or is stopped, and cannot start processes."""
 
     def __init__(self) -> None:
         super().__init__(errno.ECONNRESET, "the helper process has ended or is stopped")
@@ -247,7 +247,7 @@ def start(
     environ: Mapping[str, str] = os.environ,
     deadline: float = math.inf,
 ) -> Process:
-    """Start a Python process that calls ``function(fds, *arguments)`` ("module:name") with SIGINT blocked.
+    """Start and return a Python process that calls ``function(fds, *arguments)`` ("module:name"), with SIGINT blocked.
 
     ``fds`` have other numbers there. ``output`` has the descriptors for standard output and standard error. Raises
     TimeoutError at the deadline, and another OSError if the process cannot be started.
@@ -261,6 +261,6 @@ def start(
 def execute(
     command: Sequence[str], environ: Mapping[str, str], output_fd: int, cores: set[int], deadline: float = math.inf
 ) -> Process:
-    """Start another program on ``cores`` with SIGINT blocked. Raises OSError if this fails."""
+    """Start another program on ``cores`` with SIGINT blocked, and return it. Raises OSError if this fails."""
     birth = Birth(list(command), dict(environ), os.getcwd(), cores, None)
     return Process(EXECUTE, birth, None, [output_fd, output_fd], deadline)

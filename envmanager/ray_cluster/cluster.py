@@ -114,7 +114,7 @@ class Cluster:
         }
 
     def make_actor(self, worker_id: int, *arguments: Any) -> ActorHandle:
-        """Request a new actor. Ray places it when there is room."""
+        """Request and return a new actor, which Ray places when there is room."""
         options = dict(self._options)
         if self._nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._nodes[worker_id], soft=True)
@@ -128,7 +128,7 @@ class Cluster:
         return bool(ray.is_initialized())
 
     def shortage(self) -> dict[str, str]:
-        """Describe the resources of a worker (``wanted``), why no node has room (``missing``), and the ``cluster``."""
+        """Return texts: the resources of a worker (``wanted``), why no node has room (``missing``), the ``cluster``."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         resources = in_words(dict(sorted(ray.cluster_resources().items())))
         return {

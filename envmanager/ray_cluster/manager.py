@@ -52,7 +52,7 @@ class RayHost(LinkHost[ActorLink]):
         return Resources(self.options.timeouts.close_s, ActorPoller())
 
     def make_worker(self, worker_id: int) -> ActorLink:
-        """Request an actor without waiting for it, so that a lack of room for several actors costs only one timeout."""
+        """Request and return an actor, without waiting, so that a lack of room for several costs only one timeout."""
         self.context.calls.require_open("the start of a worker")
         entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
@@ -67,7 +67,7 @@ class RayHost(LinkHost[ActorLink]):
 
 
 class RayEnvManager(EnvManager):
-    """Runs ``n_envs`` environments in ``n_workers`` actors (by default one each) on a Ray cluster.
+    """A manager of ``n_envs`` environments in ``n_workers`` actors (by default one each) on a Ray cluster.
 
     ``n_workers="auto"``: a number that suits the cluster's CPUs and the first environment, whose steps are measured in
     an actor before the others start. ``envs_per_worker``: instead of ``n_workers``. ``cluster``, or single fields of it

@@ -103,7 +103,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, options: ClusterOptions | Mapping[str, Any] | None) -> ClusterOptions:
-        """Convert None, ClusterOptions, or a mapping as in a config. Raises ConfigError for a mistake in it."""
+        """Return ClusterOptions for None, ClusterOptions, or a mapping of a config. Raises ConfigError for mistakes."""
         return options if isinstance(options, ClusterOptions) else structure(cls, options or {}, where="cluster")
 
 

@@ -106,7 +106,7 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """Return the C function that the kernel calls for Python's handlers, found through an unused signal; else None."""
+    """Return the C function that the kernel calls for Python's handlers, or None if no unused signal reveals it."""
     unused = next(
         (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
@@ -214,7 +214,7 @@ class allow_interrupts:  # noqa: N801
 def keep_handler_for(manager: object) -> Callable[[], Any]:
     """Keep our handler installed between calls while ``manager`` is open. Return the function to call at its close.
 
-    Garbage collection of the manager has the same effect as this function. After the last manager, the next
+    Garbage collection of the manager has the same effect as the returned function. After the last manager, the next
     ``defer_interrupts`` block removes the handler.
     """
     leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C, so it cannot be interrupted

@@ -81,7 +81,7 @@ def exit_name(code: int | None) -> str:
 
 
 def after_fork_in_child(function: Callable[[], object]) -> Callable[[], object]:
-    """Register ``function``, to be called in each process forked from this one. Windows has no fork."""
+    """Register ``function``, to be called in each process forked from this one, and return it. Windows has no fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
     return function
@@ -154,7 +154,7 @@ _ONLY_OWNER = 0o600
 def open_privately(path: str, flags: int) -> int:
     """Open the file ``path`` with mode 0600, as an ``opener`` for ``open``. Return the descriptor.
 
-    Raises OSError, even for a symbolic link. Its ``strerror`` is for the user.
+    Raises OSError, also for a symbolic link. The error's ``strerror`` is a text for the user.
     """
     try:
         # O_NONBLOCK, because to open a pipe without a reader must not block.

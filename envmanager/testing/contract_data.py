@@ -287,7 +287,7 @@ class _Disagrees(_Guests):
 
 
 class _OtherDtypes(FakeEnvironment):
-    """An environment that returns float64 for float32, and int64 for uint8 and bool, updated with ``change(steps)``."""
+    """An environment that returns float64 for float32, and int64 for uint8 and bool. ``change`` sets more fields."""
 
     SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
 

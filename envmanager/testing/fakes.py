@@ -70,7 +70,7 @@ class FakeWorker:
             self._step_queue.put(self._held_back.pop(0))
 
     def fail(self, error: Exception) -> None:
-        """Put a failure into the step queue, as a real worker's supervisor does."""
+        """Put a failure into the step queue, as the poller of a real worker does."""
         self._step_queue.put(EnvironmentResponse(CommandName.FAILED, self.worker_id, error))
 
     def _respond(self, command: CommandName, payload: Any) -> EnvironmentResponse:

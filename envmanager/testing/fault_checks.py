@@ -158,7 +158,7 @@ class CheckedTrainer:
         return pid
 
     def reset(self, config: Any = None) -> list[StepInfo]:
-        """Reset the manager, and check the first observations."""
+        """Reset the manager. Check the first StepInfos and return them."""
         infos = self.manager.reset(config)
         for info in infos:
             assert info.lost is None
@@ -167,7 +167,7 @@ class CheckedTrainer:
         return infos
 
     def step(self, wait: Any = "any") -> list[StepInfo]:
-        """Call the manager's ``step``, and check its StepInfos."""
+        """Call the manager's ``step``. Check its StepInfos and return them."""
         infos = self.manager.step(wait)
         assert len({info.worker_id for info in infos}) == len(infos)
         for info in infos:
@@ -224,7 +224,7 @@ class CheckedTrainer:
 
 
 def only_with_processes(test: Test) -> Test:
-    """Skip a test for managers whose workers run in this process."""
+    """Return the test as one that is skipped for managers whose workers run in this process."""
 
     @functools.wraps(test)
     def checked(self: FaultyManagers, *args: Any, **kwargs: Any) -> Any:

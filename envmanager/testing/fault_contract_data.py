@@ -35,7 +35,7 @@ from envmanager.testing.faults import (
 
 
 class DataFaults(FaultyManagers):
-    """Faults in data. An observation or action that does not fit its spec raises an error that names the leaf."""
+    """Tests of faults in data. An observation or action that breaks its spec raises an error that names the leaf."""
 
     large_observation_bytes = 256 << 20
 

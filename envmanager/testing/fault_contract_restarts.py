@@ -41,7 +41,7 @@ BROKEN = Raise(ValueError("gear 7 broke"))
 
 
 class RestartsAfterFaults(FaultyManagers):
-    """Restarts: only the failed worker is replaced, within its budget, and the trainer is notified once."""
+    """Tests of restarts: only the failed worker is replaced, within its budget, and the trainer is notified once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
         """Make env 1 fail in its fourth step. Assert that only its worker is replaced, once, and check all counts."""

@@ -122,7 +122,7 @@ class Traces:
 
     @classmethod
     def now(cls) -> Traces:
-        """Take a snapshot."""
+        """Return a snapshot of the present."""
         threads = frozenset(thread.name for thread in threading.enumerate())
         return cls(_workers_and_orphans(), _open_descriptors(), threads, _shared_memory())
 

@@ -307,7 +307,7 @@ def test_actions_that_would_make_an_asynchronous_pool_wait_for_ever_are_refused_
     with SimpleEnvManager(asynchronous(3), N) as manager:
         manager.reset()
         manager.recv()
-        with pytest.raises(BadAction, match="2 environments of worker 0 would step, but it hands back 3 at a time"):
+        with pytest.raises(BadAction, match="2 environments of worker 0 would step, but it returns 3 at a time"):
             manager.send(np.zeros(2, np.int64), [0, 1])
         manager.send(np.zeros(N, np.int64), np.arange(N))
         batch = manager.recv()

@@ -401,7 +401,7 @@ def test_actions_for_some_of_the_rows_that_are_not_in_flight_are_refused_before_
     with SimpleEnvManager(late_cartpoles, 3) as manager:
         manager.reset(seed=1)
         manager.recv()
-        with pytest.raises(BadAction, match="2 environments of worker 0 would step, but it hands back 3"):
+        with pytest.raises(BadAction, match="2 environments of worker 0 would step, but it returns 3"):
             manager.send(np.zeros(2, np.int64), [0, 1])
         manager.send(np.zeros(3, np.int64), [0, 1, 2])
         assert len(manager.recv()) == 3
