@@ -64,7 +64,10 @@ func successor(node: Node) -> Copy:
 
 
 func is_whole() -> bool:
-	return all.all(func(copy: Copy) -> bool: return copy.arena != null)
+	for copy: Copy in all:
+		if copy.arena == null:
+			return false
+	return true
 
 
 ## Has the nodes join that entered the tree before it was known as a copy, in the order of the tree.
