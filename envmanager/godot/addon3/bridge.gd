@@ -178,7 +178,7 @@ func _physics_process(_delta: float) -> void:
 		_build()
 		return  # what has just come into the tree has no tick of its own yet: the first action would be shorter for it
 	for body in _bodies:
-		body.get_global_transform()
+		body.get_global_position()
 	if _is_torn and not _mend():
 		return
 	if _ticks_left > 0:
