@@ -239,7 +239,7 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return a phrase with the number of episodes, the mean return of each behavior, and the number of lost episodes."""
+    """Return a phrase: the number of episodes, the mean return of each behavior, and the number of lost episodes."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"

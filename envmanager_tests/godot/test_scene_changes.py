@@ -59,6 +59,11 @@ def test_a_change_of_the_scene_ends_the_episode_of_a_single_arena(
     assert one.script_errors() == []
 
 
+def test_one_arena_that_is_isolated_may_change_its_scene_too(engine: Start) -> None:
+    last = played(engine("games", scene=CHANGING, isolate=True), "reload")[2]["default"]
+    assert (last.bits.tolist(), last.reward.tolist()) == ([5], [2.0])
+
+
 def test_the_same_seed_repeats_episodes_of_a_game_that_reloads(engine: Start) -> None:
     one = engine("games", scene=CHANGING)
     first, again = ([steps.bytes() for steps in played(one, "reload")] for _ in range(2))
