@@ -205,11 +205,19 @@ class EngineLink(Link):
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """Return the error of a missing answer: a script's error if one was printed, else WorkerTimedOut."""
+        return self._printed_error(during) or super().timed_out(during)
+
+    def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
+        """Return the error of a bad answer: a script's error if one was printed, else ProtocolError."""
+        return self._printed_error(during) or super().broke_protocol(during)
+
+    def _printed_error(self, during: CommandName | None) -> EnvManagerError | None:
+        """Kill the engine if a script has printed an error, and return that error."""
         error = self._log.new_error()
-        if error is not None:
-            self.kill()
-            return self.decoder.raised(error, during)
-        return super().timed_out(during)
+        if error is None:
+            return None
+        self.kill()
+        return self.decoder.raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
         """Report a note, or extend the deadline of a busy engine by the whole timeout."""
