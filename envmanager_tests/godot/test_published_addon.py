@@ -124,110 +124,122 @@ extends EditorPlugin
 
 const Checks := preload("res://addons/envmanager/checks.gd")
 
+var _left := ["untold", "whole", "double"]
 var _frames := 0
 
 
 func _process(_delta):
 	_frames += 1
-	if _frames == 5:
-		get_editor_interface().open_scene_from_path("res://scene.tscn")
-	if _frames == 1000:  # it could not be opened
+	if _left.is_empty() or _frames > 500:
 		get_tree().quit()
+		return
+	var path = "res://%s.tscn" % _left[0]
 	var root = get_editor_interface().get_edited_scene_root()
-	if root == null or root.scene_file_path != "res://scene.tscn":
+	if root == null or root.scene_file_path != path:
+		if _frames % 20 == 5:
+			get_editor_interface().open_scene_from_path(path)
 		return
 	for node in root.get_children():
 		var asked = Array(node._get_configuration_warnings()) if node.get_script().is_tool() else null
-		print("\\nFOUND ", JSON.stringify([node.name, Array(Checks.warnings_of(node)), Checks.uses_sizes(node), asked]))
-	get_tree().quit()
+		var said = [_left[0], node.name, Array(Checks.warnings_of(node)), Checks.uses_sizes(node), asked]
+		print("\\nFOUND ", JSON.stringify(said))
+	_left.pop_front()
 """,
     3: """tool
 extends EditorPlugin
 
 const Checks = preload("res://addons/envmanager/checks.gd")
 
+var _left = ["untold", "whole", "double"]
 var _frames = 0
 
 
 func _process(_delta):
 	_frames += 1
-	if _frames == 5:
-		get_editor_interface().open_scene_from_path("res://scene.tscn")
-	if _frames == 1000:  # it could not be opened
+	if _left.empty() or _frames > 500:
 		get_tree().quit()
+		return
+	var path = "res://%s.tscn" % _left[0]
 	var root = get_editor_interface().get_edited_scene_root()
-	if root == null or root.filename != "res://scene.tscn":
+	if root == null or root.filename != path:
+		if _frames % 20 == 5:
+			get_editor_interface().open_scene_from_path(path)
 		return
 	for node in root.get_children():
 		var asked = null
 		if node.get_script().is_tool():
 			asked = Array(node._get_configuration_warning().split("\\n", false))
-		print("\\nFOUND ", JSON.print([node.name, Array(Checks.warnings_of(node)), Checks.uses_sizes(node), asked]))
-	get_tree().quit()
+		var said = [_left[0], node.name, Array(Checks.warnings_of(node)), Checks.uses_sizes(node), asked]
+		print("\\nFOUND ", JSON.print(said))
+	_left.pop_front()
 """,
 }
 ENABLED = {
     4: 'enabled=PackedStringArray("res://addons/envmanager/plugin.cfg", "res://addons/probe/plugin.cfg")',
     3: 'enabled=PoolStringArray( "envmanager", "probe" )',
 }
+SCENES = {
+    "untold": {"Agent": "agent.gd", "Bare": "addons/envmanager/agent.gd"},
+    "whole": {"Arena": "arena.gd", "Agent": "sized.gd"},
+    "double": {"First": "arena.gd", "Second": "arena.gd"},
+}
+"""Nodes of each scene and their scripts. The first is the main scene."""
+EXTENDING = 'extends "res://addons/envmanager/agent.gd"\n'
+FILES = {
+    "agent.gd": EXTENDING,
+    "sized.gd": f"{EXTENDING}\n\nfunc _init():\n\tobservation_size = 2\n\tcontinuous_size = 1\n",
+    "addons/probe/plugin.cfg": '[plugin]\n\nname="p"\ndescription=""\nauthor=""\nversion="1"\nscript="probe.gd"\n',
+}
+Said = dict[tuple[str, str], list[object]]
+_known: dict[int, Said] = {}
 
 
-def shown(major: int, program: str, game: Path, **scripts: str) -> dict[str, list[object]]:
-    """What the editor has to say of a scene with a node for each script: warnings, whether sizes count, triangle."""
-    parts = [f"[gd_scene load_steps={1 + len(scripts)} format={major - 1}]"]
-    parts += [f'[ext_resource path="res://{path}" type="Script" id={i}]' for i, path in enumerate(scripts.values())]
-    parts.append('[node name="Main" type="Node"]')
-    for i, name in enumerate(scripts):
-        parts.append(f'[node name="{name}" type="Node" parent="."]\nscript = ExtResource( {i} )')
-    (game / "scene.tscn").write_text("\n\n".join(parts) + "\n")
-    if major == 3:  # when it opens a game for the first time, two of its threads read the same scripts
-        editor(program, game, "--editor", "--quit")
-    probe = game / "addons" / "probe"
-    probe.mkdir(exist_ok=True)
-    (probe / "probe.gd").write_text(PROBE[major])
-    keys = 'name="probe"\ndescription=""\nauthor=""\nversion="1"\nscript="probe.gd"\n'
-    (probe / "plugin.cfg").write_text(f"[plugin]\n\n{keys}")
-    file = game / "project.godot"
-    text = file.read_text().replace("res://main.tscn", "res://scene.tscn")
-    file.write_text(f"{text}\n[editor_plugins]\n\n{ENABLED[major]}\n")
-    opened = ["--headless", "--editor"] if major == 4 else ["--editor"]
-    printed = editor(program, game, *opened)
-    found = [json.loads(line.removeprefix("FOUND ")) for line in printed.splitlines() if line.startswith("FOUND ")]
-    assert found, printed
-    return {name: said for name, *said in found}
+@pytest.fixture
+def said(major: int, program: str, tmp_path: Path) -> Said:
+    """What the editor says of each node of the scenes: the warnings, whether its sizes count, and the triangle's."""
+    if major not in _known:
+        game = unpacked(major, tmp_path)
+        for scene, scripts in SCENES.items():
+            parts = [f"[gd_scene load_steps={1 + len(scripts)} format={major - 1}]"]
+            for i, script in enumerate(scripts.values(), 1):
+                parts.append(f'[ext_resource path="res://{script}" type="Script" id={i}]')
+            parts.append('[node name="Main" type="Node"]')
+            for i, name in enumerate(scripts, 1):
+                parts.append(f'[node name="{name}" type="Node" parent="."]\nscript = ExtResource( {i} )')
+            (game / f"{scene}.tscn").write_text("\n\n".join(parts) + "\n")
+        (game / "addons" / "probe").mkdir()
+        for name, text in {**FILES, "addons/probe/probe.gd": PROBE[major]}.items():
+            (game / name).write_text(text)
+        if major == 3:  # when it opens a game for the first time, two of its threads read the same scripts
+            editor(program, game, "--editor", "--quit")
+        text = (game / "project.godot").read_text().replace("res://main.tscn", "res://untold.tscn")
+        (game / "project.godot").write_text(f"{text}\n[editor_plugins]\n\n{ENABLED[major]}\n")
+        printed = editor(program, game, *(["--headless", "--editor"] if major == 4 else ["--editor"]))
+        lines = [json.loads(line.removeprefix("FOUND ")) for line in printed.splitlines() if line.startswith("FOUND ")]
+        assert lines, printed
+        _known[major] = {(scene, name): found for scene, name, *found in lines}
+    return _known[major]
 
 
 class TestEditor:
-    def test_an_agent_without_sizes_and_arena_is_told_what_is_missing(
-        self, major: int, program: str, tmp_path: Path
-    ) -> None:
-        game = unpacked(major, tmp_path)
-        (game / "agent.gd").write_text('extends "res://addons/envmanager/agent.gd"\n')
+    def test_an_agent_without_sizes_and_arena_is_told_what_is_missing(self, said: Said) -> None:
+        warnings, uses_sizes, triangle = said["untold", "Agent"]
 
-        found = shown(major, program, game, Agent="agent.gd", Bare="addons/envmanager/agent.gd")
-
-        warnings, uses_sizes, asked = found["Agent"]
         assert [word in str(warnings) for word in ("no arena", "Observation Size", "Continuous Size")] == [True] * 3
         assert uses_sizes
-        assert asked is None  # the engine asks no script without @tool: the inspector shows the warnings
-        assert "Extend it" in str(found["Bare"][0])
-        assert found["Bare"][2] == found["Bare"][0]
+        assert triangle is None  # the engine asks no script without @tool: the inspector shows the warnings
 
-    def test_a_scene_that_can_be_trained_gives_no_warning_and_the_arena_beside_agents_uses_no_sizes(
-        self, major: int, program: str, tmp_path: Path
-    ) -> None:
-        game = unpacked(major, tmp_path)
-        sizes = "func _init():\n\tobservation_size = 2\n\tcontinuous_size = 1\n"
-        (game / "agent.gd").write_text(f'extends "res://addons/envmanager/agent.gd"\n\n\n{sizes}')
+    def test_a_node_with_the_script_of_the_addon_itself_has_the_warning_in_the_tree(self, said: Said) -> None:
+        warnings, _, triangle = said["untold", "Bare"]
 
-        found = shown(major, program, game, Arena="arena.gd", Agent="agent.gd")
+        assert "Extend it" in str(warnings)
+        assert triangle == warnings
 
-        assert found == {"Arena": [[], False, None], "Agent": [[], True, None]}
+    def test_a_scene_that_can_be_trained_gives_no_warning(self, said: Said) -> None:
+        assert [said["whole", name][0] for name in ("Arena", "Agent")] == [[], []]
 
-    def test_a_second_arena_is_one_too_many(self, major: int, program: str, tmp_path: Path) -> None:
-        game = unpacked(major, tmp_path)
+    def test_an_arena_beside_agents_uses_no_sizes(self, said: Said) -> None:
+        assert [said["whole", name][1] for name in ("Arena", "Agent")] == [False, True]
 
-        found = shown(major, program, game, First="arena.gd", Second="arena.gd")
-
-        assert ["2 arenas" in str(warnings) for warnings, *_ in found.values()] == [True, True]
-        assert [uses_sizes for _, uses_sizes, _ in found.values()] == [True, True]
+    def test_a_second_arena_is_one_too_many(self, said: Said) -> None:
+        assert ["2 arenas" in str(said["double", name][0]) for name in ("First", "Second")] == [True, True]
