@@ -96,7 +96,7 @@ _ClickException: Any = typer.BadParameter.__mro__[
 
 
 def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> int:
-    """Run one of ``commands`` and return the exit code. If the arguments are invalid, print one line to stderr."""
+    """Run the command in ``arguments`` and return the exit code. Print errors of the call or the library to stderr."""
     # Make modules in the current directory importable, as `python -m` does.
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         if "" not in sys.path and os.getcwd() not in sys.path:
@@ -347,7 +347,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with TensorBoard added. A value that is no list is returned unchanged, and refused later."""
+    """Return ``metrics`` with TensorBoard in ``directory``, if given. A value that is no list is left unchanged."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -356,7 +356,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return ``table`` with ``max_restarts`` set. A value that is no table is returned unchanged, and refused later."""
+    """Return ``table`` with ``max_restarts``, if given. A value that is no table is left unchanged."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

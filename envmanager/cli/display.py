@@ -230,7 +230,7 @@ class Rate:
 
 
 def describe_start(plan: Plan) -> str:
-    """Return one line with the environment, the number of workers, the manager and the seed."""
+    """Return one line with the environment, the numbers of environments and workers, the manager and the seed."""
     options = plan.manager
     workers = f" in {count(options.n_workers, 'worker')}" if isinstance(options.n_workers, int) else ""
     envs = count(options.n_envs, "environment")
@@ -239,7 +239,7 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return a phrase with the number of episodes, their mean return, and the number of lost episodes."""
+    """Return a phrase with the number of episodes, the mean return of the last ones, and the number of lost ones."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"
@@ -265,7 +265,7 @@ def of_behavior(behavior: str, behaviors: Sized) -> str:
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Return a line per behavior with the mean, the spread and the range of its returns."""
+    """Return a line per behavior with the mean, spread and range of its returns, and the number of episodes."""
     lines = []
     for behavior, returns in evaluation.returns_of.items():
         of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""

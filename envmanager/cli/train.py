@@ -33,7 +33,7 @@ from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
-    """Train and return the exit code: 128 + the signal's number when a signal ended the training."""
+    """Train, show the result and write it to ``out``. Return the exit code: after a signal, 128 + its number."""
     run = TrainingRun(plan, display)
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display:

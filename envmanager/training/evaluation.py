@@ -35,12 +35,12 @@ class Evaluation:
 
     @property
     def returns(self) -> list[float]:
-        """Returns of all agents of all behaviors."""
+        """Episode returns of all agents of all behaviors."""
         return [one for returns in self.returns_of.values() for one in returns]
 
     @property
     def lengths(self) -> list[int]:
-        """Lengths of all agents of all behaviors."""
+        """Episode lengths of all agents of all behaviors."""
         return [one for lengths in self.lengths_of.values() for one in lengths]
 
     @property

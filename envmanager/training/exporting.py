@@ -260,10 +260,7 @@ def _run_torchscript(written: bytes) -> Run:
 
 
 def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
-    """Compare ``run`` with the policy, in batches of several sizes; return the number of observations.
-
-    Raises ExportFailed if an action differs.
-    """
+    """Compare ``run`` with the policy in batches of several sizes; return the number of rows. Raises ExportFailed."""
     n = len(leaves(observations)[0])
     ends = [0, *(end for end in (1, 3, 10) if end < n), n]
     for start, end in itertools.pairwise(ends):

@@ -120,9 +120,9 @@ class ActorCriticPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; the outputs hold raw actions, their log-probabilities and the values.
+        """Return actions for the environment. The outputs hold raw actions, their log-probabilities and the values.
 
-        Raises NothingAllowed if the mask of an agent forbids all actions.
+        A greedy policy has no outputs. Raises NothingAllowed if a mask forbids all choices for a part of an action.
         """
         self._model.mask.allowed(steps)
         obs = self._model.encoder.tensors(steps.obs, self._device)
