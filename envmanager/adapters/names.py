@@ -90,7 +90,7 @@ class Importable:
     attribute: str
 
     def load(self) -> Any:
-        """Import and return the callable."""
+        """Import and return the callable. Raises ImportError or AttributeError."""
         return imported(f"{self.module}:{self.attribute}")
 
 

@@ -206,7 +206,8 @@ def run_command(
 
     A flag overrides --set, and --set overrides CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
-    mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
+    mistake in the call, 3 when a file cannot be written, 130 after Ctrl-C and
+    143 after SIGTERM.
     """
     tables = load_config(config) if config is not None else {"manager": {}, "run": {}}
     tables = override(tables, assignments or ())
@@ -259,8 +260,8 @@ def tune_command(
     """Try how many workers, environments and steps to wait for give the most steps per second, with random actions.
 
     Exit code 0 when something was found, 1 after an error, 2 after a mistake in
-    the call, 130 after Ctrl-C and 143 after SIGTERM; then the best so far is
-    kept.
+    the call, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
+    SIGTERM. The best so far is shown and written in any case.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)

@@ -120,7 +120,7 @@ class ShowsNotices(Protocol):
     """Interface of a display that can show notices."""
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
+        """Show a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         ...
 
 

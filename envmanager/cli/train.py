@@ -137,7 +137,7 @@ class Lines:
         self.show_line(f"evaluating  {n_episodes:,} episodes")
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker."""
+        """Show a logged message; ``level`` is as in ShowsNotices."""
         self.show_line(describe_notice(level, text))
 
     def show_line(self, text: str) -> None:

@@ -92,7 +92,7 @@ class Lockstep:
         self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
 
     def receive(self) -> Batch:
-        """Return the results of environments that acted or lost their worker. Raises UsageError without a step."""
+        """Return results of environments that acted or lost their worker. Raises UsageError without a pending step."""
         if self._acting is None:
             raise UsageError("no step is pending: send actions first.")
         batch = self._complete(self.manager.recv(Wait.all()), self._acting)

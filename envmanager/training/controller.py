@@ -130,7 +130,10 @@ class TrainerController:
         self.freeze_only(self.frozen | {behavior}, cause="freeze")
 
     def unfreeze(self, behavior: str) -> None:
-        """Unfreeze a behavior from the next step on; with rounds it learns only in its own. Raises UsageError."""
+        """Unfreeze a behavior: it learns again from the next step on; with rounds, only in its rounds.
+
+        Call between two steps. Raises UsageError for a behavior without a trainer.
+        """
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 

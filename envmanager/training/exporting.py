@@ -86,7 +86,8 @@ def export_policy(
     ``action`` or ``action_KEY``. The first axis of each is the batch, of any size. ``opset``: version of the ONNX
     operator set, 11 to 20.
 
-    Raises UsageError if the trainer does not support export, and ExportFailed if the export fails or acts differently.
+    Raises UsageError if the trainer does not support export, MissingExtra if a library for the format is missing,
+    ExportFailed if the export fails or acts differently, and NotWritten if ``file`` cannot be written.
     """
     check_format(to, opset)
     spec = policy.spec

@@ -97,7 +97,7 @@ class ActorCritic(nn.Module):
         self.critic = mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.Tanh)
 
     def forward(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the inputs of the action heads ``[n, k]`` and the values ``[n]``."""
+        """Return the inputs of the action heads, ``[n, k]``, and the values of the observations, ``[n]``."""
         features = self.encoder(obs)
         return self._inputs(features, obs), self.critic(features).squeeze(-1)
 

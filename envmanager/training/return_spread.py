@@ -109,7 +109,7 @@ class ReturnSpread:
         self.count = total
 
     def state(self) -> SpreadState | None:
-        """Return the checkpoint's state, without running returns, which a resume restarts; None unless ``enabled``."""
+        """Return the spread for a checkpoint; None unless ``enabled``. A resume restarts the running returns at 0."""
         if not self.enabled:
             return None
         return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
