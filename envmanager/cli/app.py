@@ -261,7 +261,7 @@ def tune_command(
 
     Exit code 0 when something was found, 1 after an error, 2 after a mistake in
     the call, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
-    SIGTERM. The best so far is shown and written in any case.
+    SIGTERM. After an error or a signal the best so far is kept.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)

@@ -151,7 +151,7 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Adopt the learner's version, send it ``progress``, return its figures. The weights are shared memory."""
+        """Adopt the learner's version, send it ``progress``, return its figures. The weights are shared already."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
