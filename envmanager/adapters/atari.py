@@ -66,7 +66,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     Observations are uint8[stack, size, size], the newest frame last; actions are the game's own set. A reset takes 1 to
     ``noop_max`` no-op frames. ``clip_rewards``: whether a reward is replaced by its sign. ``terminal_on_life_loss``:
     whether a lost life ends the episode, as is common in training. One environment uses one thread. The class attribute
-    ``vectorised`` makes a vector of such games for all environments of a worker; ``kind: auto`` tries it too.
+    ``vectorised`` makes a vector of such games for all environments of a worker; ``kind: auto`` also probes the vector.
     """
 
     vectorised = staticmethod(atari_vector)

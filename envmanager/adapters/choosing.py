@@ -120,7 +120,7 @@ _INWARDS = ("subject", "unwrapped", "env")
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers. Wrapped objects of other kinds are ignored; they may be shared."""
+    """Return the environment inside all wrappers. Wrapped objects of other kinds, such as clients, are ignored."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)

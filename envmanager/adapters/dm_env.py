@@ -127,7 +127,7 @@ def _seed(env: Any, seed: int) -> None:
 
 
 def to_spec(spec: Any) -> Tree:
-    """Return a tree of dm_env specs as a tree of ArraySpec. A spec of texts becomes an object leaf."""
+    """Return a tree of dm_env specs as a tree of ArraySpec. A spec of texts or objects becomes an object leaf."""
     if isinstance(spec, Mapping):
         return {key: to_spec(child) for key, child in spec.items()}
     if isinstance(spec, tuple | list):

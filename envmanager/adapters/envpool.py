@@ -1,6 +1,6 @@
 """Adapter for EnvPool: pools of C++ environments, which step in threads of their own.
 
-A pool begins the next episode in the step after the end. PoolGroup instead resets the environments whose episode
+A pool begins the next episode one step after an episode's end. PoolGroup instead resets the environments whose episode
 ended, and returns their first observations in the same step. EnvPool seeds its environments when it makes the pool:
 ``envpool.make(…, seed=context.seed)``.
 """
@@ -26,7 +26,7 @@ _LAST = 2  # dm_env.StepType.LAST
 
 
 def _result(made: Any) -> VectorResult:
-    """Return the result of a pool's ``step`` or ``reset`` in the form of a VectorEnv's step."""
+    """Return the result of a pool's ``step`` or ``reset`` as a VectorResult, with None for what a reset lacks."""
     if len(made) == 5 and made.__class__ is tuple:
         return made
     if made.__class__ is tuple:
@@ -38,7 +38,7 @@ def _result(made: Any) -> VectorResult:
 
 
 def pool_group(pool: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return the environments of a pool as a group. Raises UsageError for several players per environment."""
+    """Return the environments of a pool as a group. Raises UsageError if an environment has several players."""
     if pool.config.get("max_num_players", 1) > 1:
         raise UsageError("an EnvPool with several players per environment is not supported.")
     group = AsyncPoolGroup if pool.is_async else PoolGroup

@@ -25,7 +25,7 @@ EnvFactory = Callable[..., Any] | str | Mapping[str, str] | EnvRecipe | Sequence
 
 
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
-    """Return one factory per environment; raise UsageError if ``env_factory`` cannot make environments."""
+    """Return one factory per environment. Raises UsageError or MissingExtra if ``env_factory`` cannot make them."""
     if isinstance(env_factory, list | tuple):
         if len(env_factory) != n_envs:
             raise UsageError(f"env_factory is a list of {len(env_factory)} factories for n_envs={n_envs} environments.")
@@ -36,7 +36,7 @@ def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
 def resolve(env_factory: Any) -> Any:
     """Return a factory, as ``call_factory`` takes it, for a callable, a name, ``{"vector": id}`` or an EnvRecipe.
 
-    Raises UsageError for any other object, and for a name that cannot be found.
+    Raises UsageError for any other object, and UsageError or MissingExtra for a name that cannot be found.
     """
     if isinstance(env_factory, EnvRecipe):
         return prepare(env_factory, resolve)

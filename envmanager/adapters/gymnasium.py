@@ -75,7 +75,7 @@ class GymnasiumEnvironment(EnvGroup):
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
-        """Return a group of one environment, which reports infos; a manager without ``infos`` drops them."""
+        """Return a group of one environment. It reports infos, which a manager without ``infos`` drops."""
         return cls([env], infos=True)
 
     @property
@@ -91,7 +91,7 @@ class GymnasiumEnvironment(EnvGroup):
         return self._envs[0]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the next steps into ``buffer``. Views of its rows are kept in ``buffer.views`` and reused."""
+        """Accept the buffer for the next steps. Views of its rows are kept in ``buffer.views`` and reused."""
         views = buffer.views
         if views is None or views.agent_id is not self._agent_id:
             views = buffer.views = _BufferViews(buffer, self._agent_id, self._is_plain)
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or only ``rows``. The i-th one stepped uses row i of the actions and of the result."""
+        """Step all environments, or those at ``rows``; return their steps. Actions and steps have the same order."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -191,7 +191,7 @@ class GymnasiumEnvironment(EnvGroup):
         return info
 
     def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
-        """Write the flags, and return whether the episode has ended."""
+        """Write the flags into a row of ``out``; return whether the episode has ended. Raises SpecMismatch."""
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated = flag(terminated, "terminated", self.casting)
             truncated = flag(truncated, "truncated", self.casting)
@@ -210,7 +210,7 @@ class _BufferViews:
     """A RowBuffer with views of each row's leaves. Making a view in each assignment would take three times as long."""
 
     def __init__(self, buffer: RowBuffer, agent_id: np.ndarray, is_plain: bool) -> None:
-        """``is_plain``: whether observations are arrays of numbers whose values need no check."""
+        """Make the views. ``is_plain``: whether observations are arrays of numbers whose values need no check."""
         n, steps = len(agent_id), buffer.steps
         self.agent_id = agent_id
         self.steps = steps
@@ -235,7 +235,7 @@ class _BufferViews:
 
 
 class _ObjectRow:
-    """A row of an object column, assigned to like a view. NumPy would split up a list assigned to a real view."""
+    """A stand-in for a view of a row of an object column. NumPy would split a list assigned to a real view."""
 
     def __init__(self, column: np.ndarray, row: int) -> None:
         self.column, self.row = column, row

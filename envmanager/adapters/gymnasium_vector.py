@@ -72,7 +72,7 @@ class VectorGroup(EnvGroup):
 
     The environments can only be stepped together. Gymnasium's SyncVectorEnv and AsyncVectorEnv, and ``ale_py``'s
     AtariVectorEnv receive a seed for each environment; other classes receive the first seed. ``call``, ``get_attr``,
-    ``set_attr`` and ``render`` act on the sub-environments of these two classes of Gymnasium, else on the vector.
+    ``set_attr`` and ``render`` act on the sub-environments of a SyncVectorEnv or AsyncVectorEnv, else on the vector.
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
@@ -122,7 +122,7 @@ class VectorGroup(EnvGroup):
             )
 
     def _way_to_restart(self) -> Callable[[AgentSteps, np.ndarray, Info], None]:
-        """Return the method for the rows whose episode ended, which depends on the mode of the VectorEnv."""
+        """Return the method to call after a step in which episodes ended. It depends on the mode of the VectorEnv."""
         return self._take_restarted if mode_of(self._vector_env) == SAME_STEP else self._reset_ended
 
     @property
@@ -142,7 +142,7 @@ class VectorGroup(EnvGroup):
         return True
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the next steps into ``buffer``."""
+        """Accept the buffer for the next steps."""
         self._buffer = buffer
         buffer.steps.agent_id = self._agent_id
 
@@ -156,7 +156,7 @@ class VectorGroup(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments. ``rows``, if given, must be all rows."""
+        """Step all environments and return their steps. ``rows``, if given, must be all rows."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
@@ -181,9 +181,10 @@ class VectorGroup(EnvGroup):
     def _steps(
         self, obs: Tree, reward: Any, terminated: Any, truncated: Any, infos: Info, rows: np.ndarray | None = None
     ) -> AgentSteps:
-        """Return a step in the offered buffer, or, without one, a step of the VectorEnv's own arrays where they fit.
+        """Write a step into the offered buffer and return the buffer's steps.
 
-        ``rows``: the indices of the environments, or None for all of them in order.
+        Without a buffer, and for foreign arrays, return the VectorEnv's own arrays where they fit. ``rows``: indices of
+        the environments, or None for all of them in order. Raises SpecMismatch for arrays that do not fit the spec.
         """
         n = self._n if rows is None else len(rows)
         plain = self._plain
@@ -216,7 +217,7 @@ class VectorGroup(EnvGroup):
         return np.asarray(fitting_array(ArraySpec((n,), np.bool_), as_array(value), path, self.casting))
 
     def _fitting(self, obs: Tree, root: str, n: int) -> Tree:
-        """Return observations as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch."""
+        """Return observations as a tree of arrays ``[n, …]`` of the spec's dtypes; raise SpecMismatch for a misfit."""
         check_structure(self._spec, obs, root)
         columns = []
         for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
@@ -235,7 +236,7 @@ class VectorGroup(EnvGroup):
     # Ends of episodes.
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """Put the final observations, which are in the infos, into ``steps`` (mode SAME_STEP)."""
+        """Put final observations, and infos if they are reported, from ``infos`` into ``steps`` (mode SAME_STEP)."""
         numbers = np.flatnonzero(ended)
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
@@ -363,7 +364,7 @@ def mode_of(vector_env: Any) -> str:
 
 
 def restarts_late(vector_env: Any) -> bool:
-    """Return whether a VectorEnv begins the next episode one step after an end, and takes no ``reset_mask``."""
+    """Return whether a VectorEnv begins an episode one step after the last one ended, and takes no ``reset_mask``."""
     unwrapped = getattr(vector_env, "unwrapped", vector_env)
     if mode_of(vector_env) != NEXT_STEP:
         return False
@@ -393,7 +394,7 @@ def _copy_into(target: Tree, source: Tree) -> None:
 
 
 def batch(column: Any) -> Any:
-    """Return a column of actions as an element of the batched space: a copied array, or a tuple of objects."""
+    """Return a column of actions as an element of the batched space: a tuple of objects, or an array, not a view."""
     if is_foreign(column):  # a copy already
         return column
     return tuple(column) if column.dtype.kind == "O" else column.copy()

@@ -41,9 +41,9 @@ class LateVectorGroup(VectorGroup):
         self._actions = zeros(self.behavior_specs[BEHAVIOR].action, self._n)
         """Last actions of all rows. A row that begins an episode receives its last action again, which is valid."""
         self._acting = np.ones(self._n, np.bool_)
-        """Mask of the rows whose next action counts: all but the rows whose episode the last step of all rows ended."""
+        """Mask of the rows whose next action counts. It is false where the last step of all rows ended an episode."""
         self._is_late = np.zeros(self._n, np.bool_)
-        """Mask of the rows in flight whose episode has ended and whose next one has not begun."""
+        """Mask of the rows in flight whose episode has ended and whose next episode has not begun."""
         self._last = AgentSteps.first(agent_id=self._agent_id.copy(), obs=zeros(self._spec, self._n))
         """Last step of each late row."""
         self._last_info: list[Info] = [{} for _ in range(self._n)]
@@ -88,7 +88,7 @@ class LateVectorGroup(VectorGroup):
         return steps if len(parts) == 1 else steps.take(np.argsort(steps.agent_id))
 
     def _ready(self) -> AgentSteps:
-        """Return steps of rows that are ready first and have not ended. Begin the next episodes of rows that ended."""
+        """Return the steps that are ready first. A row whose episode ended begins the next episode and is left out."""
         while True:
             steps = self._received()
             rows, ended, last = steps.env_id - self.env_ids[0], steps.ended, self._last
@@ -134,7 +134,7 @@ class LateVectorGroup(VectorGroup):
 
 
 def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return the environments of a VectorEnv as a group. Raises UsageError if a step returns only some rows."""
+    """Return the environments of a VectorEnv as a group. Raises UsageError if its steps return only some of them."""
     batch_size = getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", None)
     if isinstance(batch_size, int) and batch_size < vector_env.num_envs:  # of ale_py
         raise UsageError(

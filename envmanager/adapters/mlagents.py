@@ -144,12 +144,12 @@ class MlagentsEnvironment(Environment):
 
 @attrs.frozen
 class MlagentsFactory:
-    """An ``env_factory`` made from a factory of ML-Agents' kind: ``make(worker_id, side_channels) -> BaseEnv``.
+    """An ``env_factory`` that calls an ML-Agents factory ``make(worker_id, side_channels) -> BaseEnv``.
 
-    ML-Agents' ``create_environment_factory`` and ``UnityEnvironment`` are of this kind. ``worker_id``, which determines
-    the port of a Unity build, is the context's ``slot``, so a replaced environment has another port. The environment
-    is made with side channels for parameters and statistics. If ``engine``, the engine's configuration (time scale,
-    screen size and so on), is given, a third side channel sends it.
+    ML-Agents' ``create_environment_factory`` returns such a factory. ``worker_id``, which determines the port of a
+    Unity build, is the context's ``slot``, so a replaced environment has another port. The environment is made with
+    side channels for parameters and statistics. If ``engine``, the engine's configuration (time scale, screen size and
+    so on), is given, a third side channel sends it.
     """
 
     make: Callable[[int, list[SideChannel]], BaseEnv]
@@ -171,7 +171,7 @@ class MlagentsFactory:
 
 
 def to_spec(spec: Any) -> BehaviorSpec:
-    """Return ML-Agents' BehaviorSpec as one of this library. ``mlagents_specs`` keeps the meaning of observations."""
+    """Convert ML-Agents' BehaviorSpec to one of this library, without the meaning of observations."""
     actions, branches = spec.action_spec, spec.action_spec.discrete_branches
     observation: dict[str, Tree] = {
         "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),
@@ -193,10 +193,7 @@ def to_action_tuple(action: Mapping[str, np.ndarray]) -> ActionTuple:
 
 
 def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentSteps:
-    """Join DecisionSteps and TerminalSteps to one AgentSteps.
-
-    An id that is in both has one row, with the reward of the episode that ended.
-    """
+    """Return DecisionSteps and TerminalSteps as one AgentSteps. An id in both has one row, with the terminal reward."""
     steps = only_decisions(spec, decisions)
     if not len(terminals):
         return steps

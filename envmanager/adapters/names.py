@@ -36,8 +36,8 @@ NAMESPACES = {"ALE": ("ale_py", "atari")}
 class GymnasiumId:
     """A factory that makes the environment registered under ``env_id``.
 
-    It holds the registered EnvSpec, because a worker has no registrations but those of Gymnasium itself and of
-    ``module``, which the worker imports first.
+    It holds the registered EnvSpec, because a worker has only the registrations of Gymnasium itself and of ``module``,
+    which the worker imports first.
     """
 
     env_id: str
@@ -90,7 +90,7 @@ class Importable:
     attribute: str
 
     def load(self) -> Any:
-        """Import and return the callable."""
+        """Import and return the callable. Raises ImportError or AttributeError."""
         return imported(f"{self.module}:{self.attribute}")
 
 
@@ -100,7 +100,10 @@ def loaded(named: Any) -> Any:
 
 
 def import_all(modules: Iterable[str]) -> None:
-    """Import modules that register environments; raise UsageError if one cannot be imported."""
+    """Import modules that register environments.
+
+    Raises UsageError if one cannot be imported, or MissingExtra if a library that it imports is not installed.
+    """
     for module in modules:
         try:
             importlib.import_module(module)
@@ -116,7 +119,7 @@ def import_all(modules: Iterable[str]) -> None:
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
-    """Return the factory of ``"CartPole-v1"``, ``"module:Id-v0"`` or ``"module:callable"``. Raises UsageError."""
+    """Return the factory of an id, ``"module:Id-v0"`` or ``"module:callable"``. Raises UsageError or MissingExtra."""
     module, colon, name = text.partition(":")
     if not colon:
         return GymnasiumId(text, _registered(text, text))
@@ -138,7 +141,10 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the attribute ``vectorised`` of a callable, or None. The arguments of a partial are bound to it."""
+    """Return the callable's attribute ``vectorised`` as a partial, or None if it has none.
+
+    If ``called`` is a partial, its arguments are bound to the result.
+    """
     bound = called if isinstance(called, functools.partial) else functools.partial(called)
     form = getattr(bound.func, "vectorised", None)
     return None if form is None else functools.partial(form, *bound.args, **bound.keywords)
@@ -147,8 +153,8 @@ def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
 def find_vector(text: Any) -> Callable[..., Any]:
     """Return the vectorised form of ``"ALE/Pong-v5"``, ``"module:Id-v0"`` or ``"module:callable"``, or an EnvPool.
 
-    An EnvPool is named ``"envpool:Pong-v5"``. Raises UsageError if there is no environment of this name, or no
-    vectorised form of it.
+    An EnvPool is named ``"envpool:Pong-v5"``. Raises UsageError if there is no environment of this name or no
+    vectorised form of it, and MissingExtra if a library that it needs is not installed.
     """
     if not isinstance(text, str):
         raise UsageError(f"env: {{vector: …}} names an id such as ALE/Pong-v5, not {describe_value(text)}.")
@@ -176,7 +182,7 @@ def find_vector(text: Any) -> Callable[..., Any]:
 
 
 def find_wrapper(text: str) -> Importable:
-    """Return the wrapper ``"module:Class"``; raise UsageError if there is none, or if it cannot be called."""
+    """Return the wrapper ``"module:Class"``. Raises UsageError if no callable has this name, or MissingExtra."""
     module, _, name = text.partition(":")
     importable, what = Importable(module, name), f"the wrapper {text!r}"
     _import(module, what)
@@ -225,7 +231,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Return the EnvSpec with a callable for a name in ``__main__``, because a worker has another ``__main__``."""
+    """Return the EnvSpec. An entry point in ``__main__`` becomes a callable: a worker has another ``__main__``."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)
@@ -266,7 +272,7 @@ _FOR_DEVELOPERS = ("test", "docs", "dev", "all")
 
 
 def _extra_with(library: str) -> str | None:
-    """Return the first extra of this package that installs ``library``; None if none does."""
+    """Return the first extra of this package, apart from developers' extras, that installs ``library``, or None."""
     try:
         requirements = metadata.requires("envmanager") or []
     except metadata.PackageNotFoundError:  # run from a folder, not installed

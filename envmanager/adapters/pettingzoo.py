@@ -146,7 +146,7 @@ class ParallelEnvironment(Environment):
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
-        """Look up the spaces of new agents, and assign behaviors to these agents."""
+        """Look up the spaces of new agents and assign behaviors to these agents. Raises SpecMismatch."""
         new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
         if not new:
             return
@@ -227,7 +227,7 @@ def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
 
 @attrs.define
 class _Kind:
-    """An agent's behavior and its reader of actions, which never change."""
+    """An agent's behavior and the reader of the agent's actions. Neither ever changes."""
 
     behavior: str
     read_action: RowReader
@@ -254,7 +254,7 @@ class _Row:
 
 @attrs.define
 class _Outcome:
-    """The result of a step: five dicts by agent."""
+    """The result of a step or a reset: five dicts by agent. After a reset only ``obs`` and ``info`` have entries."""
 
     obs: Mapping[Agent, Any]
     reward: Mapping[Agent, Any]

@@ -70,7 +70,7 @@ def check_wrappers(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def call_of(entry: Any, what: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return the wrapper, a text or a callable, and the arguments in an entry of ``wrappers``.
+    """Return the wrapper (a text or a callable) and its arguments by name from an entry of ``wrappers``.
 
     Raises UsageError if the entry has another shape; its message calls the entry ``what``.
     """
@@ -164,7 +164,7 @@ class Prepared:
 
 
 def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
-    """Look up the names in a recipe and return its factory. ``resolve`` looks up the environment. Raises UsageError."""
+    """Return the factory of a recipe; ``resolve`` looks up its environment. Raises UsageError or MissingExtra."""
     import_all(recipe.imports)
     factory, arguments = resolve(recipe.env), recipe.arguments
     maker = _maker(factory)

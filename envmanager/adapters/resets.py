@@ -24,7 +24,7 @@ class Resetter:
         self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
-        """Call ``reset`` and return its result; raise UsageError for a given argument that it does not take."""
+        """Call ``env.reset`` and return the result; raise UsageError for a given argument that it does not take."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}

@@ -27,7 +27,7 @@ _FLAG = ArraySpec((), np.bool_)
 _FLOAT = np.dtype(np.float64)
 
 RowReader = Callable[[Tree, int], Any]
-"""Function ``(batch tree of [n, …], row) -> one agent's action``. The action is an element of the space and no view."""
+"""Function ``(batch tree of [n, …], row) -> one agent's action``. The action is in the space, and is not a view."""
 
 
 def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
@@ -46,7 +46,7 @@ def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
 
 
 def finite_number(value: Any, path: str, casting: Casting | None = None) -> float:
-    """Return ``value`` as a float. Raises SpecMismatch if it is not one real number, or is NaN or infinite."""
+    """Return ``value`` as a float. Raises SpecMismatch as ``real_number`` does, and for NaN and infinite numbers."""
     number = real_number(value, path, casting)
     if not math.isfinite(number):
         raise SpecMismatch(path, "finite", str(number))
@@ -64,10 +64,7 @@ def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
 
 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
-    """Return a tree of arrays ``[n, …]`` in which row i is ``values[i]``.
-
-    Raises SpecMismatch with a path that begins with ``roots[i]``.
-    """
+    """Return a tree of arrays ``[n, …]`` with ``values[i]`` in row i. Raises SpecMismatch, which names ``roots[i]``."""
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):
@@ -85,9 +82,9 @@ def check_info(info: Any, path: str) -> None:
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:
-    """Return a bound as one number if all its numbers are equal, or as None if all are infinite; else unchanged.
+    """Return a bound as one number if all its numbers are equal, or None if they are infinite or there are none.
 
-    Without this, the bounds of a camera's images would be sent as two images.
+    Any other bound is returned unchanged. Without this, the bounds of a camera's images would be sent as two images.
     """
     if not values.size:
         return None

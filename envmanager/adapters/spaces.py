@@ -107,11 +107,9 @@ _FEW = 1024
 
 
 def known_actions(space: Any) -> Callable[[int], Any] | None:
-    """Return a function from an action to its NumPy scalar if the space is a small Discrete one; else None.
-
-    Making a scalar takes four times as long as this lookup.
-    """
+    """Return a lookup from an action to its NumPy scalar if the space is a small Discrete one; else None."""
     if not isinstance(space, spaces.Discrete) or space.n > _FEW:
         return None
+    # Making a scalar takes four times as long as this lookup.
     dtype, start = np.dtype(space.dtype).type, int(space.start)
     return {action: dtype(action) for action in range(start, start + int(space.n))}.__getitem__

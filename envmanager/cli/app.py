@@ -96,7 +96,7 @@ _ClickException: Any = typer.BadParameter.__mro__[
 
 
 def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> int:
-    """Run one of ``commands`` and return the exit code. If the arguments are invalid, print one line to stderr."""
+    """Run the command in ``arguments`` and return the exit code. Print errors of the call or the library to stderr."""
     # Make modules in the current directory importable, as `python -m` does.
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         if "" not in sys.path and os.getcwd() not in sys.path:
@@ -206,7 +206,8 @@ def run_command(
 
     A flag overrides --set, and --set overrides CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
-    mistake in the call, 130 after Ctrl-C and 143 after SIGTERM.
+    mistake in the call, 3 when a file cannot be written, 130 after Ctrl-C and
+    143 after SIGTERM.
     """
     tables = load_config(config) if config is not None else {"manager": {}, "run": {}}
     tables = override(tables, assignments or ())
@@ -259,8 +260,8 @@ def tune_command(
     """Try how many workers, environments and steps to wait for give the most steps per second, with random actions.
 
     Exit code 0 when something was found, 1 after an error, 2 after a mistake in
-    the call, 130 after Ctrl-C and 143 after SIGTERM; then the best so far is
-    kept.
+    the call, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
+    SIGTERM. After an error or a signal the best so far is kept.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)
@@ -347,7 +348,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with TensorBoard added. A value that is no list is returned unchanged, and refused later."""
+    """Return ``metrics`` with TensorBoard in ``directory``, if given. A value that is no list is left unchanged."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -356,7 +357,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return ``table`` with ``max_restarts`` set. A value that is no table is returned unchanged, and refused later."""
+    """Return ``table`` with ``max_restarts``, if given. A value that is no table is left unchanged."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -48,7 +48,7 @@ _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOp
 def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
     """Return the tables of a config file. Tables that the file leaves out are returned empty.
 
-    Raises ConfigError, or MissingExtra for YAML without PyYAML.
+    Raises ConfigError if the file cannot be read, or MissingExtra if the library for its format is not installed.
     """
     parse = PARSERS.get(path.suffix.lower())
     if parse is None:
@@ -181,7 +181,7 @@ def nearest_place(name: str, tables: Iterable[str]) -> str:
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return a copy of the tables with the assignments of ``--set`` applied in order. Raises ConfigError."""
+    """Return a copy of the tables with the ``--set`` assignments applied. Raises ConfigError or MissingExtra."""
     changed: dict[str, dict[str, Any]] = copy.deepcopy(dict(tables))
     added: set[str] = set()
     for text in assignments:
@@ -194,7 +194,7 @@ def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -
 
 
 def _parse_assignment(text: str) -> tuple[list[str], Any]:
-    """Return the path and the value of ``a.b.c=value``."""
+    """Return the path and the value of ``a.b.c=value``. Raises ConfigError or MissingExtra, as ``override`` does."""
     path: list[str] = []
     place = 0
     while True:
@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Raise ConfigError for a trainer that the config lacks, unless ``path`` or an earlier assignment sets its kind."""
+    """Raise ConfigError for a trainer that neither the config nor ``added`` has; add it if ``path`` sets its kind."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

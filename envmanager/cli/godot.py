@@ -115,7 +115,7 @@ class Lines:
         self._show("  ".join(told))
 
     def show_notice(self, level: str, text: str) -> None:
-        """Print a logged message about a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
+        """Print a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         self._show(describe_notice(level, text))
 
     def _show(self, text: str) -> None:

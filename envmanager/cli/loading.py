@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Return a context in which Ctrl-C ends the process with exit code 130."""
+    """Return a context in which Ctrl-C ends the process with exit code 130, unless a handler was set before."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # keep the calling program's handler, or SIG_IGN set by the shell

@@ -25,7 +25,7 @@ from envmanager.registry import ManagerOptions, structure
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
-    The same ``seed`` gives the same episodes; None seeds nothing. ``policy`` is ``"module:callable"``. The callable
+    The same ``seed`` gives the same episodes; with None they differ. ``policy`` is ``"module:callable"``. The callable
     receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
@@ -62,7 +62,7 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Return the Plan for a config's tables, to which the flags were already applied. Raises UsageError."""
+        """Return the Plan for a config's tables, which already include the flags. Raises UsageError or MissingExtra."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = manager.get("restarts")
@@ -76,7 +76,7 @@ class Plan:
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
-        """Return the policy of one behavior."""
+        """Return the policy of one behavior. Raises UsageError if the user's callable returned no policy."""
         if self.policy is None:
             return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)

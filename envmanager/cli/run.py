@@ -38,9 +38,10 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
 
 def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
-    """Run ``plan`` and return the exit code. Once a manager has started, every run ends with a summary.
+    """Run ``plan`` and return the exit code.
 
-    The summary is shown, and written to ``plan.out``. An error that ended the run is raised after that.
+    Once a manager has started, a summary is shown, and written to ``plan.out``, even if a signal or an EnvManagerError
+    ended the run. The error is raised after that.
     """
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None
@@ -119,7 +120,7 @@ class ShowsNotices(Protocol):
     """Interface of a display that can show notices."""
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
+        """Show a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         ...
 
 
@@ -130,7 +131,7 @@ HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 class Notices(logging.Handler):
     """A context that shows the library's logged warnings and errors on ``display``, with one line per restart.
 
-    ``verbose``: True also shows the evidence of each failure. False shows a hint at ``--verbose`` after the first
+    ``verbose``: True also shows the evidence of each failure. False shows a hint to use ``--verbose`` after the first
     restart. None, for commands without this option, shows no hint.
     """
 

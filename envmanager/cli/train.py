@@ -33,7 +33,7 @@ from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
-    """Train and return the exit code: 128 + the signal's number when a signal ended the training."""
+    """Train, show the result and write it to ``out``. Return the exit code: after a signal, 128 + its number."""
     run = TrainingRun(plan, display)
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display:
@@ -137,7 +137,7 @@ class Lines:
         self.show_line(f"evaluating  {n_episodes:,} episodes")
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker."""
+        """Show a logged message; ``level`` is as in ShowsNotices."""
         self.show_line(describe_notice(level, text))
 
     def show_line(self, text: str) -> None:

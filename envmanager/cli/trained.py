@@ -58,7 +58,7 @@ class Remarks:
     """A display that prints notices to stderr, because stdout may be JSON."""
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker."""
+        """Show a logged message; ``level`` is as in ShowsNotices."""
         print_text(describe_notice(level, text), sys.stderr)
 
 
@@ -87,8 +87,8 @@ def evaluate_command(
 ) -> None:
     """Play whole episodes greedily with the policies of a training, and print their returns and lengths.
 
-    The exit code is 0, 1 after an error, 2 after a mistake in the call, 130 after
-    Ctrl-C and 143 after SIGTERM.
+    The exit code is 0, 1 after an error, 2 after a mistake in the call, 3 when a
+    file cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
     """
     check_out(out)
     with loading():
@@ -169,7 +169,8 @@ def play_command(
     """Show the policies of a training, playing greedily, in a window or in a video.
 
     The exit code is 0, 1 after an error, 2 after a mistake in the call or where
-    nothing can be shown, 130 after Ctrl-C and 143 after SIGTERM.
+    nothing can be shown, 3 when a video cannot be written, 130 after Ctrl-C and
+    143 after SIGTERM.
     """
     with loading():
         from envmanager.training.playing import FRAMES, WINDOW, has_display, play, require_video
@@ -260,8 +261,8 @@ def export_command(
     """Write the greedy policy of a training to a file for other programs, and check that it acts the same there.
 
     The exit code is 0, 1 after an error or when the actions differ (then no file
-    is written), 2 after a mistake in the call, 130 after Ctrl-C and 143 after
-    SIGTERM.
+    is written), 2 after a mistake in the call, 3 when the file cannot be written,
+    130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():
         from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record

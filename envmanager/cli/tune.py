@@ -65,7 +65,7 @@ LOOK_S = 0.5
 """Maximum seconds for which a trial steps or waits before it checks the deadline again."""
 
 LEAST_PATIENCE_S = 10.0
-"""Timeout of a reset or step of the probe, or ``--seconds`` if that is more; at most the manager's own timeout."""
+"""Seconds that a reset or step of the probe may take, or ``--seconds`` if more; at most the manager's own timeout."""
 
 RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 """Restart budget of a trial's worker. An environment that dies every 1000 steps may need ten restarts per second."""
@@ -73,7 +73,7 @@ RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 
 @attrs.frozen(kw_only=True)
 class TunePlan:
-    """The options of one tuning: the environment, the number of seconds, and the file for the best placement."""
+    """The checked options of one tuning: environment, manager, number of seconds, and file for the best placement."""
 
     env: str
     n_envs: int | None = None
@@ -98,7 +98,10 @@ class TunePlan:
 
 
 def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
-    """Tune, and return the exit code. The best placement so far is shown and written even after Ctrl-C or an error."""
+    """Run the trials and return the exit code.
+
+    The best placement so far is shown and written, even after Ctrl-C or an EnvManagerError; the error is then raised.
+    """
     course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
     with _FewNotices(display), StopSignals() as signals:
@@ -156,7 +159,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Return a Probe of a step in a worker; None if the step ends the worker. Raises an error if the reset does."""
+        """Return a Probe of a worker's step; None if the step ends the worker. Raises an error if the reset ends it."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -171,7 +174,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the config of the best trial. Return lines about the trials, and the command that runs the best."""
+        """Write the best trial's config, if wanted. Return lines about all trials, and the command for the best."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -205,7 +208,7 @@ class _Tuning:
             left = left[len(together) :]
 
     def _try(self, trials: Sequence[Trial], ends_at: float, *, n_after: int) -> None:
-        """Measure ``trials``, which differ only in ``wait``, one after the other in one manager."""
+        """Measure ``trials``, which differ only in ``wait``, in turn in one manager. If one raises, all have failed."""
         is_hosted = trials[0].candidate.n_workers == IN_PROCESS
         try:
             with self._hosted(trials[0]) if is_hosted else self._manager(trials[0]) as manager:
@@ -255,7 +258,10 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until ``until`` and for ``n_workers`` responses, or to the deadline; add the results to ``trial``."""
+        """Step to the time ``until`` and until ``n_workers`` responses have come, but not beyond the deadline.
+
+        The results are added to ``trial``. If it has no steps, the error that caused the last restart is raised.
+        """
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
         before = manager.stats()
@@ -291,7 +297,7 @@ class _Tuning:
 
 
 def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
-    """Return the manager class of this kind, and the number of cores for its workers (with Ray: CPUs)."""
+    """Return the manager class and the number of cores. For Ray, connect to the cluster and count its CPUs."""
     if kind == SUBPROCESS:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray

@@ -50,7 +50,7 @@ class PlainTuneDisplay:
             print(f"{time.monotonic() - self._started:7.1f} s  {running.candidate}: {result}", flush=True)
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker."""
+        """Show a logged message; ``level`` is as in ShowsNotices."""
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
@@ -61,7 +61,7 @@ class PlainTuneDisplay:
 
 
 class LiveTuneDisplay(PlainTuneDisplay):
-    """A table with a row per trial, redrawn at most four times a second."""
+    """A display with a table row per trial, redrawn after each trial and up to four times a second during one."""
 
     EVERY_S = 0.25
 

@@ -30,7 +30,7 @@ SUBPROCESS, RAY = "subprocess", "ray"
 """Kinds of managers that can be tuned."""
 
 AS_FAST = 0.97
-"""Fraction of the highest speed that a trial must reach to count as equally fast. The smallest such trial is chosen."""
+"""Fraction of the highest speed at which a trial counts as equally fast. ``best`` chooses among such trials."""
 
 
 @attrs.frozen
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the fewest environments of those that count as fastest (AS_FAST); None without results."""
+    """Return the trial with the fewest environments, then workers, of the fastest ones (AS_FAST); None if none ran."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]

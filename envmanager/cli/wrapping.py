@@ -43,7 +43,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
-    """Show an event of a worker. In a terminal, use ``console``, because ``errors`` would tear its drawing."""
+    """Print a notice on ``errors``. If that is a terminal, print on ``console``, so that its drawing stays intact."""
     style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
     show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
 

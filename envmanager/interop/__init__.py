@@ -31,8 +31,9 @@ def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = 
     """Return the manager as a ``gymnasium.vector.VectorEnv`` with the same results, seeds and infos as Gymnasium's own.
 
     ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. Infos are
-    empty unless the manager has ``infos=True``. Raises UsageError for environments of several agents or behaviors, for
-    an unknown mode, and with ``"Disabled"`` for environments that are not Gymnasium's; MissingExtra without Gymnasium.
+    empty unless the manager has ``infos=True``. Raises UsageError for environments of several agents or
+    behaviors, for an unknown mode, for Gymnasium before 1.1, and with ``"Disabled"`` for environments that are not
+    Gymnasium's. Raises MissingExtra without Gymnasium.
     """
     if not hasattr(_library("as_vector_env", "gymnasium", extra="gymnasium").vector, "AutoresetMode"):
         raise UsageError("as_vector_env needs Gymnasium 1.1 or newer: pip install -U gymnasium")

@@ -46,7 +46,7 @@ class Lockstep:
         """The env_ids of the pending step; None if no step is pending."""
 
     def reset(self, seeds: Sequence[int | None] | None, options: Mapping[str, Any] | None) -> Batch:
-        """Reset all environments and return their first observations, in the order of env_ids."""
+        """Reset all environments and return their first steps in the order of env_ids. Discards a pending step."""
         self._acting = None
         self.manager.reset({"seed": seeds, "options": options})
         batch = self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
@@ -69,7 +69,7 @@ class Lockstep:
 
     @property
     def is_well(self) -> bool:
-        """Whether no step is pending and no worker has failed, so that no reset of all environments is needed."""
+        """Whether environments can be stepped without a reset: no step is pending, and no worker has failed."""
         return self._acting is None and not any(worker.failed for worker in self.manager.stats().workers)
 
     def require_gymnasium(self) -> None:
@@ -80,7 +80,10 @@ class Lockstep:
             )
 
     def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
-        """Send actions to ``env_ids``, by default all. ``actions`` has a row for every environment of the manager."""
+        """Send actions to ``env_ids``, by default all. ``actions`` has a row for every environment of the manager.
+
+        Raises BadAction if the actions do not fit, and UsageError if a step is pending.
+        """
         self._require_no_pending_step()
         if env_ids is None:
             self.manager.send(actions, np.arange(self.n_envs))
@@ -89,7 +92,7 @@ class Lockstep:
         self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
 
     def receive(self) -> Batch:
-        """Return the results of the environments that acted, and of all environments of a worker that was replaced."""
+        """Return results of environments that acted or lost their worker. Raises UsageError without a pending step."""
         if self._acting is None:
             raise UsageError("no step is pending: send actions first.")
         batch = self._complete(self.manager.recv(Wait.all()), self._acting)
@@ -102,7 +105,7 @@ class Lockstep:
         return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return ``env.name`` of ``env_ids``, by default all. Raises AttributeError, which other libraries expect."""
+        """Return ``env.name`` of each of ``env_ids``, by default all. Raises AttributeError if it is missing."""
         try:
             return self.manager.get_attr(name, env_ids)
         except EnvRaised as error:
@@ -122,7 +125,7 @@ class Lockstep:
             raise UsageError("a step is pending: receive its result first; if that raised, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
-        """Return the batch with NumPy arrays, because bridges need them. Raises UsageError if a row is missing."""
+        """Return the batch in NumPy arrays that later steps leave unchanged. Raises UsageError if a row is missing."""
         if any(map(is_foreign, leaves(batch.obs))):
             batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         is_there = np.zeros(self.n_envs, np.bool_)
@@ -169,7 +172,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos by env_id, empty without ``infos=True``. LOST is added for replaced workers."""
+    """Return copies of the step infos by env_id, empty without ``infos=True``. Add LOST if the worker was replaced."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True

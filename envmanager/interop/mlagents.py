@@ -66,7 +66,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
         return dict(self._behaviors)
 
     def set_policy(self, brain_name: str, policy: Policy) -> None:
-        """Use ``policy`` for the agents of a behavior, which need not have appeared yet."""
+        """Use ``policy`` for the agents of the behavior ``brain_name``, even if none of them has appeared yet."""
         super().set_policy(brain_name, policy)
         self._manager.set_policy(brain_name, _DecidingPolicy(policy, self._translator, self._env_ids))
 

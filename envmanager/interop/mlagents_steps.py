@@ -67,8 +67,8 @@ class StepTranslator:
     def translate(self, steps: AgentSteps, *, is_lost: bool = False) -> tuple[DecisionSteps, TerminalSteps]:
         """Return steps of agents that need a decision and of agents whose episode ended, in new arrays.
 
-        ``is_lost``: the worker was lost, so the real ends of its episodes are unknown. No agent is reported as ended,
-        and the numbers of these agents are not used again.
+        ``is_lost``: the worker was lost, so the real ends of its episodes are unknown. Then no agent is reported as
+        ended, but agents whose episode ended still get new numbers.
         """
         ended = np.flatnonzero(steps.ended)
         terminals = self._terminal_steps(steps, ended[:0] if is_lost else ended)

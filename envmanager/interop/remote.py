@@ -20,7 +20,7 @@ with needed_by("envmanager.interop", extra="gymnasium"):
 def begin_episode(
     env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
 ) -> tuple[Tree, dict[str, Any]]:
-    """Call ``env.reset(…)``; return the observation as arrays ``[1, …]``, and the info. Raises SpecMismatch."""
+    """Reset ``env``; return its observation, ``[1, …]``, and info, empty unless ``has_infos``. Raises SpecMismatch."""
     obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
     return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
 

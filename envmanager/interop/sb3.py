@@ -48,7 +48,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         """Set the options of the next ``reset``, and of the resets at the ends of later episodes.
 
-        Raises UsageError for a list of unequal options, because a manager gives all environments the same.
+        Raises UsageError for a list of unequal options, because a manager gives all environments the same options.
         """
         if isinstance(options, list) and any(each != options[0] for each in options):
             raise UsageError("set_options: a manager gives the same options to all environments.")
@@ -93,7 +93,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return all(self.manager.call(has_attribute, attr_name))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return ``env.attr_name`` of the environments at ``indices``, by default all. Raises AttributeError."""
+        """Return ``env.attr_name`` at ``indices``, by default all. Raises AttributeError if one lacks it."""
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
@@ -115,7 +115,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return [full_name(wrapper_class) in of_env for of_env in names]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Return ``env.render()`` of each environment, or Nones with a warning if they do not render images."""
+        """Return ``env.render()`` of each environment. Unless the render mode is rgb_array, warn and return Nones."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",

@@ -39,7 +39,7 @@ def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
 
 
 def to_space(spec: Tree) -> Any:
-    """Return the space of a tree of ArraySpecs. A bounded int64 becomes a Discrete. Raises UsageError for objects."""
+    """Return the space of a tree of ArraySpecs. A bounded int64 scalar is a Discrete. Raises UsageError for objects."""
     if isinstance(spec, dict):
         return spaces.Dict({key: to_space(child) for key, child in spec.items()})
     if isinstance(spec, tuple):

@@ -93,7 +93,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
 
         ``seed``: one number for the seeds seed, seed + 1, …, or one number per environment. ``options`` are also passed
         to the resets at the ends of later episodes, until the next ``reset``. With DISABLED, the option
-        ``reset_mask`` selects the environments to reset; in the other modes it must be all true (UsageError).
+        ``reset_mask`` selects the environments to reset. Raises UsageError in the other modes unless it is all true.
         """
         seeds, mask = self._seeds(seed), self._mask(options)
         if mask is not None and options is not None:
@@ -131,7 +131,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return tuple(self.manager.call(call_or_get, name, args, kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return ``env.name`` of each environment. Raises AttributeError."""
+        """Return ``env.name`` of each environment. Raises AttributeError if one has no such attribute."""
         return tuple(self._lockstep.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
@@ -251,9 +251,9 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
         """Return ``obs`` with the rows of lost environments replaced by the observations returned last.
 
-        The next reset of these environments calls their own ``reset``. The manager does not record resets of single
-        environments, so its last observation of a lost environment may be older than such a reset. Such a reset may
-        also have ended the first episode of the new generation.
+        Their first infos are dropped, so the next reset of these environments calls their own ``reset``. The manager
+        does not record resets of single environments, so its last observation of a lost environment may be older than
+        such a reset. Such a reset may also have ended the first episode of the new generation.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]

@@ -132,7 +132,7 @@ class ActionHeads(nn.Module):
         return list(self.heads)
 
     def masked(self, inputs: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return the inputs with forbidden choices set to probability 0. ``allowed``: bool[n, sum(counts)]."""
+        """Return the inputs with forbidden choices made impossible. ``allowed``: bool[n, sum(counts)], or None."""
         if allowed is None or len(self._choices) == self.n_inputs:
             return forbid(inputs, allowed)
         everything = torch.ones_like(inputs, dtype=torch.bool)

@@ -71,9 +71,9 @@ class Apart(Trainer):
     The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make`` is
     called in both processes and must make the same network, as attribute ``model``. ``max_ahead``: number of agent
     steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``: seconds that this process waits
-    for an update or a checkpoint before it kills the learner; ``math.inf`` for no limit. Call ``close()``, or use this
-    as a context manager. Raises UsageError for a trainer that cannot learn like this. Methods raise LearnerFailed once
-    the learner has failed.
+    for an update or a checkpoint before it kills the learner; ``math.inf`` for no limit. Call ``close()``, or use the
+    trainer as a context manager. Raises UsageError for a trainer that cannot learn like this. Methods raise
+    LearnerFailed once the learner has failed.
     """
 
     learns_while_playing = True
@@ -118,7 +118,7 @@ class Apart(Trainer):
         self.close()
 
     def close(self) -> None:
-        """Ask the learner to exit, and kill it after 10 s. Idempotent. Does nothing in a forked process."""
+        """Ask the learner to exit; kill it if it still runs 10 s later. Idempotent. No effect in a forked process."""
         if not self._release.alive or self._owner_pid != os.getpid():
             return
         self._failure = self._failure or f"the learner of {self.behavior!r} was closed."
@@ -151,7 +151,7 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Adopt the learner's version, and return its figures. The new weights are already in shared memory."""
+        """Adopt the learner's version, send it ``progress``, return its figures. The weights are shared already."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
@@ -202,7 +202,7 @@ class Apart(Trainer):
             self._wait()
 
     def _hear(self) -> bool:
-        """Handle one message from the learner; return False if there is none. Call only with interrupts deferred."""
+        """Handle one message from the learner, if any; return whether there was one. Interrupts must be deferred."""
         try:
             message = self._pipe.receive()
         except EOFError:
@@ -310,7 +310,7 @@ def _lay_out(state: Mapping[str, torch.Tensor], memory: int | str) -> dict[str, 
 
 
 def _release(process: Process | PortableProcess, pipe: MessagePipe, owner_pid: int) -> None:
-    """Kill the learner if it is still running, and release its process and pipe."""
+    """Kill the learner if it still runs, and release its process and pipe. Does nothing in a forked process."""
     if os.getpid() == owner_pid:
         process.signal(SIGKILL)
         process.release()
@@ -318,7 +318,7 @@ def _release(process: Process | PortableProcess, pipe: MessagePipe, owner_pid: i
 
 
 def _only(info: StepInfo, behavior: str) -> StepInfo:
-    """Return the part of ``info`` that the learner needs: one behavior, without previous observations and infos."""
+    """Return the part of ``info`` that the learner needs: one behavior, without infos and previous observations."""
 
     def part(of: Any) -> Any:
         return {behavior: of[behavior]} if of is not None and behavior in of else {}

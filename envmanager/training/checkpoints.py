@@ -124,8 +124,8 @@ class _StateFile:
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     """Write the checkpoint, make it the latest, and return its folder.
 
-    Then remove older checkpoints of the same run, except the last ``keep`` and the best. Nothing else is removed.
-    Raises NotWritten if writing fails; no older checkpoint is removed in that case.
+    Then remove other checkpoints of the same run, unfinished ones too, except the last ``keep`` and the best. Raises
+    NotWritten if writing fails; no older checkpoint is removed in that case.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
@@ -175,7 +175,7 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
 
 
 def prune(directory: Path, run: str | None, *, keep: int) -> None:
-    """Remove a run's checkpoints, finished or not, except its last ``keep``, the latest and the best."""
+    """Remove a run's checkpoints except the last ``keep`` finished ones, the latest and the best. Ignore errors."""
     own = _of_run(directory, run)
     finished = [path for path in sorted(own, key=lambda path: _number(own[path])) if path.suffix != _UNFINISHED]
     kept = {*finished[-keep:], named(directory / LATEST), named(directory / BEST)}
@@ -226,7 +226,7 @@ def load_latest(directory: Path) -> Checkpoint:
 
 
 def latest(directory: Path) -> Path:
-    """Return the folder of the newest checkpoint. Raises UsageError when there is none."""
+    """Return the folder of the newest checkpoint. Raises UsageError if there is none, or ``latest`` is unreadable."""
     if not os.path.lexists(directory / LATEST):
         raise UsageError(f"there is no checkpoint in {directory} to resume from ({directory / LATEST} is missing).")
     return pointed_at(directory / LATEST)
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the content of ``state.json`` by folder, for checkpoints named by ``save``. The user named all others."""
+    """Return the content of ``state.json`` by folder, for checkpoints with a name that ``save`` makes."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 

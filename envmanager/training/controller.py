@@ -118,7 +118,7 @@ class TrainerController:
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether some worker has not taken a step in the current round yet; always True without rounds."""
+        """Whether some worker still has to take its first step of the current round; always True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
@@ -130,7 +130,10 @@ class TrainerController:
         self.freeze_only(self.frozen | {behavior}, cause="freeze")
 
     def unfreeze(self, behavior: str) -> None:
-        """Unfreeze a behavior: it learns again from the next step on; with rounds, only in its rounds."""
+        """Unfreeze a behavior: it learns again from the next step on; with rounds, only in its rounds.
+
+        Call between two steps. Raises UsageError for a behavior without a trainer.
+        """
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
@@ -155,7 +158,10 @@ class TrainerController:
         return LearnersState(frozen=tuple(sorted(self.frozen)), round=count)
 
     def restore(self, state: LearnersState) -> None:
-        """Restore ``state``. Call before the first reset. Behaviors without a trainer are ignored."""
+        """Restore what ``state()`` returned. Call before the first reset. Behaviors without a trainer are ignored.
+
+        Raises UsageError if no behavior would learn.
+        """
         frozen = self.trainers.keys() & set(state.frozen)
         self._require_learners(frozen)
         self._change(frozen, self._round if state.round is None else attrs.evolve(state.round), "resumed")

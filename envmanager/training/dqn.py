@@ -73,7 +73,7 @@ class QNetwork(nn.Module):
         self.last = mlp(self.encoder.n_features, options.hidden, n_out, last_gain=1.0, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return the values ``[n, n_actions]``."""
+        """Return the value of each action, ``[n, n_actions]``."""
         out: Tensor = self.last(self.encoder(obs))
         if self.duelling:
             value, advantage = out[:, :1], out[:, 1:]

@@ -35,12 +35,12 @@ class Evaluation:
 
     @property
     def returns(self) -> list[float]:
-        """Returns of all agents of all behaviors."""
+        """Episode returns of all agents of all behaviors."""
         return [one for returns in self.returns_of.values() for one in returns]
 
     @property
     def lengths(self) -> list[int]:
-        """Lengths of all agents of all behaviors."""
+        """Episode lengths of all agents of all behaviors."""
         return [one for lengths in self.lengths_of.values() for one in lengths]
 
     @property
@@ -90,7 +90,7 @@ def evaluate_until(
     episodes_per_env: int | Sequence[int],
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation | None:
-    """Evaluate as ``evaluate`` does, but call ``is_over()`` before each step and return None if it is True."""
+    """Evaluate as ``evaluate`` does, but return None as soon as ``is_over()``, called before each step, is True."""
     wanted = [episodes_per_env] * manager.n_envs if isinstance(episodes_per_env, int) else list(episodes_per_env)
     if len(wanted) != manager.n_envs or min(wanted) < 0 or not any(wanted):
         raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")

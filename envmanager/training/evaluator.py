@@ -41,7 +41,7 @@ _GENERATION = 2**31 - 1
 class Evaluator:
     """A context manager that evaluates greedy policies over ``n_episodes``, with the same seeds each time.
 
-    ``manager``: the training's manager, with ``options``. Raises the errors of ``make_manager``.
+    ``manager``, ``options``: those of the training. Raises the errors of ``options_for`` and ``make_manager``.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
@@ -56,7 +56,7 @@ class Evaluator:
         self._manager.close()
 
     def evaluate(self, trainers: Mapping[str, Trainer], is_over: Callable[[], bool]) -> Evaluation | None:
-        """Play the episodes and return the evaluation; stop and return None if ``is_over()`` becomes True."""
+        """Pause the trainers, play the episodes, and return the evaluation; None as soon as ``is_over()`` is True."""
         for trainer in trainers.values():
             trainer.pause()  # so that the weights stay equal to those in a checkpoint written now
         policies = {behavior: trainer.greedy_policy() for behavior, trainer in trainers.items()}
@@ -100,7 +100,7 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
 
 
 def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``options``, the training's engine options, with the window and the pinning to cores turned off."""
+    """Return the training's engine options without window and pinning to cores. Raises ConfigError for ``attach``."""
     if options.get("attach") is not None:
         raise ConfigError(
             "training.evaluate_every needs a second game for its evaluations, but engine.attach gives only one: leave "

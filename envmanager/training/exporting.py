@@ -86,7 +86,8 @@ def export_policy(
     ``action`` or ``action_KEY``. The first axis of each is the batch, of any size. ``opset``: version of the ONNX
     operator set, 11 to 20.
 
-    Raises UsageError if the trainer does not support export, and ExportFailed if the export fails or acts differently.
+    Raises UsageError if the trainer does not support export, MissingExtra if a library for the format is missing,
+    ExportFailed if the export fails or acts differently, and NotWritten if ``file`` cannot be written.
     """
     check_format(to, opset)
     spec = policy.spec
@@ -260,10 +261,7 @@ def _run_torchscript(written: bytes) -> Run:
 
 
 def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
-    """Compare ``run`` with the policy, in batches of several sizes; return the number of observations.
-
-    Raises ExportFailed if an action differs.
-    """
+    """Compare ``run`` with the policy in batches of several sizes; return the number of rows. Raises ExportFailed."""
     n = len(leaves(observations)[0])
     ends = [0, *(end for end in (1, 3, 10) if end < n), n]
     for start, end in itertools.pairwise(ends):

@@ -120,7 +120,7 @@ class Learners:
             self._manager.set_policy(behavior, trainer.greedy_policy() if trainer.frozen else trainer.policy)
 
     def change(self, *, frozen: Set[str], resting: Set[str], n_steps: int, cause: str, is_round: bool = False) -> None:
-        """Freeze these behaviors and let all others learn. A changed trainer does not receive the steps in flight."""
+        """Freeze exactly the ``frozen`` and ``resting`` behaviors. A changed trainer receives no steps in flight."""
         only_act = frozen | resting
         stopped = [name for name, trainer in self.trainers.items() if name in only_act and not trainer.frozen]
         resumed = [name for name, trainer in self.trainers.items() if name not in only_act and trainer.frozen]

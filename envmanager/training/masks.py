@@ -31,7 +31,7 @@ FORBIDDEN: float = float(np.finfo(np.float32).min)
 
 
 class NothingAllowed(EnvManagerError):
-    """Raised when an action mask forbids all actions of agents that have to act: ``agent_ids``, in ``env_ids``."""
+    """Raised when masks forbid all choices for an integer in the actions of agents (``agent_ids``) that have to act."""
 
     def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
         self.behavior = behavior
@@ -62,7 +62,10 @@ class ActionMask:
             _check(behavior, spec.observation, counts)
 
     def allowed(self, steps: AgentSteps) -> np.ndarray | None:
-        """Return bool[n, choices], True if allowed; None without a mask. Raises NothingAllowed if all are forbidden."""
+        """Return bool[n, choices], True if allowed; None without a mask.
+
+        Raises NothingAllowed if a mask forbids all choices for one of the integers in an action.
+        """
         if self.place is None:
             return None
         allowed: np.ndarray = steps.obs[KEY].reshape(len(steps), -1) != 0

@@ -51,7 +51,7 @@ class MessagePipe:
             self._write()
 
     def exchange(self, timeout_s: float) -> bool:
-        """Wait until the socket is ready, then write and read. Return False if it is not ready within ``timeout_s``."""
+        """Wait until the socket is ready or closed, then write and read. Return False if ``timeout_s`` passes first."""
         deadline = time.monotonic() + timeout_s
         with defer_interrupts():
             while not self.hung_up:
@@ -78,7 +78,7 @@ class MessagePipe:
         return message
 
     def close(self) -> None:
-        """Close this end."""
+        """Close the socket and discard unsent bytes."""
         self._fd = descriptors.close(self._fd)
         self._hang_up()
 

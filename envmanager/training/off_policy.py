@@ -85,7 +85,7 @@ def require_at_least_one(options: Any, name: str) -> None:
 
 
 class Batch(NamedTuple):
-    """A batch of the replay as tensors on the device, with the fields of ``Drawn``. ``rows`` stays a NumPy array."""
+    """A batch of the replay as tensors on the device, with the fields of ``Drawn``. ``rows`` is a NumPy array."""
 
     rows: np.ndarray
     obs: list[Tensor]

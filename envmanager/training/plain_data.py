@@ -21,14 +21,14 @@ Options = TypeVar("Options")
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Return the object from which ``to_plain`` made ``plain``. Ignore unknown keys. Raises ConfigError."""
+    """Return the object from which ``to_plain`` made ``plain``. Raises ConfigError, but not for unknown keys."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return structured(_OF_FILES, cls, plain, where)
 
 
 def to_plain(value: Any) -> Any:
-    """Return an attrs object as JSON data: dicts, lists, strings and numbers."""
+    """Return an attrs object as JSON data: dicts, lists, strings, numbers, bools and None."""
     return _OF_FILES.unstructure(value)
 
 

@@ -122,7 +122,7 @@ class TrainingPlan:
         return cls(manager, training, trainers, directory, resume, force)
 
     def saved(self) -> SavedPlan | None:
-        """Return the plan as saved in checkpoints; None if options are objects that JSON cannot hold."""
+        """Return the plan as saved in checkpoints; None if JSON cannot hold it or the working directory is gone."""
         try:
             manager = None
             if isinstance(self.manager.env, str):

@@ -66,7 +66,7 @@ def play(
 ) -> None:
     """Play ``n_episodes`` episodes and call ``on_episode`` after each.
 
-    ``mode``: WINDOW or FRAMES. Raises UsageError if the environment cannot be rendered in this mode.
+    ``mode``: WINDOW or FRAMES. Raises UsageError if the environment cannot be rendered in this mode or is a Godot game.
     """
     options = training.manager_options(env=env)
     if options.kind == "godot":
@@ -102,7 +102,7 @@ class _Scene:
 
 
 class Camera:
-    """A wrapper of an environment's reset and step that may render a frame after each. A scene is an episode."""
+    """A recorder of an environment's resets and steps, and their frames if ``takes_frames``. A scene is an episode."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -184,7 +184,7 @@ def _require_mode(environment: Any, env: str, mode: str) -> None:
 
 
 def _show_once(environment: Any, env: str, mode: str) -> None:
-    """Reset and render the environment once, to test whether rendering works. Raises UsageError if it does not."""
+    """Reset the environment, and render a frame if ``mode`` is FRAMES. Raises UsageError if one of these fails."""
     try:
         Resetter(environment)(environment, seed=None, options=None)
         frame: Any = environment.render() if mode == FRAMES else None

@@ -97,7 +97,7 @@ class ActorCritic(nn.Module):
         self.critic = mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.Tanh)
 
     def forward(self, obs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the inputs of the action heads ``[n, k]`` and the values ``[n]``."""
+        """Return the inputs of the action heads, ``[n, k]``, and the values of the observations, ``[n]``."""
         features = self.encoder(obs)
         return self._inputs(features, obs), self.critic(features).squeeze(-1)
 
@@ -120,9 +120,9 @@ class ActorCriticPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; the outputs hold raw actions, their log-probabilities and the values.
+        """Return actions for the environment. The outputs hold raw actions, their log-probabilities and the values.
 
-        Raises NothingAllowed if the mask of an agent forbids all actions.
+        A greedy policy has no outputs. Raises NothingAllowed if a mask forbids all choices for a part of an action.
         """
         self._model.mask.allowed(steps)
         obs = self._model.encoder.tensors(steps.obs, self._device)

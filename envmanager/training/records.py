@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError for files no training wrote."""
+    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError for files of another origin."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):

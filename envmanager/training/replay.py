@@ -95,7 +95,7 @@ class Replay:
         )
 
     def was_wrong_by(self, rows: np.ndarray, errors: np.ndarray) -> None:
-        """Set the priorities of these rows from their absolute TD errors, float[n]."""
+        """Set the priorities of these rows from their absolute TD errors, float[n]. Does nothing without priorities."""
         if self._tree is not None and self._exponent is not None:
             priorities = (errors.astype(np.float64) + 1e-6) ** self._exponent
             self._highest = max(self._highest, float(priorities.max()))
@@ -214,7 +214,7 @@ class SumTree:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, marks: np.ndarray) -> np.ndarray:
-        """Return, for each mark in [0, total), the index at which the running sum of the numbers passes it."""
+        """Return, for each mark in [0, total), the index at which the running sum passes the mark."""
         nodes = np.ones(len(marks), np.int64)
         left_over = marks.astype(np.float64)
         while nodes[0] < self._n_leaves:

@@ -61,7 +61,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each changed option of the environments and the trainers."""
+    """Return a phrase for each changed option of the environments and the trainers; none if ``before`` is None."""
     if before is None:
         return []
     was_played, is_played = (

@@ -82,7 +82,7 @@ class ReturnSpread:
         self._returns.clear()
 
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
-        """Discount running returns of agents that acted and add all new rewards; return the sums of these agents."""
+        """Discount running returns of agents that acted, add all rewards, and return the results of these agents."""
         found = []
         for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:
@@ -109,7 +109,7 @@ class ReturnSpread:
         self.count = total
 
     def state(self) -> SpreadState | None:
-        """Return the state for a checkpoint, without running returns, because a resume resets the environments."""
+        """Return the spread for a checkpoint; None unless ``enabled``. A resume restarts the running returns at 0."""
         if not self.enabled:
             return None
         return SpreadState(count=self.count, mean=self.mean, variance=self.variance)

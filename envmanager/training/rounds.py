@@ -25,7 +25,7 @@ _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [
 
 
 def _groups(value: Any) -> Any:
-    """Return lists of lists as tuples, and any other value unchanged, for the validator."""
+    """Return a list of lists as a tuple of tuples, and any other value unchanged, for the validator."""
     if not _is_list(value) or not all(_is_list(group) for group in value):
         return value
     return tuple(tuple(group) for group in value)

@@ -345,7 +345,7 @@ class TrainingRun:
         return not math.isnan(mean) and (self._best is None or mean > self._best)
 
     def _mark_best(self, evaluation: Evaluation) -> None:
-        """Mark the last checkpoint as the best."""
+        """Mark the last checkpoint as the best, and remove the ones that need not be kept any longer."""
         assert self._saved is not None
         self._best = evaluation.mean
         checkpoints.mark_best(self._saved, self._best)

@@ -41,7 +41,7 @@ _logger = logging.getLogger("envmanager")
 
 @contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Hold the lock of ``directory`` until the context ends. A folder made for the lock is removed if it stays empty.
+    """Return a context that holds the lock of ``directory``. A folder made for the lock is removed if it stays empty.
 
     Raises UsageError if another training, perhaps in this process, holds the lock, and NotWritten if the lock file
     cannot be made. On a file system without locks a warning is logged, and the context runs without a lock.

@@ -93,7 +93,7 @@ class Critics(nn.Module):
         self.values = nn.ModuleList([mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.ReLU) for _ in range(2)])
 
     def forward(self, obs: Sequence[Tensor], action: Tensor) -> Tensor:
-        """Return both values, ``[2, n]``."""
+        """Return the two networks' estimates of the value of each action, ``[2, n]``."""
         seen = torch.cat([self.encoder(obs), action], dim=-1)
         return torch.stack([value(seen).squeeze(-1) for value in self.values])
 
@@ -112,7 +112,7 @@ class SACModel(nn.Module):
 
 
 class SquashedPolicy:
-    """A policy that draws from a squashed Gaussian. ``greedy``: take the median. ``is_blind``: draw uniformly."""
+    """A policy that draws from a squashed Gaussian; takes its median if ``greedy``; draws uniformly if ``is_blind``."""
 
     def __init__(
         self, actor: Actor, squashed: SquashedGaussian, device: torch.device, *, seed: int = 0, greedy: bool = False

@@ -105,7 +105,10 @@ class SavedTraining:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], checkpoint: str | int = LATEST) -> SavedTraining:
-        """Read and return a checkpoint. Takes the arguments of ``load_policy``. Raises UsageError if there is none."""
+        """Read a checkpoint and return it as a SavedTraining. The arguments are those of ``load_policy``.
+
+        Raises UsageError if there is no such checkpoint, or if it cannot be read.
+        """
         found = find(Path(path), checkpoint)
         for _ in range(_TRIES):
             try:
@@ -154,7 +157,7 @@ class SavedTraining:
         return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
-        """Return the policy of a behavior; ``behavior`` may be left out if there is only one. Raises UsageError."""
+        """Return the policy of a behavior, by default of the only one. Raises UsageError if it cannot be made."""
         chosen = self._chosen(behavior)
         return self._policy(chosen, self.spec(chosen), device)
 
@@ -221,7 +224,7 @@ class SavedTraining:
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
-    """Return the folder of a checkpoint. Raises UsageError, which lists the existing checkpoints, if there is none."""
+    """Return the folder of a checkpoint, named as in ``load_policy``. Raises UsageError if there is none."""
     try:
         return _found(path, checkpoint)
     except OSError as error:  # a folder without permission, a name that is too long
@@ -282,7 +285,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """Return observations as a tree of ``[n, …]`` in the spec's dtypes, and whether ``obs`` was only one."""
+    """Return observations as a batch in the spec's dtypes, and whether ``obs`` was only one. Raises UsageError."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))

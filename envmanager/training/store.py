@@ -102,12 +102,12 @@ class StepStore:
         return closed
 
     def abandon_all(self) -> None:
-        """Abandon all open rows, because the environments were reset."""
+        """Forget all open rows and all links still to be made, because the environments were reset."""
         self._open.clear()
         self._unlinked.clear()
 
     def clear(self) -> None:
-        """Remove all rows except open ones."""
+        """Remove all rows. The observations of open rows are added again, as new open rows."""
         kept = {agent_id: row for agent_id, row in self._open.items() if row >= self.first}
         obs = take_rows(self.obs, self.places(np.array(list(kept.values()), np.int64)))
         self._first = self.n_rows
@@ -120,7 +120,7 @@ class StepStore:
             self._unlinked.pop(agent_id, None)
 
     def _close(self, before: AgentSteps, outputs: Mapping[str, np.ndarray], now: AgentSteps) -> np.ndarray:
-        """Write the actions and rewards of agents that acted into their open rows; return the row numbers of these."""
+        """Write the actions and rewards of agents that acted into their open rows; return the numbers of these rows."""
         agent_ids = before.agent_id[before.acting_rows].tolist()
         row_of = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
         closing = [

@@ -63,7 +63,7 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
 
 
 def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError for every mistake in the trainers' tables that can be found without an environment."""
+    """Raise ConfigError for a mistake in the trainers' tables that can be found without an environment."""
     for behavior, table in tables.items():
         make, options, _, apart = _understood(behavior, table)
         if isinstance(make, functools.partial) and make.func is _make:
@@ -79,7 +79,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return a trainer's factory, its options, whether it is frozen, and options of ``Apart`` or None."""
+    """Return a trainer's factory and options, whether it is frozen, and Apart's options or None. Raises ConfigError."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
