@@ -57,7 +57,7 @@ func check_specs() -> void:
 # Keeps what an agent saw last in its episode, which ends with `bits`.
 func close_episode(agent: Node, bits: int) -> void:
 	agent._bits = bits
-	if agent._final == null:  # else it has the end of one that has left with the old scene
+	if agent._final == null:  # else a predecessor in the old scene has seen it
 		agent._final = _seen_by(agent)
 		agent._info = agent.info() if with_infos else null
 

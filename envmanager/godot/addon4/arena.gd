@@ -45,7 +45,7 @@ func end(truncated := false) -> void:
 ## Puts a body where `to` says, in coordinates of the copy, with a velocity and without spin.
 func place_2d(body: Node2D, to: Transform2D, velocity := Vector2.ZERO) -> void:
 	var there: Transform2D = (root.global_transform if root is Node2D else Transform2D.IDENTITY) * to
-	# Nothing reads the transform of a rigid body between its move and a signal of the physics: there a write would be lost.
+	# In a signal of the physics a write is lost unless the transform was read since the body's last move.
 	var _old := body.global_transform
 	var is_synced: bool = body is AnimatableBody2D and body.sync_to_physics  # then it would stay until the next tick
 	if is_synced:

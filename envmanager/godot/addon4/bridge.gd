@@ -16,10 +16,9 @@ const ADDON := "1.0.0"
 const TICKS_ALONE := 4  # per action, when nobody trains
 const FIRST := -(1 << 30)
 const PATIENCE := 60  # ticks that a game has to change its scene
-const INSTEAD := ": let the arena's reset() put everything back"
+const INSTEAD := ". Let the arena's reset() put everything back instead"
 const REMOVED := "the arena is gone, because the game has freed it, or changed to a scene without one" + INSTEAD
-const ALONE := ", or have one arena per engine (n_workers = n_envs)"
-const CHANGED := "the game has changed or reloaded its scene, and nobody knows which of the arenas is meant" + INSTEAD + ALONE
+const CHANGED := "the game has changed or reloaded its scene, which needs one arena per engine (n_workers = n_envs)" + INSTEAD
 const RESETS := "the game has changed or reloaded its scene in a reset(), which the new one needs again" + INSTEAD
 const ARGUMENT := "--envmanager="
 const REQUESTS := {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
@@ -168,13 +167,13 @@ func _is_going(node: Node) -> bool:
 	return node != null
 
 
-# The copy that a node is in; the scene to which the game has changed becomes the copy of the one that has gone.
+# The copy that a node is in. The scene to which a game has changed takes the place of the one that has gone.
 func _copy_of(node: Node) -> Copy:
 	var copy := _copies.of(node)
 	return copy if copy != null or not _is_torn else _copies.successor(node)
 
 
-# Nothing reads the transform of these bodies after each move but a renderer, and until then the physics hears of no write.
+# A write to the transform of these bodies is lost unless it was read since their last move. A renderer reads it.
 func _on_node_added(node: Node) -> void:
 	if node is RigidBody2D:
 		_bodies.append(node)

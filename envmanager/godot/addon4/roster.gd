@@ -58,7 +58,7 @@ func check_specs() -> void:
 func close_episode(agent: Node, bits: int) -> void:
 	agent._bits = bits
 	agent._group.some_ended = true
-	if agent._final == null:  # else it has the end of one that has left with the old scene
+	if agent._final == null:  # else a predecessor in the old scene has seen it
 		agent._final = _seen_by(agent)
 		agent._info = agent.info() if with_infos else null
 
