@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+import time
 from functools import cached_property, partial
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +32,8 @@ from envmanager.system.machine import count_cores
 
 LONG_SPIN_NS = 1_000_000
 """Longest spin of a trainer that has a core for itself. A step of 64 arenas takes 1/3 to 2/3 of this time."""
+_QUIET_S = 2.0
+"""Time without a new imported file after which the import of a project of Godot 3 is over, though the editor runs on."""
 _ENGINE_SEEDS = 2**31
 """Offset added to worker_ids to derive engines' own seeds, for draws before any reset. It exceeds all env_ids."""
 
@@ -140,9 +145,33 @@ def _import_assets(game: Game, within_s: float) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         command = import_command(game)  # None if another program has done it meanwhile
-        if command is not None:
-            subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=min(within_s, 600.0), check=False
-            )
+        if command is None:
+            return
+        deadline = time.monotonic() + within_s
+        with subprocess.Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL) as importing:
+            while importing.poll() is None:
+                try:
+                    importing.wait(_QUIET_S)
+                except subprocess.TimeoutExpired:
+                    is_late = time.monotonic() > deadline
+                    if is_late or (game.major < 4 and _has_imported(game.path)):
+                        importing.kill()
+                    if is_late:
+                        raise UsageError(
+                            f"the images and sounds of {game.path} were not imported within {within_s:g} s: open it in "
+                            "the editor once, which imports them, or raise timeouts.start_s."
+                        ) from None
     finally:
         os.close(folder)
+
+
+def _has_imported(project: Path) -> bool:
+    """Return whether all files that a project of Godot 3 imports are there, and for a moment no other has come.
+
+    The editor of its server does not end if the project has fonts: it waits for a preview that is never drawn.
+    """
+    imported = project / ".import"
+    if not imported.is_dir() or time.time() - imported.stat().st_mtime < _QUIET_S:
+        return False
+    asked = [path.read_text(encoding="utf-8") for path in project.rglob("?*.import") if path.is_file()]
+    return all((project / name).exists() for text in asked for name in re.findall(r'"res://(\.import/[^"]+)"', text))
