@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import tempfile
+import time
 from functools import cached_property, partial
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +33,7 @@ from envmanager.system.machine import count_cores
 
 LONG_SPIN_NS = 1_000_000
 """Longest spin of a trainer that has a core for itself. A step of 64 arenas takes 1/3 to 2/3 of this time."""
+_QUIET_S = 2.0  # without a new imported file: the import of a project of Godot 3 counts as over
 _ENGINE_SEEDS = 2**31
 """Offset added to worker_ids to derive engines' own seeds, for draws before any reset. It exceeds all env_ids."""
 
@@ -137,12 +142,26 @@ def _import_assets(game: Game, within_s: float) -> None:
     if import_command(game) is None:
         return
     folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + within_s
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        command = import_command(game)  # None if another program has done it meanwhile
-        if command is not None:
-            subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=min(within_s, 600.0), check=False
-            )
+        if (command := import_command(game)) is None:  # another program has done it meanwhile
+            return
+        with subprocess.Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL) as importing:
+            while importing.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    importing.wait(_QUIET_S)
+                if time.monotonic() > deadline or (game.major < 4 and _has_imported(game.path)):
+                    importing.kill()
+        if time.monotonic() > deadline:
+            raise UsageError(f"{game.path} was not imported within {within_s:g} s: open it in the editor once.")
     finally:
         os.close(folder)
+
+
+def _has_imported(project: Path) -> bool:
+    # The editor of Godot 3's server does not end if the project has fonts: it waits for a preview that is never drawn.
+    imported = project / ".import"
+    is_quiet = imported.is_dir() and time.time() - imported.stat().st_mtime > _QUIET_S
+    texts = "".join(path.read_text(encoding="utf-8") for path in project.rglob("?*.import") if path.is_file())
+    return is_quiet and all((project / name).exists() for name in re.findall(r'"res://(\.import/.+?)"', texts))

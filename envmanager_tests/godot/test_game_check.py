@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,26 @@ def test_a_game_without_the_addon_is_told_how_to_get_it(game: Path, check: Check
     (only,) = check()
     assert (only.question, only.outcome) == ("starts", "problem")
     assert f"envmanager godot install-addon {game}" in only.advice
+
+
+def test_bodies_that_stand_at_the_same_place_in_all_copies_are_found(game: Path, check: Check) -> None:
+    scene = game / "game.tscn"
+    scene.write_text(scene.read_text() + '\n[node name="Door" type="Area2D" parent="."]\n')
+    assert set(by_question(check()).values()) == {"ok"}
+    first = re.search(r'^\[node name="\w+" type="Node2D"\]', scene.read_text(), re.MULTILINE)
+    assert first is not None
+    rewrite(scene, first[0], first[0].replace("Node2D", "Node"))
+
+    (only,) = check()
+    assert (only.question, only.outcome) == ("starts", "problem")
+    assert "Door is at the same place in all copies" in only.text
+
+
+def test_a_fresh_clone_with_a_font_is_imported(game: Path, check: Check) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    shutil.copy(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", game)
+    (game / "picture.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>')
+    assert set(by_question(check()).values()) == {"ok"}
 
 
 def test_random_numbers_that_are_not_the_arenas_own_are_found(game: Path, check: Check, major: int) -> None:

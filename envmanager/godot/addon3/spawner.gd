@@ -36,9 +36,9 @@ func place(copy: Node, index: int) -> void:
 		_fit_window(copy)
 
 
-# In 3D a viewport ends the chain of transforms but not the world: the cameras in it have to be moved themselves.
+# In 3D a viewport ends the chain of transforms but not the world: cameras in it have to be moved themselves.
 func _shift(node: Node, by: Vector3) -> void:
-	if node is Spatial and not node.get_parent() is Spatial:
+	if node is Spatial and (node.get_parent() == null or node.get_parent() is Viewport):
 		node.translation += by
 	if not (node is Viewport and node.own_world):
 		for child in node.get_children():

@@ -4,6 +4,7 @@ extends RefCounted
 const Copy := preload("res://addons/envmanager/copy.gd")
 const Roster := preload("res://addons/envmanager/roster.gd")
 const Spawner := preload("res://addons/envmanager/spawner.gd")
+const ONE_PLACE := "%s is at the same place in all copies: the scene's root, or a node between, has no position. Make it a Node2D or Node3D, or set `isolate: true`"
 const BUSY_AFTER_US := 1000000
 
 var all: Array = []
@@ -82,6 +83,10 @@ func announce(node: Node) -> void:
 
 ## Tells the roster of the behaviors that come later, and how many agents there may be.
 func declare_to(roster: Roster) -> void:
+	if all.size() > 1 and all[0].root.get_parent() == all[1].root.get_parent():
+		var stuck: Node = _body_without_place(all[0].root, true)
+		if stuck != null:
+			roster.fault(ONE_PLACE % stuck.name, null)
 	for copy: Copy in all:
 		if copy.arena == null:
 			roster.fault("the scene %s has no arena: no node's script extends arena.gd" % copy.root.name, null)
@@ -93,6 +98,19 @@ func declare_to(roster: Roster) -> void:
 		for group in roster.groups:
 			var here: Array = copy.agents.filter(func(agent: Node) -> bool: return agent._group == group)
 			group.max_agents += maxi(int(copy.arena.max_agents.get(group.name, 0)), here.size())
+
+
+# A body that would be at the same place in all copies, since a node above it has no position that it could hand down.
+func _body_without_place(node: Node, may_move: bool) -> Node:
+	may_move = may_move and (node is CanvasItem or node is Node3D)
+	if not may_move and (node is CollisionObject2D or node is CollisionObject3D):
+		return node
+	if not node is Viewport:
+		for child in node.get_children():
+			var found := _body_without_place(child, may_move)
+			if found != null:
+				return found
+	return null
 
 
 func _declare(node: Node, roster: Roster) -> void:
