@@ -89,7 +89,7 @@ class EngineChannel(Channel):
         return has_read
 
     def _meet(self, lobby: Lobby) -> bool:
-        """Return whether the engine has connected by now. If it has, send it the queued commands."""
+        """Return whether the engine has connected by now. Send it the queued commands, or refuse its protocol."""
         arrival = lobby.look()
         if arrival is None:
             return False

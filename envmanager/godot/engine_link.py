@@ -125,11 +125,11 @@ class EngineLink(Link):
         channel.await_engine(lobby, self.process.pidfd)
 
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
-        """Start the engine, so that it connects to ``lobby``."""
+        """Start the engine, which then connects to ``lobby``. Return its process."""
         return self.execute(attrs.evolve(plan, environ={**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}))
 
     def execute(self, plan: EnginePlan) -> Process:
-        """Start the plan's command. Raises WorkerError if that fails."""
+        """Start the plan's command and return the process. Raises WorkerError if this fails."""
         deadline = time.monotonic() + plan.timeouts.start_s
         try:
             return execute(plan.command, plan.environ, self._log.write_fd, plan.cores, deadline)
@@ -204,7 +204,7 @@ class EngineLink(Link):
         return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
-        """Return the error of a missing answer: a script's error if one was printed, else WorkerTimedOut."""
+        """Kill an engine that is late. Return a script's error if one was printed, else WorkerTimedOut."""
         error = self._log.new_error()
         if error is not None:
             self.kill()

@@ -85,7 +85,7 @@ class Supervisor:
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Return the decision on a worker that failed with ``error`` at ``now`` (monotonic seconds)."""
+        """Return the decision on a worker that failed with ``error`` at ``now`` (monotonic s). Charge its budget."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
@@ -200,7 +200,7 @@ class Recovery:
         )
 
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
-        """Record failures, but keep them out of the outboxes, because the caller raises one of them itself."""
+        """Record failures outside the outboxes, because the caller raises one itself. Start due replacements."""
         for entry, error in failures:
             self.fail(entry, error)
         self.start_due()
@@ -306,7 +306,7 @@ def _error(entry: Entry, text: str, phase: str, cause: str) -> WorkerError:
 
 
 def last_steps(entry: Entry) -> Steps:
-    """Return the last delivered steps of a worker: its last StepInfo, updated with the batches delivered since."""
+    """Return the steps of a worker's last StepInfo, with the last observations that ``recv`` has delivered since."""
     if entry.previous_step is None:
         return {}
     if not entry.batches:

@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return JSON lines, each led by a comma. Times in µs are written as ns with "e-3", which is exact and fast."""
+        """Return records as JSON lines, each after a comma. Times in µs are ns with "e-3", which is exact and fast."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []

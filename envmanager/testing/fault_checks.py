@@ -205,7 +205,7 @@ class CheckedTrainer:
             self.step(wait)
 
     def until_lost(self, *, n: int = 1, within_s: float = SOON_S) -> StepInfo:
-        """Step until ``n`` losses were reported in total; return the StepInfo of the last one."""
+        """Step until ``n`` losses were reported in total; return the StepInfo of the last loss."""
         self.step_until(lambda: len(self.lost) >= n, within_s=within_s)
         return self.lost[-1]
 
