@@ -275,7 +275,7 @@ class EnvManager(ABC):
         bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """Return the steps that are ready as a Batch. After a reset, the first observations are returned first.
+        """Return a Batch of the steps that are ready. After a reset, the first observations are returned first.
 
         Raises UsageError if no step is in flight or ready, and for multi-agent environments. Raises WorkerErrors like
         ``step()``.

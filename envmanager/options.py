@@ -238,7 +238,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return ``config`` or, if ``seed`` or ``options`` is given, a ResetConfig of these. Both raise UsageError."""
+        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError if both are given."""
         if seed is None and options is None:
             return config
         if config is not None:

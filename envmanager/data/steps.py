@@ -378,7 +378,7 @@ class RowBuffer:
 
     @classmethod
     def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
-        """Return a buffer of new arrays for these agents."""
+        """Return a buffer of new arrays for the agents ``agent_id``, with observations of the spec ``observation``."""
         n = len(agent_id)
         return cls(AgentSteps.first(agent_id=agent_id, obs=zeros(observation, n)), zeros(observation, n))
 

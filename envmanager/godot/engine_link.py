@@ -89,7 +89,7 @@ class AttachedGame:
         return "EOF"
 
     def release(self) -> None:
-        """Close the descriptor. A second call does nothing."""
+        """Close ``pidfd``. A second call does nothing."""
         self.pidfd = descriptors.close(self.pidfd)
 
 

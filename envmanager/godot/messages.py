@@ -66,7 +66,7 @@ class EngineSpecs:
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
-        """Specs by name of the behavior."""
+        """Specs of the behaviors, by name."""
         return {behavior.name: behavior.spec for behavior in self.behaviors}
 
 

@@ -58,7 +58,7 @@ _MOVES = {
 
 
 class Alarm:
-    """Two reasons for a poller to check all its links: a time, and unread messages. The links share the object."""
+    """The reasons for a poller to check all its links: a time, and unread messages. The links share one Alarm."""
 
     __slots__ = ("at", "has_unread")
 
@@ -122,7 +122,7 @@ class ResponseDecoder(Protocol):
         """Return the response that reports this error."""
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Return the response that a message contains, to the command ``asked``."""
+        """Return the response to the command ``asked`` that the message contains."""
 
 
 class Link:
@@ -231,7 +231,7 @@ class Link:
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def take(self, ticket: int) -> Message | None:
-        """Remove and return the message with this ticket; None until it has arrived whole. Discard late messages."""
+        """Remove and return the message with this ticket; None until all of it has arrived. Discard late ones."""
         messages, found = self.channel.messages, None
         for message in list(messages):
             if message.ticket == ticket and found is None:
@@ -245,7 +245,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Return the response in a message to the last command other than a step. The first makes the state RUNNING."""
+        """Return the response in a message to the last non-step command. The first response makes the state RUNNING."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -283,7 +283,7 @@ class Link:
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Send the reset once the worker has started. Return its response or a failure; None before either."""
+        """Send the reset once the worker has started. Return the reset's response or a failure, or None so far."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None

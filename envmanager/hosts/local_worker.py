@@ -174,7 +174,7 @@ class LocalWorker:
                 _logger.exception("an environment failed to close")
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Store a command until its response is requested. A reset discards a stored step; others take it first."""
+        """Store a command until its response is requested. A stored step is taken first, or discarded by a reset."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)

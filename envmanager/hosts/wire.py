@@ -301,7 +301,7 @@ class Decoder:
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Return the response in a message to the command ``asked``. A step's arrays may be in memory ``slot``."""
+        """Return the response in a message to the command ``asked``. A step's arrays may be in ``slot`` instead."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         if not message.data:  # a step without anything but its rows in shared memory

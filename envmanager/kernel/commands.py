@@ -37,7 +37,7 @@ class Resets:
         self._collector = collector
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
-        """Return the config to send to the workers, and its ResetConfig. Without a seed, both have the manager's.
+        """Return the config to send to the workers, and its ResetConfig, both with the manager's seed if they lack one.
 
         Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
         """
@@ -101,7 +101,7 @@ class Resets:
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
     """Return ``values`` if it is a sequence (not text) or an array with axes, else a list that repeats it ``n`` times.
 
-    Raises UsageError if there are not ``n`` values, or if ``values`` may be one value or several.
+    Raises UsageError if there are not ``n`` values, or if it is unclear whether ``values`` is one value.
     """
     if not _is_many(values):
         return [values] * n

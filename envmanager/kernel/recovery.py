@@ -219,7 +219,7 @@ class Recovery:
                 self._start(entry, replacement)
 
     def next_start_at(self) -> float | None:
-        """Return the time (monotonic seconds) at which the next replacement is due, or None."""
+        """Return the time (monotonic seconds) at which the next replacement is due, or None if none is planned."""
         planned = [entry.replacement for entry in self._table.replacing if entry.replacement is not None]
         return min((each.start_at for each in planned if not each.is_started), default=None)
 

@@ -48,9 +48,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Set the only behavior. Raises UsageError before a reset, for several behaviors, or several agents in one env.
+        """Store the only behavior. Raises UsageError before a reset, and for several behaviors, or agents in one env.
 
-        Without ``is_begun`` agents are counted, in the first observations, because only these have all agents.
+        Without ``is_begun``, agents are counted in the first observations, because only these have all agents.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -72,7 +72,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Queue the observations that the reset returned, so that ``recv`` delivers them. Raises UsageError."""
+        """Queue the reset's observations, so that ``recv`` delivers them. Raises UsageError like ``_find_behavior``."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:

@@ -76,7 +76,7 @@ class Metrics:
 
 
 def parse(value: Any) -> tuple[Metrics, ...]:
-    """Return the choices in a list of names or ``{name: options}``. Raises UsageError for others and repeated names."""
+    """Return the choices in a list of names or ``{name: options}``. Raises UsageError for invalid or repeated ones."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
     chosen = tuple(map(_one, value))

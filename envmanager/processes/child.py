@@ -156,7 +156,7 @@ class TrainerConnection:
         return Undecoded(data) if data else None
 
     def _try_header(self) -> bool:
-        """Store the bytes of a header if any have arrived. Return whether they have, by a poll, which cannot block."""
+        """Store the bytes of a header that have arrived, without blocking. Return whether there are any."""
         return bool(self._poll.poll(0)) and self._read_header()
 
     def _read_header(self) -> bool:

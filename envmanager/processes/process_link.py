@@ -139,7 +139,7 @@ class ProcessLink(Link):
         return self.decoder.response(message, _STEP, self.slot)
 
     def output_tail(self) -> str:
-        """Return the end of the worker's log."""
+        """Return the end of the worker's log; empty without a log."""
         return "" if self._log is None else self._log.tail()
 
     def release(self) -> None:

@@ -224,7 +224,7 @@ class CheckedTrainer:
 
 
 def only_with_processes(test: Test) -> Test:
-    """Return the test as one that is skipped for managers whose workers run in this process."""
+    """Return ``test``, skipped for managers whose workers run in this process."""
 
     @functools.wraps(test)
     def checked(self: FaultyManagers, *args: Any, **kwargs: Any) -> Any:
