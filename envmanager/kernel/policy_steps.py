@@ -93,7 +93,7 @@ class PolicyStepper:
                 )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Return a StepInfo of each entry's next response, mark the latter as delivered, and set ``previous_step``."""
+        """Mark each entry's next response as delivered. Return a StepInfo of each, also stored as ``previous_step``."""
         infos = []
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
