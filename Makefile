@@ -54,7 +54,7 @@ FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test
     process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
 
 # The suites that have targets of their own, so that `make test` loads no PyTorch and starts no engine.
-TRAINING = $(addprefix envmanager_tests/,training interop/test_sb3.py unit/test_foreign_arrays.py)
+TRAINING = $(addprefix envmanager_tests/,training interop/test_sb3.py unit/test_foreign_arrays.py unit/test_metrics.py)
 GODOT = envmanager_tests/godot
 PAGES = envmanager_tests/process/test_docs.py
 VECTORS = $(addprefix envmanager_tests/,contract/test_vectors.py process/test_vectors.py)
@@ -100,7 +100,7 @@ test-vectors: $(DEV_STAMP) ## run the contracts and the faults of vector environ
 test-systems: $(DEV_STAMP) ## run the simulations of macOS and Windows, and what only the portable transport does
 	$(SIDE_BY_SIDE) $(SYSTEMS)
 
-test-training: $(DEV_STAMP) ## run the tests of trainings, which need PyTorch
+test-training: $(DEV_STAMP) ## run the tests of trainings, which need PyTorch, and of where they write their metrics
 	$(SIDE_BY_SIDE) $(TRAINING)
 
 test-godot: $(DEV_STAMP) ## run the tests of Godot, with a program in an engine's place and with the engines that are here

@@ -239,12 +239,14 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return a phrase with the number of episodes, their mean return, and the number of lost episodes."""
+    """Return a phrase: the number of episodes, the mean return of each behavior, and the number of lost episodes."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"
     last = "" if episodes.count == len(episodes.recent) else f" (last {len(episodes.recent)})"
-    return f"{count(episodes.count, 'episode')}, mean return {episodes.mean_of_recent():.4g}{last}{lost}"
+    behaviors = sorted({episode.behavior for episode in episodes.recent})
+    means = (f"mean return{of_behavior(own, behaviors)} {episodes.mean_of_recent(own):.4g}" for own in behaviors)
+    return f"{count(episodes.count, 'episode')}, {', '.join(means)}{last}{lost}"
 
 
 def describe_returns(returns: Sequence[float]) -> str:

@@ -205,11 +205,19 @@ class EngineLink(Link):
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """Kill an engine that is late. Return a script's error if one was printed, else WorkerTimedOut."""
+        return self._printed_error(during) or super().timed_out(during)
+
+    def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
+        """Kill an engine that broke the protocol. Return a script's error if one was printed, else ProtocolError."""
+        return self._printed_error(during) or super().broke_protocol(during)
+
+    def _printed_error(self, during: CommandName | None) -> EnvManagerError | None:
+        """Return the first new error that a script has printed, and kill the engine; None if there is none."""
         error = self._log.new_error()
-        if error is not None:
-            self.kill()
-            return self.decoder.raised(error, during)
-        return super().timed_out(during)
+        if error is None:
+            return None
+        self.kill()
+        return self.decoder.raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
         """Report a note, or extend the deadline of a busy engine by the whole timeout."""

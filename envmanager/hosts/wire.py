@@ -8,7 +8,7 @@
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
 The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. Processes share no lock. So
-the step pipe stays usable for the others when a worker is killed at any moment. All other responses are messages
+the step pipe stays usable for all others, at whatever moment a worker is killed. All other responses are messages
 through the worker's own connection (a socket pair), where half a message affects no other worker. Every response
 repeats the ticket of its request.
 """

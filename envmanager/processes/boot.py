@@ -1,4 +1,4 @@
-"""The first code of a new Python process of this library, and its end with the trainer.
+"""Code that a new Python process of this library runs first, and that ends the process with the trainer.
 
 The rule: only the standard library is imported here, and only parts that every system has.
 """

@@ -251,6 +251,7 @@ class ActorPoller(Poller[ActorLink]):
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         self.n_wanted = n_wanted
+        self.look()  # for answers that came before and rang no bell, because more were wanted then
         return super().wait(timeout)
 
     def close(self) -> None:

@@ -28,6 +28,8 @@ _IN_3 = {
     "TYPE_PACKED_BYTE_ARRAY": "TYPE_RAW_ARRAY",
     "TYPE_FLOAT": "TYPE_REAL",
     "RefCounted": "Reference",
+    "RenderingServer": "VisualServer",
+    "remove_at": "remove",
     "Node3D": "Spatial",
     "Transform3D": "Transform",
     "RigidBody3D": "RigidBody",

@@ -14,7 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import EnvRaised, RandomPolicy, RestartPolicy, Timeouts, UsageError, Wait, WorkerDied, WorkerTimedOut
+from envmanager import (
+    BadObservation,
+    EnvRaised,
+    RandomPolicy,
+    RestartPolicy,
+    Timeouts,
+    UsageError,
+    Wait,
+    WorkerDied,
+    WorkerTimedOut,
+)
 from envmanager.data.steps import StepInfo
 from envmanager.errors import WorkerError
 from envmanager.godot.games import find_game, import_command, new_project
@@ -143,6 +153,23 @@ def test_a_mistake_without_a_line_is_told_without_none(play: Play, fail: str, pl
         with pytest.raises(EnvRaised, match=place) as raised:
             take_steps(manager, 2)
         assert "None" not in str(raised.value)
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(("fail", "path"), [("nan", "obs"), ("nan reward", "reward")])
+def test_numbers_that_are_not_finite_are_delivered_unless_values_are_checked(
+    play: Play, fail: str, path: str, checked: bool
+) -> None:
+    with play("games", 2, engine={"scene": TROUBLED}, restarts=NEVER, check_values=checked) as manager:
+        manager.reset({"options": {"fail": fail, "in": 1}})
+        if checked:
+            with pytest.raises(BadObservation, match="NaN or infinite") as raised:
+                manager.step()
+            assert (raised.value.path, raised.value.env_ids) == (path, (1,))
+        else:
+            (info,) = manager.step()
+            numbers = getattr(info.current["default"], path)
+            assert np.isfinite(numbers.reshape(2, -1)).all(axis=1).tolist() == [True, False]
 
 
 def test_an_error_in_observe_is_told_with_its_own_line(play: Play, major: int) -> None:

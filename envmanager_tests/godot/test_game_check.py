@@ -42,6 +42,15 @@ def test_nothing_is_wrong_with_a_new_game(check: Check) -> None:
     assert set(found) == {"starts", "behaviors", "steps", "episodes", "seeding"}
 
 
+def test_an_agent_script_that_is_preloaded_may_say_what_its_functions_return(game: Path, check: Check) -> None:
+    extends = 'extends "res://addons/envmanager/arena.gd"\n'
+    rewrite(game / "arena.gd", extends, f'{extends}const Player = preload("res://player.gd")\n')
+    player = game / "player.gd"
+    assert re.search(r"func observe\(\) -> P\w+Array:", player.read_text())
+    player.write_text(f"{player.read_text()}\n\nfunc info() -> Dictionary:\n\treturn {{}}\n")
+    assert set(by_question(check()).values()) == {"ok"}
+
+
 def test_a_game_for_godot_4_whose_engine_starts_a_thread_per_core_is_told(game: Path, check: Check, major: int) -> None:
     file = game / "project.godot"
     file.write_text(re.sub(rf"^{THREADS}=.*\n", "", file.read_text(), flags=re.MULTILINE))

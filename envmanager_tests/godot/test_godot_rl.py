@@ -64,6 +64,7 @@ GAMES: dict[str, list[dict[str, Any]]] = {
     "camera": [{"kind": "camera"}] * 2,
     "late": [{"resets_late": True}] * 2,
     "clash": [{}, {"kind": "discrete"}],
+    "faulty": [{"kind": "faulty"}],
     "empty": [],
 }
 """The agents of each game, in the order in which the game sends them."""
@@ -396,6 +397,12 @@ def test_every_behavior_needs_a_policy(play: Play, made: Callable[[int], Path], 
 def test_agents_of_one_policy_with_different_spaces_are_named(play: Play) -> None:
     with pytest.raises(ProtocolError, match=r"agents 0 and 1 .*policy_name"):
         play("clash")
+
+
+def test_an_error_of_a_script_explains_the_answer_that_it_spoilt(play: Play) -> None:
+    with pytest.raises(EnvRaised, match=r"agent\.gd:\d+") as raised:
+        play("faulty")
+    assert (raised.value.type_name, raised.value.phase) == ("ScriptError", "start")
 
 
 def test_a_game_without_agents_to_train_is_a_time_out_that_says_what_to_look_for(play: Play) -> None:

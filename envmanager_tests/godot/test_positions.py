@@ -33,3 +33,12 @@ def test_a_body_that_follows_the_physics_is_where_it_was_placed_at_once(engine: 
         first = one.reset()["default"].obs[0][0, 1]
         heights = [first, *(one.step({"default": TICK})["default"].obs[0][0, 1] for _ in range(6))]
         assert heights == pytest.approx([10, 15, 20, 25, 30, 35, 40], abs=1e-3)
+
+
+@pytest.mark.parametrize("how", ["signal, place_2d", "signal, deferred"])
+def test_a_body_that_a_signal_of_the_physics_puts_elsewhere_is_there(engine: Start, how: str) -> None:
+    one = engine("games", scene=MOVING, ticks=1)
+    one.reset(options={"where": how})
+    heights = [one.step({"default": TICK})["default"].obs[0][0, 0] for _ in range(50)]
+    assert max(heights) < 24, "the gate is not passed"
+    assert (np.diff(heights) < 0).sum() >= 3

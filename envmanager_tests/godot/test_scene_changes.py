@@ -59,6 +59,37 @@ def test_a_change_of_the_scene_ends_the_episode_of_a_single_arena(
     assert one.script_errors() == []
 
 
+@pytest.mark.parametrize("arenas", [1, 3])
+def test_another_arena_in_the_same_scene_ends_the_episode_of_its_copy_alone(engine: Start, arenas: int) -> None:
+    one = engine("games", scene=CHANGING, arenas=arenas)
+    first = one.reset(options={"change": "swap"})["default"]
+    one.call([0], set="ticks", args=[3])
+    rows = one.step()["default"]
+
+    order = np.argsort(rows.arena)
+    assert rows.k[order].tolist() == first.k.tolist()
+    assert rows.bits[order].tolist() == [5] + [4] * (arenas - 1)
+    assert rows.reward[order].tolist() == [3.0] + [4.0] * (arenas - 1)
+    assert rows.final[0][:, 0].tolist() == [6]
+    assert rows.obs[0][order, 0].tolist() == [0] + [4] * (arenas - 1)
+
+
+def test_agents_that_stay_keep_their_episodes_end_when_the_arena_is_another(engine: Start) -> None:
+    one = engine("games", scene=TEAM)
+    first = one.reset(options={"change": "swap"})["default"]
+    one.step()
+    rows = one.step()["default"]
+
+    assert (rows.k.tolist(), rows.bits.tolist()) == (first.k.tolist(), [5, 5])
+    assert rows.obs[0][:, 1].tolist() == [0, 0]
+    assert step(one)[0][2] == 4
+
+
+def test_one_arena_that_is_isolated_may_change_its_scene_too(engine: Start) -> None:
+    last = played(engine("games", scene=CHANGING, isolate=True), "reload")[2]["default"]
+    assert (last.bits.tolist(), last.reward.tolist()) == ([5], [2.0])
+
+
 def test_the_same_seed_repeats_episodes_of_a_game_that_reloads(engine: Start) -> None:
     one = engine("games", scene=CHANGING)
     first, again = ([steps.bytes() for steps in played(one, "reload")] for _ in range(2))

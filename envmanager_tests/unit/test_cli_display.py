@@ -211,6 +211,13 @@ def test_the_mean_is_of_the_last_episodes_once_there_are_more():
     assert describe(many) == "12,345 episodes, mean return 20 (last 2)"
 
 
+def test_two_behaviors_have_a_mean_each_since_what_one_wins_the_other_may_lose():
+    played = Episodes(count=2)
+    played.recent.extend([Episode("hero", 0, 1.5, 200), Episode("target", 1, -1.5, 200)])
+
+    assert describe(played) == "2 episodes, mean return of 'hero' 1.5, mean return of 'target' -1.5"
+
+
 def test_the_rate_of_no_time_is_zero():
     assert Rate(1.0).at(1.0, 5) == 0.0
 

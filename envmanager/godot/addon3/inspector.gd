@@ -13,12 +13,18 @@ func can_handle(object: Object) -> bool:
 
 func parse_begin(object: Object) -> void:
 	for sentence in Checks.warnings_of(object):
-		var label = Label.new()
-		label.text = sentence
-		label.autowrap = true
-		label.modulate = Color.gold
-		add_custom_control(label)
+		_say(sentence, Color.gold)
+	if not Checks.uses_sizes(object):
+		_say("The agents of this scene have sizes of their own, so those of the arena are hidden.", Color.gray)
 
 
 func parse_property(object: Object, _type: int, name: String, _hint: int, _text: String, _usage: int) -> bool:
 	return name in Checks.SIZES and not Checks.uses_sizes(object)
+
+
+func _say(sentence: String, color: Color) -> void:
+	var label = Label.new()
+	label.text = sentence
+	label.autowrap = true
+	label.modulate = color
+	add_custom_control(label)

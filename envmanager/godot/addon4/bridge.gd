@@ -113,8 +113,6 @@ func joined(agent: Node) -> void:
 	copy.agents.append(agent)
 	group.agents.append(agent)
 	group.changed = true
-	if copy in _copies.torn:
-		_roster.succeed(agent)
 
 
 func left(agent: Node, bits: int) -> void:
@@ -133,8 +131,10 @@ func arena_entered(arena: Node) -> void:
 			_roster.fault(CHANGED, arena)
 		return
 	if copy.arena != null and copy.arena != arena:
-		_roster.fault("the scene has two arenas", arena)
-		return
+		if not _is_going(copy.arena):
+			_roster.fault("the scene has two arenas", arena)
+			return
+		arena_left(copy.arena)
 	copy.arena = arena
 	copy.has_after_tick = arena.has_method("after_tick")
 	arena._copy = copy
@@ -154,11 +154,18 @@ func arena_left(arena: Node) -> void:
 		return
 	copy.arena = null
 	copy.has_after_tick = false
+	copy.first_new_k = copy.next_k
 	_copies.torn.append(copy)
 	_is_torn = true
 	_patience = PATIENCE
 	if copy.reset_tick == Engine.get_physics_frames():
 		_roster.fault(RESETS, arena)
+
+
+func _is_going(node: Node) -> bool:
+	while node != null and not node.is_queued_for_deletion():
+		node = node.get_parent()
+	return node != null
 
 
 # The copy that a node is in; the scene to which the game has changed becomes the copy of the one that has gone.
@@ -185,7 +192,7 @@ func _physics_process(_delta: float) -> void:
 		_build()
 		return  # what has just come into the tree has no tick of its own yet: the first action would be shorter for it
 	for body in _bodies:
-		body.get_global_transform()
+		body.get_global_position()
 	if _is_torn and not _mend():
 		return
 	if _ticks_left > 0:
@@ -216,13 +223,17 @@ func _mend() -> bool:
 		return false
 	if not is_whole:
 		_roster.fault(REMOVED, null)
-	elif _copies.all.size() > 1:
+	elif _copies.is_swapped and _copies.all.size() > 1:
 		_roster.fault(CHANGED, null)
 	for copy: Copy in _copies.torn:
 		if copy.arena != null:
 			_join_alone(copy)
+			for agent in copy.agents:
+				if agent._k >= copy.first_new_k:
+					_roster.succeed(agent)
 			copy.end_episode(1)
 	_copies.torn.clear()
+	_copies.is_swapped = false
 	_is_torn = false
 	if _is_acting and _wire != null and _send_faults():
 		_is_acting = false

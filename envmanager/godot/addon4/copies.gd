@@ -9,6 +9,7 @@ const BUSY_AFTER_US := 1000000
 var all: Array = []
 var ending: Array = []  # those in which something has ended with this action
 var torn: Array = []  # those whose arena has left the tree: the game changes its scene
+var is_swapped := false  # one of them has another root now
 var _at := {}  # id of a root -> copy
 
 
@@ -59,12 +60,16 @@ func successor(node: Node) -> Copy:
 		var old: Node = instance_from_id(copy.root_id)
 		if copy.arena == null and (old == null or not old.is_inside_tree()):
 			_stand(copy, node)
+			is_swapped = true
 			return copy
 	return null
 
 
 func is_whole() -> bool:
-	return all.all(func(copy: Copy) -> bool: return copy.arena != null)
+	for copy: Copy in all:
+		if copy.arena == null:
+			return false
+	return true
 
 
 ## Has the nodes join that entered the tree before it was known as a copy, in the order of the tree.

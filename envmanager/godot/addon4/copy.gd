@@ -10,6 +10,7 @@ var agents: Array = []
 var options := {}
 var shown := true
 var next_k := 0
+var first_new_k := 0  # of the agents that have joined since the arena left
 var ended_bits := 0  # 1 terminated, 2 truncated: the arena's episode is over when the action is
 var ended_agents: Array = []  # those whose own episode is over
 var has_after_tick := false

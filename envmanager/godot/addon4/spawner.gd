@@ -14,7 +14,7 @@ func _init(tree: SceneTree, config: Dictionary) -> void:
 	_tree = tree
 	count = int(config["arenas"])
 	shown = int(config["shown"])
-	_is_isolated = config["isolate"]
+	_is_isolated = config["isolate"] and count > 1  # one alone may change its scene, of which the tree knows
 	_columns = int(ceil(sqrt(count)))
 
 

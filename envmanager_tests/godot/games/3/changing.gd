@@ -45,6 +45,10 @@ func make_change(how: String) -> void:
 			var next = load("res://changed.tscn").instance()
 			get_tree().root.add_child(next)
 			get_tree().current_scene = next
+		"swap":
+			var next = duplicate()
+			queue_free()
+			get_parent().add_child(next)
 		"menu":
 			get_tree().change_scene("res://empty.tscn")
 		"free":

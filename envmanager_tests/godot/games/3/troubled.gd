@@ -21,6 +21,8 @@ func observe():  # observe() is here
 			nobody.call_me()  # in observe
 		"size":
 			return PoolRealArray([1, 2, 3])
+		"nan":
+			return PoolRealArray([NAN, index])
 		"type":
 			return "what I see"
 		"array":
@@ -30,7 +32,9 @@ func observe():  # observe() is here
 
 func act(_continuous: PoolRealArray, _discrete: PoolIntArray) -> void:
 	actions += 1
-	if fail == "act":
+	if fail == "nan reward":
+		add_reward(INF)
+	elif fail == "act":
 		_call_nobody()
 	elif fail == "slow":
 		OS.delay_msec(50)

@@ -45,6 +45,10 @@ func make_change(how: String) -> void:
 			var next: Node = load("res://changed.tscn").instantiate()
 			get_tree().root.add_child(next)
 			get_tree().current_scene = next
+		"swap":
+			var next: Node = duplicate()
+			queue_free()
+			get_parent().add_child(next)
 		"menu":
 			get_tree().change_scene_to_file("res://empty.tscn")
 		"free":

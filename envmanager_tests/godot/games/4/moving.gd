@@ -12,7 +12,13 @@ func reset(_from: RandomNumberGenerator, options: Dictionary) -> void:
 	where = options.get("where", "")
 	ticks = 0
 	_put("reset")
+	if where.begins_with("signal"):
+		place_2d(ball, Transform2D(0.0, Vector2(0, 10)), Vector2(0, 60))
 	place_2d(lift, Transform2D(0.0, Vector2(200, 10)))
+
+
+func _ready() -> void:
+	$"../Gate".body_entered.connect(_on_entered)
 
 
 func observe() -> PackedFloat32Array:
@@ -41,3 +47,12 @@ func _put(here: String) -> void:
 	if here == where and ticks <= 2:
 		ball.position = Vector2(0, 10)
 		ball.linear_velocity = Vector2(0, 60)
+
+
+# The ball goes back to the top when it comes to the gate.
+func _on_entered(_body: Node) -> void:
+	match where:
+		"signal, place_2d":
+			place_2d(ball, Transform2D(0.0, Vector2(0, 10)), Vector2(0, 60))
+		"signal, deferred":
+			ball.set_deferred("position", Vector2(0, 10))

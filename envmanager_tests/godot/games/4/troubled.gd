@@ -21,6 +21,8 @@ func observe():  # observe() is here
 			nobody.call_me()  # in observe
 		"size":
 			return PackedFloat32Array([1, 2, 3])
+		"nan":
+			return PackedFloat32Array([NAN, index])
 		"type":
 			return "what I see"
 		"array":
@@ -30,7 +32,9 @@ func observe():  # observe() is here
 
 func act(_continuous: PackedFloat32Array, _discrete: PackedInt32Array) -> void:
 	actions += 1
-	if fail == "act":
+	if fail == "nan reward":
+		add_reward(INF)
+	elif fail == "act":
 		_call_nobody()
 	elif fail == "slow":
 		OS.delay_msec(50)

@@ -59,6 +59,8 @@ func get_obs() -> Dictionary:
 
 func get_obs_space() -> Dictionary:
 	var space := {"obs": {"size": [7], "space": "box"}}
+	if kind == "faulty":
+		space["obs"]["size"] = [get_obs()["seen"].size()]
 	if kind == "camera":
 		space["camera_2d"] = {"size": [3, 4, 3], "space": "box"}
 	if kind == "mixed":
