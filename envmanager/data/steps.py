@@ -68,7 +68,7 @@ def phase_of(name: CommandName) -> str:
 
 @attrs.define(init=False)
 class EnvironmentCommand:
-    """A command of a manager to a worker."""
+    """A command of a manager to a worker: its name and its payload."""
 
     name: CommandName
     payload: Any

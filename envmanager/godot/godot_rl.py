@@ -261,7 +261,7 @@ class GodotRLDecoder(EngineDecoder):
 
 
 class GodotRLLink(EngineLink):
-    """A link to an engine with a game of godot_rl_agents."""
+    """An EngineLink for a game of godot_rl_agents. Port and seed are arguments of its command line."""
 
     channel_class = GodotRLChannel
     decoder_class = GodotRLDecoder

@@ -28,7 +28,7 @@ _ALL = Wait.all()
 
 
 class Collector:
-    """Receives the responses of one manager's workers, and chooses those to deliver."""
+    """The part of one manager that receives the workers' responses, and chooses those to deliver."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self.source: ResponseSource

@@ -26,7 +26,7 @@ from envmanager.options import ResetConfig
 
 
 class Resets:
-    """Resets or replaces the workers of one manager, and returns their first StepInfos."""
+    """The part of one manager that resets or replaces workers, and returns their first StepInfos."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
         """``seed``: seed of the first reset, unless its config has one. Later resets continue the random sequence."""
@@ -129,7 +129,7 @@ def _is_many(values: Any) -> bool:
 
 
 class Asker:
-    """Sends commands to the workers of one manager and returns their results."""
+    """The part of one manager that sends commands to workers and returns their results."""
 
     def __init__(
         self,

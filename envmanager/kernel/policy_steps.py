@@ -28,7 +28,7 @@ _IDLE, _IN_FLIGHT, _STEP = WorkerState.IDLE, WorkerState.IN_FLIGHT, CommandName.
 
 
 class PolicyStepper:
-    """Calls the policies of one manager, sends their actions and makes StepInfos of the responses."""
+    """The part of one manager that calls policies, sends their actions and makes StepInfos of the responses."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
         self.host: WorkerHost

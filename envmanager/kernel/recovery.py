@@ -117,7 +117,7 @@ class Supervisor:
 
 
 class Recovery:
-    """Replaces the failed workers of one manager, or gives them up."""
+    """The part of one manager that replaces failed workers, or gives them up."""
 
     def __init__(self, table: WorkerTable, policy: RestartPolicy, seed: int | None) -> None:
         self.host: WorkerHost

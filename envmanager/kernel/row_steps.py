@@ -30,7 +30,7 @@ _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
 class BatchStepper:
-    """Sends actions to environments and makes batches of their steps, for one manager."""
+    """The part of one manager that sends actions to environments and makes batches of their steps."""
 
     def __init__(
         self, table: WorkerTable, recovery: Recovery, env_rows: EnvIndex, *, zero_copy: bool, check_values: bool

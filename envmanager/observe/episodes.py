@@ -109,7 +109,7 @@ class Episodes:
     # Counting.
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
-        """Count several StepInfos."""
+        """Count the steps in several StepInfos."""
         for info in infos:
             self.add(info)
 

@@ -124,7 +124,7 @@ class Tracer:
         return _TracedPolicy(policy, self.trainer, name)
 
     def happened(self, event: Event) -> None:
-        """Add a mark for an event of a worker."""
+        """Add a mark for an event of a worker, except for a start or a late response."""
         if not isinstance(event, _UNMARKED):
             text = _readable(str(event).partition("\n")[0][:_LONGEST_TEXT])
             track = self.workers[event.worker_id]

@@ -281,7 +281,7 @@ class PortableLink(ProcessLink):
 
 
 class PortableHost(ProcessHost):
-    """The host of workers of the portable transport."""
+    """A ProcessHost whose workers are started by ``subprocess``, each with one socket for all its responses."""
 
     def _make_resources(self) -> Resources[ProcessLink]:
         poller: Any = PortablePoller(spin_ns=self._spin_ns)
