@@ -215,11 +215,11 @@ class EnvManager(ABC):
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[StepInfo]:
-        """Begin a new episode in every environment. Return one StepInfo per worker, in order.
+        """Begin a new episode in every environment. Return one StepInfo per worker that was not dropped, in order.
 
         ``seed`` is one number, or a sequence with one per environment. ``options`` is passed to the environments' own
-        reset. Instead of these two, pass a ResetConfig or a mapping with these keys as ``config``; UsageError if both
-        are given. Steps in flight are completed and discarded; failed workers are reset or replaced. Takes up to
+        reset. Instead of these two, pass a ResetConfig or a mapping with these keys as ``config``. Giving both raises
+        UsageError. Steps in flight are completed and discarded; failed workers are reset or replaced. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
         has_begun = False
@@ -238,7 +238,7 @@ class EnvManager(ABC):
         return infos
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
-        """Act in all environments that have no step in flight. Return the steps that are ready.
+        """Act in all environments that have no step in flight. Return the StepInfos that ``wait`` selects.
 
         Each behavior's policy is called once, for all its agents. ``wait`` (a Wait, "any", "all" or a number of
         workers) overrides the manager's own. Raises UsageError (no reset, no policy), BadAction (an action violates its
@@ -275,7 +275,7 @@ class EnvManager(ABC):
         bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """Return the steps that are ready, one row per environment. After a reset, return the first observations first.
+        """Return a Batch of the steps that are ready. After a reset, the first observations are returned first.
 
         Raises UsageError if no step is in flight or ready, and for multi-agent environments. Raises WorkerErrors like
         ``step()``.
@@ -287,7 +287,7 @@ class EnvManager(ABC):
                 return made  # type: ignore[no-any-return]
 
     def _made(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
-        """Return the StepInfos (``step``) or the Batch (``recv``) to deliver by ``wait``, or raise a worker's error.
+        """Return the StepInfos (``step``) or the Batch (``recv``) that ``wait`` selects, or raise a worker's error.
 
         The result or error is stored in ``_undelivered`` as soon as it exists. The caller takes the result from there:
         Python 3.10 may raise an interrupt right after this function has returned.
@@ -332,7 +332,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Record the calls used until the next reset. ``offers_first``: ``recv`` will deliver the reset's steps."""
+        """Allow only ``use`` until the next reset. ``offers_first``: ``recv`` will deliver the reset's observations."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
@@ -345,7 +345,7 @@ class EnvManager(ABC):
             self._episodes.add_all(made)
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
-        """Return ``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids`` in their order).
+        """Return a list of ``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids`` in their order).
 
         If ``name`` is a function, it is sent with cloudpickle, and ``name(env, *args, **kwargs)`` runs in the
         environment's process. The keyword ``env_ids`` always belongs to this method; to pass a parameter of that name,
@@ -426,7 +426,7 @@ class EnvManager(ABC):
         return self._host
 
     def _give_back(self) -> None:
-        """Release everything: in ``close()`` if no call is in progress, else at the end of the last one."""
+        """Release everything. Called by ``close()``, or if a call is in progress, at the end of the outermost one."""
         self._undelivered = None
         self._table.clear()  # with zero_copy the table's arrays would keep the shared memory alive
         if not self._given_back:

@@ -121,10 +121,10 @@ class EnvGroup(Environment):
     @property
     @abstractmethod
     def subjects(self) -> Sequence[Any]:
-        """The object of each environment, in env_id order, on which ``call``, ``get_attr`` and the like act."""
+        """The objects on which ``call``, ``get_attr`` and the like act, one per environment, in env_id order."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Accept a buffer into which to write the next steps. Groups whose agents change ignore the buffer."""
+        """Receive a buffer into which the group may write its next steps. By default the buffer is not used."""
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         for row in rows:

@@ -30,7 +30,7 @@ def imported(place: str) -> Any:
 
 
 class Plugins(NamedTuple):
-    """The plugins registered under one entry-point group. ``what`` is the noun for one of them in errors."""
+    """The plugins registered under one entry-point group. ``what`` is the noun for a plugin in error messages."""
 
     group: str
     what: str
@@ -58,7 +58,7 @@ class Plugins(NamedTuple):
 
 @contextmanager
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
-    """Replace a ModuleNotFoundError in the block by MissingExtra. ``extra``: this package's extra with the library.
+    """Replace a ModuleNotFoundError in the block by MissingExtra. ``extra``: extra that installs the library, if any.
 
     Other import errors, of a library that is installed but broken, are raised unchanged.
     """

@@ -107,7 +107,7 @@ class Wait:
 
     @classmethod
     def parse(cls, text: str | int | Wait) -> Wait:
-        """Return a Wait for ``"any"``, ``"all"`` or a number of workers."""
+        """Return a Wait for ``"any"``, ``"all"`` or a number of workers. A Wait is returned unchanged."""
         if isinstance(text, Wait):
             return text
         if isinstance(text, str) and text in _NAMED_WAITS:
@@ -238,7 +238,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return ``config``, or a ResetConfig of ``seed`` and ``options`` if given. Raises UsageError for both."""
+        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError if both are given."""
         if seed is None and options is None:
             return config
         if config is not None:
@@ -247,7 +247,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Return ``of(config)``. Raises UsageError if there is a list of seeds whose length is not ``n_envs``."""
+        """Return ``of(config)``. Raises UsageError if its ``seed`` is a list whose length is not ``n_envs``."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
@@ -305,7 +305,7 @@ def _given_restarts(value: RestartPolicy | None) -> RestartPolicy:
 
 @attrs.frozen
 class KindOptions:
-    """The options of every kind of manager with workers."""
+    """The options that every kind of manager has."""
 
     n_envs: int = attrs.field(default=1, validator=at_least(1))
     n_workers: WorkerCount = attrs.field(default=None, validator=_optional(at_least(1, or_auto=True)), kw_only=True)

@@ -60,7 +60,7 @@ class RandomPolicy:
         return ActionInfo(build(self.spec.action, columns))
 
     def _draw_ahead(self, agent_id: int) -> tuple[Any, ...]:
-        """Draw the next actions of an agent, as many as fit into a kilobyte; return the first."""
+        """Draw the next actions of an agent, about a kilobyte of them. Return the first; keep the others for later."""
         if agent_id not in self._generators:
             sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
             self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))
@@ -78,7 +78,7 @@ class RandomPolicy:
 
 
 def range_of(spec: ArraySpec) -> tuple[Any, Any]:
-    """Return the least and the greatest number to draw. An unbounded float has infinite ones."""
+    """Return the least and the greatest number to draw; for floats without bounds, minus and plus infinity."""
     low, high, kind = spec.minimum, spec.maximum, spec.dtype.kind
     least, most = (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max) if kind in "iu" else (-np.inf, np.inf)
     low, high = least if low is None else low, most if high is None else high

@@ -112,7 +112,7 @@ class _Examination:
         )
 
     def _play_new(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough | None:
-        """Play with a new environment and close it. Return None if it cannot be made."""
+        """Play with a new environment and close it. Return the Playthrough, or None if it cannot be made."""
         if isinstance(self.trial.make(), Failure):
             return None
         played = self._play(env_seed, n_steps=n_steps)

@@ -83,7 +83,7 @@ class Playthrough:
     def of(
         cls, reset: Callable[[], Moment | Failure], step: Callable[[int], Moment | Failure], n_steps: int
     ) -> Playthrough:
-        """Record one call of ``reset``, and calls of ``step`` with 1 to ``n_steps``, until one of them fails."""
+        """Return the data of a call ``reset()`` and of the calls ``step(1)`` to ``step(n_steps)``, until one fails."""
         played = cls()
         length = 0
         for at_step in range(n_steps + 1):

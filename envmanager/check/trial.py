@@ -223,7 +223,7 @@ class Subject(Environment):
         self._casts.setdefault(field, Cast(field, str(expected), describe_value(value)))
 
     def find(self) -> EnvManagerError | Failure | None:
-        """Look up the factory. Return None, or the error if the factory cannot be found."""
+        """Look up the factory. Return None, the error if it cannot be found, or a Failure if its module raises."""
         try:
             if isinstance(self._factory, str):
                 self._factory = resolve(self._factory)

@@ -37,8 +37,9 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 @attrs.define(eq=False)
 class Casting:
-    """The rules for values whose dtype is not their spec's: cast without loss, or refused if ``strict``.
+    """The rules for values whose dtype differs from their spec's.
 
+    They are cast if nothing but a float's rounding is lost, otherwise refused. ``strict`` refuses all.
     ``on_cast(path, expected, value)`` is called for each value that is cast. Only ``envmanager check`` sets it.
     """
 
@@ -75,7 +76,7 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
 
 
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
-    """Return ``value``, cast if necessary, so that it can be assigned to an array of this spec without loss.
+    """Return ``value``, cast if necessary, so that an array of this spec can hold it without loss.
 
     A Python number for a scalar spec of its kind, and an array that NumPy casts safely, are returned uncast. Other
     values are cast if ``casting`` allows it. Raises SpecMismatch for a value that does not fit.
@@ -178,7 +179,7 @@ _COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """Return the steps with each array cast to its spec's dtype, or unchanged if it cannot be cast."""
+    """Return the steps, with each array cast to its spec's dtype. Arrays that cannot be cast are unchanged."""
     columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
     trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
     return attrs.evolve(steps, **columns, **trees)

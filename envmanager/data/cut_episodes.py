@@ -16,7 +16,7 @@ from envmanager.data.trees import copy_tree
 
 
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
-    """Return rows in which the episodes of a replaced worker are truncated, with reward 0, from its last steps.
+    """Return rows that truncate the episodes of a replaced worker, with reward 0. ``last``: its last steps.
 
     Agents whose episode had ended without a new one have no row. ``with_new``: also truncate new episodes that have no
     step yet.
@@ -61,13 +61,13 @@ def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
 
 
 def _ended(old: AgentSteps) -> AgentSteps:
-    """Return the final rows of agents that are not in the new generation."""
+    """Return final rows of agents that are not in the new generation: none acts, and ``obs`` is ``final_obs``."""
     no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
     return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=np.zeros(len(old), np.bool_), reset_info=no_infos)
 
 
 def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Return the rows of agents that are in both generations, in the same order."""
+    """Return joined rows of generations that have the same agents in the same order."""
     return attrs.evolve(old, obs=copy_tree(first.obs), acting=copy_tree(first.acting), reset_info=first.info)
 
 

@@ -45,7 +45,7 @@ class EnvsOfWorker(NamedTuple):
 
 
 class EnvIndex:
-    """The map from environments to workers."""
+    """An index from env_ids to the workers that host these environments."""
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
         self.blocks = [tuple(block) for block in blocks]
@@ -63,7 +63,7 @@ class EnvIndex:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
-        """Return the number of ``env_ids``, and the environments grouped by worker. Raises like ``checked``."""
+        """Return the number of ``env_ids``, and these grouped by worker. Raises ``error`` for an invalid id."""
         everything = self.all_env_ids
         if env_ids is everything or (  # an array of all ids in order, which is what most callers pass
             env_ids.__class__ is np.ndarray
@@ -81,11 +81,11 @@ class EnvIndex:
         return len(numbers), self.by_worker(ids)
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """Return ``env_ids`` as int64[n]. Raises ``error`` for an unknown or repeated id."""
+        """Return ``env_ids`` as int64[n]. Raises ``error`` unless they are whole numbers, known and distinct."""
         return self._checked(env_ids, error)[0].astype(np.int64)
 
     def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
-        """Return ``env_ids`` as an array of any integer dtype, and as a list."""
+        """Return ``env_ids`` as an array of any integer dtype, and as a list. Raises ``error`` if they are invalid."""
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)
@@ -104,7 +104,7 @@ class EnvIndex:
         return ids, numbers
 
     def by_worker(self, env_ids: np.ndarray) -> list[EnvsOfWorker]:
-        """Return the environments grouped by worker, in order of worker_id."""
+        """Return ``env_ids`` grouped by worker, in order of worker_id."""
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
         cuts = np.flatnonzero(np.diff(workers)) + 1

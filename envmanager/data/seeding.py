@@ -23,8 +23,8 @@ def derive_seeds(
 ) -> list[int | None]:
     """Return the seeds of some environments for one reset.
 
-    With ``seed`` None, all are None, so that each environment keeps the state of its random number generator. A list
-    has one seed for each environment of the manager, by env_id. Its seeds are returned unchanged.
+    If ``seed`` is None, all are None, so that each environment keeps the state of its random number generator. If it is
+    a list, it has one seed per environment of the manager, by env_id, and these are returned unchanged.
     """
     if seed is None:
         return [None] * len(env_ids)

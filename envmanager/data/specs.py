@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return ``value`` as the dtype object that NumPy's arrays share. An unpickled space has an equal, separate one."""
+    """Return ``value`` as the dtype object that NumPy's arrays share. An unpickled dtype is another, equal object."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -174,7 +174,7 @@ class _Plain(str):
 
 
 def describe_value(value: Any) -> str:
-    """Return text on ``value`` for an error message: dtype and shape of an array, mostly the type of other values."""
+    """Return a text about ``value`` for an error message: an array's dtype and shape; for others mostly the type."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, np.generic):

@@ -33,7 +33,7 @@ def only_agents(env_ids: Sequence[int]) -> np.ndarray:
 
 
 class CommandName(str, enum.Enum):
-    """The name of a command or response. Each is equal to its string."""
+    """The name of a command or response. Each member is equal to its string."""
 
     START = "start"
     RESET = "reset"
@@ -62,13 +62,13 @@ _PHASES = {
 
 
 def phase_of(name: CommandName) -> str:
-    """Return the ``phase`` in errors that the command ``name`` causes."""
+    """Return the ``phase`` of a WorkerError that occurs during the command ``name``."""
     return _PHASES.get(name, str(name))
 
 
 @attrs.define(init=False)
 class EnvironmentCommand:
-    """A command of a manager to a worker."""
+    """A command of a manager to a worker: its name and its payload."""
 
     name: CommandName
     payload: Any
@@ -101,7 +101,7 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start": facts about a worker's environments. See EnvGroup for the last two."""
+    """The payload of the response to "start": facts about a worker's environments, as their EnvGroup states them."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
@@ -166,7 +166,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after actions. Raises ValueError if ``final_obs`` is missing or superfluous."""
+        """Return the steps after actions. Raises ValueError if ``final_obs`` contradicts the ends of episodes."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -206,7 +206,7 @@ class AgentSteps:
         return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
 
     def copy(self, *, obs: Tree = None) -> AgentSteps:
-        """Return steps with copies of the arrays. ``obs``, if given, is used instead of a copy. Infos are shared."""
+        """Return steps with copied arrays. ``obs``, if given, replaces the observations. Infos are not copied."""
         seen, final_obs = self.obs, self.final_obs
         if obs is None:
             obs = seen.copy() if seen.__class__ is np.ndarray else copy_tree(seen)
@@ -223,7 +223,7 @@ class AgentSteps:
         )
 
     def with_final(self, final_obs: Tree) -> AgentSteps:
-        """Return steps with the same arrays but ``final_obs``, and without infos."""
+        """Return steps with the same arrays except ``final_obs``, which is replaced, and without infos."""
         return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def take(self, rows: np.ndarray) -> AgentSteps:
@@ -310,7 +310,7 @@ class Batch:
     def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
         """Return a batch with copies of the rows of all parts, one part after the other.
 
-        With ``env_ids``, the sorted env_ids of all rows, the rows are sorted by env_id instead.
+        With ``env_ids`` (those of all rows, sorted), the rows are sorted by env_id instead.
         """
         steps = concat_steps(parts)
         if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
@@ -378,7 +378,7 @@ class RowBuffer:
 
     @classmethod
     def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
-        """Return a buffer of new arrays for these agents."""
+        """Return a buffer of new arrays for the agents ``agent_id``, with observations of the spec ``observation``."""
         n = len(agent_id)
         return cls(AgentSteps.first(agent_id=agent_id, obs=zeros(observation, n)), zeros(observation, n))
 
@@ -396,7 +396,7 @@ class ActionInfo:
     version: int = 0
 
     def take(self, rows: slice) -> ActionInfo:
-        """Return the actions and outputs at ``rows``, as views."""
+        """Return an ActionInfo with views of the actions and outputs at ``rows``."""
         outputs = {name: values[rows] for name, values in self.outputs.items()} if self.outputs else {}
         action = self.action
         own = action[rows] if action.__class__ is np.ndarray else take_rows(action, rows)
@@ -475,7 +475,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """Return 0 rows with the shapes and dtypes of the spec, or of the current steps in a fake without specs."""
+        """Return 0 transitions with the shapes and dtypes of the specs, or without specs, of the current steps."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)

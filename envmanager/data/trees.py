@@ -80,14 +80,14 @@ def copy_leaf(leaf: Any) -> Any:
 
 
 def copy_tree(tree: Tree) -> Tree:
-    """Return the tree with every array copied; None stays None."""
+    """Return the tree with a copy of every array. None is returned unchanged."""
     if tree.__class__ is np.ndarray:
         return tree.copy()
     return None if tree is None else map_tree(copy_leaf, tree)
 
 
 def take_rows(tree: Tree, rows: Any) -> Tree:
-    """Return the tree with only ``rows`` of every array."""
+    """Return a tree with only the rows at ``rows`` of every array."""
     if tree.__class__ is np.ndarray:
         return tree[rows]
     return map_tree(lambda leaf: leaf[rows], tree)

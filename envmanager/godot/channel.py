@@ -89,7 +89,7 @@ class EngineChannel(Channel):
         return has_read
 
     def _meet(self, lobby: Lobby) -> bool:
-        """Return whether the engine has connected by now. If it has, send it the queued commands."""
+        """Return whether the engine can be used. Once it has connected, send it the queued commands or refuse it."""
         arrival = lobby.look()
         if arrival is None:
             return False

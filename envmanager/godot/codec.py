@@ -218,7 +218,7 @@ class StepsDecoder:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """The agents of a section: ``agent_id`` int64[n]. ``order``: index that sorts them by environment, or None."""
+    """The agents of a section: ``agent_id`` int64[n]. ``order``: index that sorts them by env_id; None if sorted."""
 
     agent_id: np.ndarray
     order: np.ndarray | None
@@ -242,12 +242,15 @@ class _Section:
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``PlainFrame`` can read such sections, because no rows are sorted and no arrays are copied."""
+        """Whether ``PlainFrame`` can read such a section: the same rows in order, no ends, all act, no copies."""
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
     def read_bits(self, bits: np.ndarray, where: str) -> None:
-        """Split the bits into arrays of bools. Raises BadFrame if the section's flags contradict the bits."""
+        """Set the section's ``terminated``, ``truncated``, ``acting`` and their counts from the bits.
+
+        Raises BadFrame if a reserved bit is set, or if the bits contradict the section's flags.
+        """
         n, flags = len(bits), self.flags
         self.n_acting = n
         if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
@@ -268,7 +271,7 @@ class _Section:
             self.acting = acting
 
     def steps(self, infos: Mapping[str, Any] | None) -> AgentSteps:
-        """Return the steps with their infos, sorted by environment."""
+        """Return the steps with their infos, sorted by environment. Raises BadFrame for malformed infos."""
         info = reset_info = None
         if infos is not None:
             own = infos.get(self.behavior.name, {})
@@ -329,12 +332,12 @@ class Cursor:
         self._at = 0
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Unpack the next block, which has the given layout."""
+        """Return the values in the next block, which has this layout."""
         at = self._advance(layout.size, what)
         return layout.unpack_from(self._body, at)
 
     def arrays(self, layouts: tuple[ArrayLayout, ...], n: int, what: str) -> Tree:
-        """Return one array, or a dict of several, each ``[n, …]``."""
+        """Return the next block as an array, or the next several as a dict of arrays, each ``[n, …]``."""
         if len(layouts) == 1:
             return self.array(layouts[0], n, what)
         return {layout.name: self.array(layout, n, what) for layout in layouts}

@@ -69,7 +69,7 @@ class EngineDecoder:
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
     def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to a reset or a step, or BadObservation for numbers that break their spec."""
+        """Return the response to a reset or a step: a failure if checked numbers break their spec."""
         bad = bad_numbers(specs, steps) if self._check_values else None
         if bad is not None:
             return self._mismatched(*bad, asked)
@@ -87,7 +87,7 @@ class EngineDecoder:
     def raised(
         self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None, *, advice: str = ""
     ) -> EnvRaised:
-        """Convert an engine's error to EnvRaised. ``asked``: the pending command; None between commands."""
+        """Return EnvRaised for an engine's error. ``asked``: the pending command; None between commands."""
         traceback = error.traceback
         if error.script and not traceback:
             line = "" if error.line is None else f", line {error.line}"
@@ -105,9 +105,9 @@ class EngineDecoder:
 
 
 def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    """Find the first array with numbers that are infinite, NaN or out of bounds.
+    """Return the environments and the mismatch of the first array with numbers that are infinite, NaN or out of bounds.
 
-    Return the environments that have such numbers in it, and the mismatch; None if all numbers fit.
+    None if all numbers fit. The environments are those that have such numbers in this array.
     """
     for name, spec in specs.behavior_specs.items():
         own = steps.get(name)

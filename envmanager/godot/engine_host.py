@@ -74,7 +74,7 @@ class EngineHost(LinkHost[EngineLink]):
         return game
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start an engine, or begin to wait for a game that the user starts."""
+        """Start an engine, or begin to wait for a game that the user starts. Return the link to it."""
         self.context.calls.require_open("the start of a worker")
         entry, options = self.context.entries[worker_id], self.options
         is_attached = options.engine.attach is not None
@@ -109,7 +109,7 @@ class EngineHost(LinkHost[EngineLink]):
         return environ
 
     def check_can_travel(self, payload: Any) -> None:
-        """Raise UsageError for reset options or arguments that are not JSON values. Actions are sent as arrays."""
+        """Raise UsageError for a function to call, and for reset options or arguments that are not JSON values."""
         if not isinstance(payload, list):
             options = None if payload is None else ResetConfig.of(payload).options
             _check_json(dict(options or {}), "the reset options")

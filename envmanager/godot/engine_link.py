@@ -89,7 +89,7 @@ class AttachedGame:
         return "EOF"
 
     def release(self) -> None:
-        """Close the descriptor. A second call does nothing."""
+        """Close ``pidfd``. A second call does nothing."""
         self.pidfd = descriptors.close(self.pidfd)
 
 
@@ -125,11 +125,11 @@ class EngineLink(Link):
         channel.await_engine(lobby, self.process.pidfd)
 
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
-        """Start the engine, so that it connects to ``lobby``."""
+        """Start the engine, which then connects to ``lobby``. Return its process."""
         return self.execute(attrs.evolve(plan, environ={**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}))
 
     def execute(self, plan: EnginePlan) -> Process:
-        """Start the plan's command. Raises WorkerError if that fails."""
+        """Start the plan's command and return the process. Raises WorkerError if this fails."""
         deadline = time.monotonic() + plan.timeouts.start_s
         try:
             return execute(plan.command, plan.environ, self._log.write_fd, plan.cores, deadline)
@@ -204,15 +204,15 @@ class EngineLink(Link):
         return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
-        """Return the error of a missing answer: a script's error if one was printed, else WorkerTimedOut."""
+        """Kill an engine that is late. Return a script's error if one was printed, else WorkerTimedOut."""
         return self._printed_error(during) or super().timed_out(during)
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
-        """Return the error of a bad answer: a script's error if one was printed, else ProtocolError."""
+        """Kill an engine that broke the protocol. Return a script's error if one was printed, else ProtocolError."""
         return self._printed_error(during) or super().broke_protocol(during)
 
     def _printed_error(self, during: CommandName | None) -> EnvManagerError | None:
-        """Kill the engine if a script has printed an error, and return that error."""
+        """Return the first new error that a script has printed, and kill the engine; None if there is none."""
         error = self._log.new_error()
         if error is None:
             return None

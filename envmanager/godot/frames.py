@@ -58,7 +58,7 @@ MAX_DIGITS = 20
 
 
 class BadFrame(Exception):
-    """Raised for bytes that are no frame of this protocol, and for a body that does not fit its frame's kind.
+    """Error of bytes that are no frame of this protocol, or of a body that does not fit its frame's kind.
 
     ``reason`` is one line. A caller that knows the worker reports it as a ``ProtocolError``.
     """
@@ -69,11 +69,11 @@ class BadFrame(Exception):
 
 
 class TooLarge(BadFrame):
-    """Raised for arrays that are larger than the protocol allows. The game is at fault, not the protocol."""
+    """Error of arrays that are larger than the protocol allows. The game is at fault, not the protocol."""
 
 
 class Frame(NamedTuple):
-    """A frame. Its body has a buffer of its own, which no later frame overwrites."""
+    """A received frame, whose body has a buffer of its own, which no later frame overwrites."""
 
     kind: Kind
     ticket: int
@@ -165,7 +165,7 @@ class FrameReader:
         return Frame(kind, ticket, body)
 
     def _read_header(self, length: int, *rest: int) -> tuple[int, Kind, int]:
-        """Return the length of the body, the kind and the ticket. Raises BadFrame."""
+        """Check a header; return the length of the body, the kind and the ticket. Raises BadFrame if it is invalid."""
         number, zero, zeros, ticket = rest
         kind = _KINDS.get(number)
         if kind is None or kind not in self._kinds:

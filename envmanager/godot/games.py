@@ -115,7 +115,7 @@ def protocol_of(env: str) -> Protocol:
 
 
 def _holds(file: Path, text: bytes) -> bool:
-    """Return whether a file has these bytes; False if it cannot be read."""
+    """Return whether a file contains ``text``; False if it cannot be read."""
     try:
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return content.find(text) >= 0
@@ -126,7 +126,7 @@ def _holds(file: Path, text: bytes) -> bool:
 def find_binary(major: int, chosen: str | None = None) -> str:
     """Return the path of an engine of this major version: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    Each is asked for its version, once. Raises UsageError when there is none, or if ``chosen`` has another version.
+    All are asked for their version, once. Raises UsageError when there is none, or if ``chosen`` has another version.
     """
     given = chosen or os.environ.get(VARIABLE)
     where = "engine.binary" if chosen else f"${VARIABLE}"
@@ -176,7 +176,7 @@ def _version_of(binary: str, _mtime_ns: int, _size: int) -> str | None:
 
 
 def find_major(chosen: str | None) -> int | None:
-    """Return the major version that an installed engine reports; None without one. Godot 4 is preferred."""
+    """Return the major version of an installed engine; None without one. 4 is preferred, and assumed if unknown."""
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
         found = shutil.which(os.path.expanduser(given))

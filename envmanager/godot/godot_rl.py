@@ -87,7 +87,7 @@ class GodotRLLobby(Lobby):
 
 
 class GodotRLChannel(EngineChannel):
-    """A channel of messages to one engine."""
+    """An EngineChannel for messages without tickets, which matches answers to commands by their order."""
 
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
@@ -111,7 +111,7 @@ class Agents:
 
     @classmethod
     def of(cls, env_info: dict[str, Any]) -> Agents:
-        """Read the answer to env_info. Raises BadFrame."""
+        """Return the agents that the answer to env_info describes. Raises BadFrame if it cannot be read."""
         try:
             n = min(int(env_info["n_agents"]), MAX_AGENTS + 1)  # read_specs refuses more than MAX_AGENTS
             names = env_info.get("agent_policy_names") or [_ONE_POLICY] * n
@@ -140,8 +140,8 @@ class Agents:
     def steps(self, message: dict[str, Any], env_id: int, *, infos: bool) -> dict[str, AgentSteps]:
         """Return the steps in the answer to a reset or an action.
 
-        Raises BadFrame, or SpecMismatch for an observation that has not the size that env_info said. The answer has one
-        observation per agent. If an episode ended, it is returned both as the last one and as the next one's first.
+        Raises BadFrame for a malformed answer, and SpecMismatch for an observation of another size than env_info said.
+        The answer has one observation per agent: after an end, both the old episode's last and the new one's first.
         """
         is_step = message["type"] == "step"
         seen = self._listed(message, "obs")
@@ -191,7 +191,7 @@ class Agents:
 
 
 def _observation(name: str, space: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the specs. As in godot_rl_agents, "2d" in the name makes an image of bytes."""
+    """Return an observation's entry in the specs. As in godot_rl_agents, one with "2d" in its name is an image."""
     if space["space"] == "discrete":
         return {"name": name, "shape": [], "dtype": "int64", "low": 0, "high": space["size"] - 1}
     if space["space"] != "box":
@@ -232,7 +232,7 @@ def _number_array(layout: ArrayLayout, value: Any) -> Any:
 
 
 class GodotRLDecoder(EngineDecoder):
-    """A decoder of one engine's messages."""
+    """An EngineDecoder for the JSON messages of godot_rl_agents."""
 
     agents = Agents(0, EngineSpecs((), {}), {})
     """Agents of the game. There are none until the engine has started."""
@@ -261,7 +261,7 @@ class GodotRLDecoder(EngineDecoder):
 
 
 class GodotRLLink(EngineLink):
-    """A link to an engine with a game of godot_rl_agents."""
+    """An EngineLink for a game of godot_rl_agents. Port and seed are arguments of its command line."""
 
     channel_class = GodotRLChannel
     decoder_class = GodotRLDecoder

@@ -34,7 +34,7 @@ _LEAST_ARENAS = 16
 
 
 class GodotEnvManager(EnvManager):
-    """Runs ``n_envs`` arenas of a Godot game in ``n_workers`` engines (by default one). Linux only.
+    """A manager of ``n_envs`` arenas of a Godot game in ``n_workers`` engines (by default one). Linux only.
 
     ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or ``"demo:rolling_ball"``. The game needs
     this library's addon (``envmanager godot install-addon``). ``n_workers="auto"``: one per core, each with at least 16

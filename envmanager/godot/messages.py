@@ -66,13 +66,13 @@ class EngineSpecs:
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
-        """Specs by name of the behavior."""
+        """Specs of the behaviors, by name."""
         return {behavior.name: behavior.spec for behavior in self.behaviors}
 
 
 @attrs.frozen
 class Hello:
-    """The first message of an engine. ``protocol``: (major, minor); ``ticks_per_second``: 0 if the major differs."""
+    """The first message of an engine. ``protocol``: (major, minor); ``ticks_per_second``: 0 for another major."""
 
     protocol: tuple[int, int]
     token: str
@@ -82,7 +82,7 @@ class Hello:
 
 
 def read_hello(body: Body) -> Hello:
-    """Parse the body of a hello frame. Raises BadFrame."""
+    """Return the Hello in the body of a hello frame. Raises BadFrame if it is invalid."""
     message = parse_json(body)
     given = message.get("protocol")
     if not isinstance(given, list) or len(given) != 2:
@@ -194,7 +194,7 @@ def read_error(body: Body, n_arenas: int) -> EngineError:
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
-    """Parse the body of a note frame. Return its name and a dict of its other entries. Raises BadFrame."""
+    """Return the name of the note in the body of a note frame, and a dict of the other entries. Raises BadFrame."""
     message = parse_json(body)
     return _name(message, "a note"), {key: value for key, value in message.items() if key != "name"}
 

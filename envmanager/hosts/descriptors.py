@@ -123,7 +123,7 @@ def make_waiter() -> Any:
 
 
 def connected_sockets() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets that send without delay. They are not registered."""
+    """Return two connected sockets that send without delay. The caller must register the one that it keeps."""
     pair = socket.socketpair()
     for each in pair:
         if each.family == socket.AF_INET:  # on Windows
@@ -140,7 +140,7 @@ def socket_pair() -> tuple[int, int]:
 
 
 def require_room(n_more: int) -> None:
-    """Raise UsageError if this process may not open ``n_more`` descriptors.
+    """Raise UsageError if the limit of this process does not allow ``n_more`` open descriptors.
 
     Without /proc, the number of open descriptors is unknown and nothing is raised; opening too many fails later.
     """
@@ -206,6 +206,6 @@ def close(fd: int) -> int:
 
 @after_fork_in_child
 def _after_fork_in_child() -> None:
-    """Close the descriptors that the child has inherited from the trainer."""
+    """Close the registered descriptors, which the child has inherited from the trainer."""
     for fd in list(_registered):
         close(fd)

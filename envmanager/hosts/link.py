@@ -58,7 +58,7 @@ _MOVES = {
 
 
 class Alarm:
-    """The reasons for a poller to check all its links. The poller and its links share one object."""
+    """The reasons for a poller to check all its links: a time, and unread messages. The links share one Alarm."""
 
     __slots__ = ("at", "has_unread")
 
@@ -116,13 +116,13 @@ class WorkerProcess(Protocol):
 
 
 class ResponseDecoder(Protocol):
-    """Turns one worker's messages into responses."""
+    """A converter of one worker's messages to responses."""
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
         """Return the response that reports this error."""
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Convert a message to the response to the command ``asked``."""
+        """Return the response to the command ``asked`` that the message contains."""
 
 
 class Link:
@@ -231,7 +231,7 @@ class Link:
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def take(self, ticket: int) -> Message | None:
-        """Return the message with this ticket, or None until it has arrived completely. Discard late messages."""
+        """Remove and return the message with this ticket; None until all of it has arrived. Discard late ones."""
         messages, found = self.channel.messages, None
         for message in list(messages):
             if message.ticket == ticket and found is None:
@@ -245,7 +245,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Convert a message to the response to the last command other than a step."""
+        """Return the response in a message to the last non-step command. The first response makes the state RUNNING."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -264,7 +264,7 @@ class Link:
         return self.decoder.response(message, self._asked)
 
     def step_response(self, message: Message) -> EnvironmentResponse:
-        """Convert a message to the response to the step in flight."""
+        """Return the response in a message to the step in flight, and stop awaiting it."""
         response = self.decoder.response(message, _STEP)  # the decoder may set the times of the message
         self.await_nothing()
         self.times.stepped(message.busy_ns, message.ended_ns)
@@ -283,7 +283,7 @@ class Link:
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Continue after ``begin_again``. Return first observations or a failure, or None if neither has arrived."""
+        """Send the reset once the worker has started. Return the reset's response or a failure, or None so far."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -326,7 +326,7 @@ class Link:
         return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
-        """Return the arguments that the errors about a worker have in common."""
+        """Return the arguments that all errors about this worker take."""
         phase = "idle" if during is None else phase_of(during)
         return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 

@@ -100,7 +100,7 @@ class Resources(Generic[AnyLink]):
                 self._give_back()
 
     def stop(self) -> None:
-        """End all workers within ``close_s`` seconds, but release nothing. If another thread does this, wait for it."""
+        """End all workers within ``close_s`` seconds, but release nothing. Wait if another thread is doing this."""
         with self._stopping:
             links, deadline = list(self._links), time.monotonic() + self._close_s
             for link in links:
@@ -136,7 +136,7 @@ def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
 
 
 class LinkHost(WorkerHost, Generic[AnyLink]):
-    """A host whose workers are other processes."""
+    """The base class of hosts whose workers are other processes."""
 
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         self.step_queue = self._resources.poller
 
     def _make_resources(self) -> Resources[AnyLink]:
-        """Return the resources that the workers share. In this class they are only a poller."""
+        """Return the resources that the workers share: here a poller, in some subclasses also memory."""
         return Resources(self.options.timeouts.close_s, Poller())
 
     @abstractmethod
@@ -191,7 +191,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         return worker
 
     def group_factory(self, entry: Entry) -> GroupFactory:
-        """Return the factory of a worker's environments, for its current generation."""
+        """Return the factory of the environments of a worker's current generation, with new ``slot`` numbers."""
         first_slot, self._slots = self._slots, self._slots + len(entry.env_ids)
         return GroupFactory.of(
             self.factories,

@@ -69,7 +69,7 @@ class LentBuffers:
         return self._next[0]
 
     def delivered(self, steps: Steps) -> Steps:
-        """Return steps for the trainer. Lend the observations in the buffer of ``next`` and copy all other arrays."""
+        """Return ``steps`` for the trainer: observations in the buffer of ``next`` are lent, other arrays copied."""
         own = {}
         for behavior, each in steps.items():
             lent = None
@@ -126,7 +126,7 @@ class LocalWorker:
         self._user_code = allow_interrupts()
 
     def start(self) -> StartReport:
-        """Make the environments. Raises the same errors as the start of a worker process."""
+        """Make the environments and return their report. Raises the same errors as the start of a worker process."""
         asked_ns = time.perf_counter_ns()
         generation = self._factory.contexts[0].generation
         try:
@@ -174,7 +174,7 @@ class LocalWorker:
                 _logger.exception("an environment failed to close")
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Store a command until its response is requested. A reset discards the step in flight; any other takes it."""
+        """Store a command until its response is requested. A stored step is taken first, or discarded by a reset."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)
@@ -265,7 +265,7 @@ class LocalStepQueue(ResponseSource):
         self._n_of_others = 0
 
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Return the responses of worker processes. If there are none, or each has responded, step the local worker."""
+        """Return the responses of worker processes. When all have responded, or without any, step the local worker."""
         if self._others is None:
             return self._workers[self._worker_id].take_step()  # type: ignore[no-any-return]
         if self._n_of_others < len(self._workers) - 1:

@@ -164,7 +164,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return bool(self.arrived)
 
     def pump(self, link: AnyLink) -> None:
-        """Read a worker's messages and take its responses."""
+        """Read a worker's messages and take its responses. Kill a worker that has broken the protocol."""
         channel = link.channel
         if channel.pump():
             link.due_at = max(link.due_at, time.monotonic() + WHILE_BYTES_COME_S)

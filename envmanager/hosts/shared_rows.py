@@ -176,7 +176,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_memory(fd: int | str, size_bytes: int) -> Any:
-    """Return a buffer over the memory of ``fd``. It is unmapped when no array over it exists any more.
+    """Return a buffer over the memory of ``fd``, which is unmapped when no array over the buffer exists any more.
 
     On Windows ``fd`` is the name of the memory, which exists as long as a process has it mapped.
 
@@ -302,7 +302,7 @@ class SharedRows:
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
         """Write steps into a slot, unless they are the slot's own arrays.
 
-        Return the flags of the response (0 if the steps do not fit) and, with FULL, the number of final rows.
+        Return the flags of the response (0 if the steps do not fit), and the number of final rows (0 without FULL).
         """
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:

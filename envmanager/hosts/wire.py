@@ -8,7 +8,7 @@
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
 The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. Processes share no lock. So
-the step pipe stays usable for the others when a worker is killed at any moment. All other responses are messages
+the step pipe stays usable for all others, at whatever moment a worker is killed. All other responses are messages
 through the worker's own connection (a socket pair), where half a message affects no other worker. Every response
 repeats the ticket of its request.
 """
@@ -53,7 +53,7 @@ WITH_SPECS = 16
 
 
 class Undecoded(bytes):
-    """The pickled payload of a command, unpickled when that is carried out, so that an error fails that command."""
+    """The pickled payload of a command. The worker unpickles it within the command, so an error fails the command."""
 
 
 def dumps(value: Any) -> bytes:
@@ -166,7 +166,7 @@ _READ_SIZE = 1 << 20
 
 @attrs.define(eq=False)
 class Message:
-    """A message of a worker, with the ticket of the command to which it is the response."""
+    """A worker's message, with the ticket of the command that it answers."""
 
     ticket: int
     code: int
@@ -274,7 +274,7 @@ class Channel:
 
 
 class Decoder:
-    """Turns one worker's messages and records into responses."""
+    """A converter of one worker's messages and records to responses."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...]) -> None:
         self._worker_id = worker_id
@@ -294,14 +294,14 @@ class Decoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
-        """Return the response to a step that is entirely in a slot of shared memory, with ``n_ended`` final rows."""
+        """Return the response to a step that is completely in a slot of shared memory, with ``n_ended`` final rows."""
         if flags & FULL and not n_ended:
             return self._full[slot]
         assert self._worker_rows is not None
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Return the response to the command ``asked``. The arrays of a step may be in ``slot`` of shared memory."""
+        """Return the response in a message to the command ``asked``. A step's arrays may be in ``slot`` instead."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         if not message.data:  # a step without anything but its rows in shared memory

@@ -118,7 +118,7 @@ class Calls:
             raise ManagerClosed(what)
 
     def end(self, stop: Callable[[], None] | None) -> None:
-        """Release everything. If a call is in progress, only call ``stop``: that call will release everything."""
+        """Release everything. While a call is in progress, only run ``stop``; the call's end releases everything."""
         with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
@@ -153,7 +153,7 @@ class Calls:
                 pass
 
     def refuse_inside_a_call(self, what: str) -> None:
-        """Raise UsageError for a step or reset inside another call."""
+        """Raise the UsageError of the call ``what`` (a step or reset) that was made inside another call."""
         outer = self.on_their_way[-1]
         raise UsageError(
             f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
@@ -203,7 +203,7 @@ class _Call:
         self._on_their_way.append(self._what)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the call. ``error`` is the exception that it raised, if any."""
+        """End the call, which raised ``error``, if any. Raises ManagerClosed if the manager was closed meanwhile."""
         calls = self._calls
         if calls.closed:
             calls.leave()

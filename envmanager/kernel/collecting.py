@@ -28,7 +28,7 @@ _ALL = Wait.all()
 
 
 class Collector:
-    """Receives the responses of one manager's workers, and chooses those to deliver."""
+    """The part of one manager that receives the workers' responses, and chooses those to deliver."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self.source: ResponseSource
@@ -40,8 +40,8 @@ class Collector:
     def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
         """Return the entries of the responses to deliver, by the rules of ``wait``.
 
-        Raises the first WorkerError among these responses. With ``max_lead``, the steps of workers that are that many
-        steps ahead of the slowest are held back.
+        Raises the error of the first failure among these, and UsageError if no response can arrive. With ``max_lead``,
+        the steps of workers that are that many steps ahead of the slowest are held back.
         """
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         table = self._table
@@ -87,7 +87,7 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait for enough ready workers, or until the deadline. Each iteration checks only newly ready workers."""
+        """Wait for enough ready workers, or until the deadline. Raises UsageError if no response can arrive."""
         table = self._table
         if not table.n_waiting:
             errors = [entry.error for entry in table.entries if entry.error is not None]

@@ -26,7 +26,7 @@ from envmanager.options import ResetConfig
 
 
 class Resets:
-    """Resets or replaces the workers of one manager, and returns their first StepInfos."""
+    """The part of one manager that resets or replaces workers, and returns their first StepInfos."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
         """``seed``: seed of the first reset, unless its config has one. Later resets continue the random sequence."""
@@ -37,9 +37,9 @@ class Resets:
         self._collector = collector
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
-        """Return the config to send to the workers, and the ResetConfig parsed from it.
+        """Return the config to send to the workers, and its ResetConfig, both with the manager's seed if they lack one.
 
-        Raises UsageError if ``config`` is invalid or cannot be sent. Raises worker 0's error if all were dropped.
+        Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
         """
         parsed = ResetConfig.parse(config, n_envs=sum(len(entry.env_ids) for entry in self._table.entries))
         if self._seed is not None and parsed.seed is None:
@@ -54,7 +54,7 @@ class Resets:
             entries[0].require_alive()
 
     def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
-        """Reset every worker that is not dropped, or replace it if it is gone. Return their first StepInfos.
+        """Reset all workers except dropped ones; replace those that are gone. Return the first StepInfo of each.
 
         If a reset fails, the first WorkerError is raised after all workers have responded.
         """
@@ -99,9 +99,9 @@ class Resets:
 
 
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
-    """Return ``values`` if it is a sequence or array, else a list that repeats it ``n`` times.
+    """Return ``values`` if it is a sequence (not text) or an array with axes, else a list that repeats it ``n`` times.
 
-    Raises UsageError for a sequence or array of another length than ``n``.
+    Raises UsageError if there are not ``n`` values, or if it is unclear whether ``values`` is one value.
     """
     if not _is_many(values):
         return [values] * n
@@ -129,7 +129,7 @@ def _is_many(values: Any) -> bool:
 
 
 class Asker:
-    """Sends commands to the workers of one manager and returns their results."""
+    """The part of one manager that sends commands to workers and returns their results."""
 
     def __init__(
         self,
@@ -152,10 +152,10 @@ class Asker:
         return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        """Send ``payload(rows, places)`` to each worker of ``env_ids``. Return the results in the order of ``env_ids``.
+        """Send a command with ``payload(rows, places)`` to each worker of ``env_ids``. Return one result per env_id.
 
         ``rows`` are indices within the worker, ``places`` indices into ``env_ids``. Waits for replacements. The first
-        failure is raised when all have responded. A worker whose environment raised stays usable; others are replaced.
+        failure is raised when all have responded. A worker whose environment raised is kept; a dead one is replaced.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

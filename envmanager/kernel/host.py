@@ -40,7 +40,7 @@ class StepQueue(Protocol):
 
 
 class ResponseSource(ABC):
-    """The responses of all workers, in order of completion."""
+    """A source of the responses of all workers, in order of completion."""
 
     @abstractmethod
     def take(self) -> Sequence[EnvironmentResponse]:
@@ -135,7 +135,7 @@ class WorkerHost(ABC):
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Make a worker. Only hosts whose ``launch`` calls ``context.create`` implement this method."""
+        """Start and return a worker. Only hosts whose ``launch`` calls ``context.create`` implement this method."""
         raise NotImplementedError
 
     @abstractmethod

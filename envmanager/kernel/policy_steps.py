@@ -28,7 +28,7 @@ _IDLE, _IN_FLIGHT, _STEP = WorkerState.IDLE, WorkerState.IN_FLIGHT, CommandName.
 
 
 class PolicyStepper:
-    """Calls the policies of one manager, sends their actions and makes StepInfos of the responses."""
+    """The part of one manager that calls policies, sends their actions and makes StepInfos of the responses."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
         self.host: WorkerHost
@@ -41,7 +41,7 @@ class PolicyStepper:
         self._check_values = check_values
 
     def send_actions(self, wait: Wait) -> None:
-        """Send the policies' actions to every worker that is idle and not too far ahead."""
+        """Call the policies. Send their actions to every worker that is idle and not too far ahead."""
         table = self._table
         idle = [entry for entry in table.entries if entry.state is _IDLE]
         if wait.max_lead is not None:
@@ -93,7 +93,7 @@ class PolicyStepper:
                 )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Return one StepInfo per entry, of its next response, and mark these responses as delivered."""
+        """Mark each entry's next response as delivered. Return a StepInfo of each, also stored as ``previous_step``."""
         infos = []
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
@@ -188,7 +188,7 @@ def checked_actions(
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:
-    """Return copies of ``outputs``, because a policy may write its next outputs into the arrays that it returned."""
+    """Return copies of ``outputs``, whose arrays a policy may reuse. Raises BadAction for a wrong type or length."""
     policy = f"the policy of behavior {behavior!r}"
     if not isinstance(outputs, Mapping):
         raise BadAction(

@@ -85,7 +85,7 @@ class Supervisor:
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Return the decision on a worker that failed with ``error`` at ``now`` (monotonic seconds)."""
+        """Return the decision on a worker that failed with ``error`` at ``now`` (monotonic s). Charge its budget."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
@@ -117,7 +117,7 @@ class Supervisor:
 
 
 class Recovery:
-    """Replaces the failed workers of one manager, or gives them up."""
+    """The part of one manager that replaces failed workers, or gives them up."""
 
     def __init__(self, table: WorkerTable, policy: RestartPolicy, seed: int | None) -> None:
         self.host: WorkerHost
@@ -200,7 +200,7 @@ class Recovery:
         )
 
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
-        """Record failures, but keep them out of the outboxes, because the caller raises one of them itself."""
+        """Record failures outside the outboxes, because the caller raises one itself. Start due replacements."""
         for entry, error in failures:
             self.fail(entry, error)
         self.start_due()
@@ -219,7 +219,7 @@ class Recovery:
                 self._start(entry, replacement)
 
     def next_start_at(self) -> float | None:
-        """Return the time (monotonic seconds) at which the next replacement is due, or None."""
+        """Return the time (monotonic seconds) at which the next replacement is due, or None if none is planned."""
         planned = [entry.replacement for entry in self._table.replacing if entry.replacement is not None]
         return min((each.start_at for each in planned if not each.is_started), default=None)
 
@@ -306,7 +306,7 @@ def _error(entry: Entry, text: str, phase: str, cause: str) -> WorkerError:
 
 
 def last_steps(entry: Entry) -> Steps:
-    """Return the last delivered steps of a worker: its last StepInfo, updated with the batches delivered since."""
+    """Return the steps of a worker's last StepInfo, with the last observations that ``recv`` has delivered since."""
     if entry.previous_step is None:
         return {}
     if not entry.batches:

@@ -30,7 +30,7 @@ _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
 class BatchStepper:
-    """Sends actions to environments and makes batches of their steps, for one manager."""
+    """The part of one manager that sends actions to environments and makes batches of their steps."""
 
     def __init__(
         self, table: WorkerTable, recovery: Recovery, env_rows: EnvIndex, *, zero_copy: bool, check_values: bool
@@ -48,9 +48,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Look up the only behavior. Raises UsageError before a reset, or if an environment has more than one agent.
+        """Store the only behavior. Raises UsageError before a reset, and for several behaviors, or agents in one env.
 
-        Agents are counted only without ``is_begun``, in the first observations, which have all agents.
+        Without ``is_begun``, agents are counted in the first observations, because only these have all agents.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -72,7 +72,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Queue the observations that the reset returned, so that ``recv`` delivers them. Raises like ``send``."""
+        """Queue the reset's observations, so that ``recv`` delivers them. Raises UsageError like ``_find_behavior``."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
@@ -214,7 +214,7 @@ def _require_batch(entry: Entry, rows: np.ndarray) -> None:
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
-    """Return the batches with the last row of each of the worker's environments, oldest first.
+    """Return the batches that have the last row of each of the worker's environments, oldest first.
 
     ``batch`` is the newest. Views are copied, because the memory that they show is overwritten by later steps.
     """

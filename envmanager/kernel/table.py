@@ -230,7 +230,7 @@ class WorkerTable:
             entry.state = to
 
     def _move_rarely(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Do what ``move`` does, for workers of which some are not in the usual state before ``to``."""
+        """Do what ``move`` does, if some of the workers are not in the state that usually precedes ``to``."""
         for entry in entries:
             if to not in _MOVES[entry.state]:
                 raise RuntimeError(f"worker {entry.worker_id} cannot go from {entry.state.name} to {to.name}")
@@ -265,7 +265,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Remove the next response of each entry from its outbox. Its StepInfo or batch must exist already."""
+        """Remove each entry's next response from its outbox and count it. The StepInfo or batch must exist already."""
         now_ns = time.perf_counter_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:

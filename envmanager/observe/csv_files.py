@@ -32,7 +32,7 @@ class CsvFile:
             self._writer = csv.writer(self._file)
 
     def write(self, row: Sequence[Any]) -> None:
-        """Append a row. Raises OSError."""
+        """Append a row. Raises OSError if this fails."""
         self._writer.writerow(row)
 
     def close(self) -> None:

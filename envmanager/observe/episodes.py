@@ -109,7 +109,7 @@ class Episodes:
     # Counting.
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
-        """Count several StepInfos."""
+        """Count the steps in several StepInfos."""
         for info in infos:
             self.add(info)
 
@@ -235,7 +235,7 @@ class Episodes:
         self._lengths[places] = 0
 
     def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
-        """Return the agents of the rows: ``owners``, from the worker's last StepInfo, if the agents are the same."""
+        """Return and store the agents of the rows: ``owners``, from the last StepInfo, if the agents are the same."""
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:
             new = self._look_up(info, agent_ids)

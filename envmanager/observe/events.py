@@ -5,7 +5,7 @@
     for event in manager.events:                 # the last thousand, oldest first
         if isinstance(event, events.Restarted): …
 
-Each event is kept here, counted in ``stats()`` and written to the logger ``envmanager``. A replaced worker is one line
+Each event is kept here, counted in ``stats()`` and written to the logger ``envmanager``. A replacement is one line
 at WARNING. A dropped worker is logged at ERROR, each failure at DEBUG, both with the evidence: the traceback, the crash
 report, the end of the output. The same evidence is in ``event.error`` and ``event.cause``.
 

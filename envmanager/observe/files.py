@@ -63,6 +63,6 @@ def append_to(path: Path) -> BinaryIO:
 
 
 def write_anew(path: Path, text: str) -> None:
-    """Replace ``path`` atomically by a file that contains ``text``. Raises NotWritten."""
+    """Replace ``path`` atomically by a file that contains ``text``. Raises NotWritten if this fails."""
     with replacing(path) as file:
         file.write(text.encode())

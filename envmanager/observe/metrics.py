@@ -59,7 +59,7 @@ KINDS = {
 
 @attrs.frozen
 class Metrics:
-    """One writer in a config: its name, ``kind``, and its ``options``."""
+    """The choice of one metrics writer in a config: its name ``kind``, and its ``options``."""
 
     kind: str
     options: Mapping[str, Any] = attrs.field(factory=dict)
@@ -76,7 +76,7 @@ class Metrics:
 
 
 def parse(value: Any) -> tuple[Metrics, ...]:
-    """Return the writers for names or ``{name: options}``. Raises UsageError for other values and repeated names."""
+    """Return the choices in a list of names or ``{name: options}``. Raises UsageError for invalid or repeated ones."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
     chosen = tuple(map(_one, value))

@@ -74,7 +74,7 @@ def _middle(bucket: int) -> float:
 
 @attrs.define(eq=False)
 class WorkerTimes:
-    """Times of one worker, over all its generations."""
+    """Start, busy, idle and queue times of one worker, over all its generations."""
 
     start_s: float = 0.0
     steps: int = 0

@@ -124,7 +124,7 @@ class Tracer:
         return _TracedPolicy(policy, self.trainer, name)
 
     def happened(self, event: Event) -> None:
-        """Add a mark for an event of a worker."""
+        """Add a mark for an event of a worker, except for a start or a late response."""
         if not isinstance(event, _UNMARKED):
             text = _readable(str(event).partition("\n")[0][:_LONGEST_TEXT])
             track = self.workers[event.worker_id]
@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return JSON lines, each led by a comma. Times in µs are written as ns with "e-3", which is exact and fast."""
+        """Return records as JSON lines, each after a comma. Times in µs are ns with "e-3", which is exact and fast."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []

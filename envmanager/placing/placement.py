@@ -109,7 +109,7 @@ def choose(
     n_workers: int | None = None,
     local_envs: int | Literal["auto"] = 0,
 ) -> Placement:
-    """Return where ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
+    """Return the placement in which ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
 
     ``in_process``: whether all of them may run in the trainer's own process. ``n_workers``: the number of workers, if
     any are used. ``local_envs``: number of environments in an additional local worker; "auto" for the fastest number.
@@ -140,7 +140,7 @@ def choose(
 
 
 def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe: Probe) -> Placement:
-    """Return the faster of two placements of the same environments: made one by one, or in their vectorised form."""
+    """Return ``vector``, the placement in vectorised form, if it is equivalent and clearly faster, else ``single``."""
     if vector_probe.behavior_specs != probe.behavior_specs:
         why = "not in their vectorised form, which has other observations or actions"
     elif vector_probe.begins_late:

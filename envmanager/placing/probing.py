@@ -195,7 +195,7 @@ class ProbedEnvironment(Environment):
     def __init__(
         self, group: EnvGroup, *, n_rows: int | None = None, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS
     ) -> None:
-        """Measure ``group`` for ``probe_s`` seconds and at least two steps.
+        """Prepare to measure ``group`` for ``probe_s`` seconds: at least two steps, at most ``max_steps``.
 
         ``group`` has one environment, or is a vector of ``n_rows``.
         """

@@ -1,4 +1,4 @@
-"""The first code of a new Python process of this library, and its end with the trainer.
+"""Code that a new Python process of this library runs first, and that ends the process with the trainer.
 
 The rule: only the standard library is imported here, and only parts that every system has.
 """
@@ -67,7 +67,7 @@ def set_environ(environ: Mapping[str, str]) -> None:
 
 
 def python(executable: str, imports: str) -> list[str]:
-    """Return the command of a Python with this one's options that calls a function. The caller appends arguments."""
+    """Return a command that starts a Python with this one's options and calls a function with appended arguments."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]
@@ -86,9 +86,9 @@ def end_group() -> None:
 
 
 def run() -> None:
-    """Read a function and its arguments from standard input, and call the function. Kill the group with the trainer.
+    """Read a function and its arguments from standard input, and call the function. Kill the group if the trainer ends.
 
-    Only the trainer holds the other end of this pipe, so the pipe ends when the trainer does. A thread waits for that.
+    Standard input is a pipe whose other end only the trainer holds, so it ends with the trainer. A thread waits for it.
     The thread needs the GIL, so a process that holds the GIL in native code outlives the trainer until it releases it.
     """
     if hasattr(os, "setpgid"):

@@ -71,7 +71,7 @@ class TrainerGone(ConnectionError):
 
 @attrs.frozen
 class CannotObey:
-    """A payload that replaces a command's own, with the reason why this worker can carry out no command."""
+    """The payload of all commands of a worker that can carry out none, because of the error ``reason``."""
 
     reason: Exception
 
@@ -106,7 +106,7 @@ class TrainerConnection:
         self._group = group
 
     def cut_off(self) -> None:
-        """Disconnect from the trainer and the worker. Called in a process that an environment has forked."""
+        """Disconnect from the trainer, and copy the shared memory. Called in a fork that an environment has made."""
         if self._block is not None:
             self._block.make_private(self._fds["memory"])
         descriptors.lead_nowhere(list(self._fds.values()))
@@ -114,7 +114,7 @@ class TrainerConnection:
     # Commands.
 
     def recv(self) -> EnvironmentCommand:
-        """Block until the next command arrives, and return it. Raises TrainerGone."""
+        """Block until the next command arrives, and return it. Raises TrainerGone if the connection is closed."""
         while True:
             if not (self._spinner.pays and self._try_header()):
                 self._spinner.wait(self._try_header, self._read_header)
@@ -156,11 +156,11 @@ class TrainerConnection:
         return Undecoded(data) if data else None
 
     def _try_header(self) -> bool:
-        """Read a header if one has arrived, and return whether it has. A poll is faster than a read that raises."""
+        """Store the bytes of a header that have arrived, without blocking. Return whether there are any."""
         return bool(self._poll.poll(0)) and self._read_header()
 
     def _read_header(self) -> bool:
-        """Read a header and return True. Raises TrainerGone. Blocks in the read, which saves a poll."""
+        """Block until bytes of a header have arrived, and store them. Return True, or raise TrainerGone."""
         self._header = self._read(COMMAND.size)
         return True
 

@@ -13,7 +13,7 @@ Python, which calls ``run``. An engine executes its own program.
 
 The helper listens on no address, because it inherits the other end of the trainer's one socket. It is the parent of the
 processes that it starts. As soon as one ends, even while the trainer computes, the helper kills the rest of its process
-group and then reaps it. In this order, because no other group can have the number until the leader is reaped.
+group and then reaps it. The order matters: no other group can have the number until the leader is reaped.
 *Lifelines* kill all these processes when the trainer dies, for whatever reason::
 
     trainer ── write end ──▶ life pipe ◀── lifelines: one in each process, and two for each in the helper

@@ -121,7 +121,7 @@ class StepPipePoller(Poller[ProcessLink]):
 
 
 class NativeHost(ProcessHost):
-    """The host of workers of the native transport."""
+    """A ProcessHost whose workers are started by the helper and report steps through one pipe."""
 
     def _make_resources(self) -> Resources[ProcessLink]:
         self._memory, self._crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))

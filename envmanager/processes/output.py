@@ -74,9 +74,9 @@ def read_tail(fd: int, start: int) -> str:
 
 
 def enable_crash_report(fd: int | None, worker_id: int) -> int:
-    """Enable faulthandler in a worker, with its part of the file as output. Return the descriptor that it uses.
+    """Enable faulthandler in a worker. It writes to the worker's part of the file ``fd``. Return its descriptor.
 
-    Without a file, crashes are reported on stderr.
+    Without ``fd`` or /proc, crashes are reported on stderr.
     """
     try:
         if fd is None:

@@ -67,7 +67,8 @@ class PortableProcess:
     ) -> None:
         """Start a process that calls ``function([connection, memory], *arguments)`` ("module:name").
 
-        ``connection``: its end of a socket pair. ``memory``: from ``open_memory``. Raises OSError if the start fails.
+        ``connection``: the process's end of a socket pair. ``memory``: a result of ``open_memory``. Raises OSError if
+        the start fails.
         """
         self._lock = threading.Lock()
         self._has_ended = False
@@ -220,7 +221,7 @@ class PortableChannel(Channel):
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, final rows, busy ns and end of the step, or None. Other messages are kept for ``pump``."""
+        """Return flags, final rows, busy ns and end (ns) of the step, or None if ``pump`` must read its message."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:
@@ -241,7 +242,7 @@ class PortableChannel(Channel):
 
 
 class PortablePoller(Poller["PortableLink"]):
-    """A poller that takes the steps without a payload first."""
+    """A poller with a fast path for steps without a payload."""
 
     def pump(self, link: PortableLink) -> None:
         step = link.channel.take_step(link.step_ticket) if link.step_ticket else None
@@ -280,7 +281,7 @@ class PortableLink(ProcessLink):
 
 
 class PortableHost(ProcessHost):
-    """The host of workers of the portable transport."""
+    """A ProcessHost whose workers are started by ``subprocess``, each with one socket for all its responses."""
 
     def _make_resources(self) -> Resources[ProcessLink]:
         poller: Any = PortablePoller(spin_ns=self._spin_ns)

@@ -161,7 +161,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return one view of all workers' rows, or None unless all were written in place, into one copy of the rows."""
+        """Return a view of all workers' rows, or None unless all ``parts`` were written in place into the same slot."""
         written = [steps.reward for steps in parts]
         for slot, rewards in enumerate(self._rewards.get(behavior, ())):
             if all(map(is_, written, rewards)):

@@ -81,8 +81,8 @@ class ProcessLink(Link):
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
         """Start the process. Return the process and the trainer's end of its connection.
 
-        ``output_fd``: its standard output and standard error; None for the trainer's. Raises TimeoutError after
-        ``start_s``, and another OSError if the process cannot be started.
+        ``output_fd``: descriptor of its standard output and standard error; None for the trainer's. Raises
+        TimeoutError after ``start_s``, and another OSError if the process cannot be started.
         """
 
     def send(self, name: str, payload: Any = None) -> None:
@@ -139,7 +139,7 @@ class ProcessLink(Link):
         return self.decoder.response(message, _STEP, self.slot)
 
     def output_tail(self) -> str:
-        """Return the end of the worker's log."""
+        """Return the end of the worker's log; empty without a log."""
         return "" if self._log is None else self._log.tail()
 
     def release(self) -> None:

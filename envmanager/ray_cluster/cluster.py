@@ -65,7 +65,7 @@ def n_cpus() -> int:
 
 
 class ActorHandle:
-    """A handle of one actor."""
+    """A wrapper of Ray's handle of one actor."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -128,7 +128,7 @@ class Cluster:
         return bool(ray.is_initialized())
 
     def shortage(self) -> dict[str, str]:
-        """Return texts: the resources of a worker (``wanted``), why no node has room (``missing``), the ``cluster``."""
+        """Return texts by name: a worker's resources (``wanted``), why no node has room (``missing``), ``cluster``."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         resources = in_words(dict(sorted(ray.cluster_resources().items())))
         return {

@@ -52,7 +52,7 @@ class RayHost(LinkHost[ActorLink]):
         return Resources(self.options.timeouts.close_s, ActorPoller())
 
     def make_worker(self, worker_id: int) -> ActorLink:
-        """Request and return an actor, without waiting, so that a lack of room for several costs only one timeout."""
+        """Request and return an actor, without waiting, so that a lack of room costs one timeout for all."""
         self.context.calls.require_open("the start of a worker")
         entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)

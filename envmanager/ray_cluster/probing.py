@@ -59,13 +59,13 @@ def place_on_cluster(
 def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
     """Return the estimated seconds of one step of all environments.
 
-    It is the sum of a call for each actor, one answer, and the steps of the actor with the most environments.
+    The estimate is the sum of a call for each actor, one answer, and the steps of the actor with the most environments.
     """
     return n_workers * CALL_S + ANSWER_S + math.ceil(n_envs / n_workers) * probe.wall_s
 
 
 def choose(probe: Probe, n_envs: int, n_room: int) -> Placement:
-    """Return a placement of the environments in at most ``n_room`` workers."""
+    """Return the placement in the fewest workers (at most ``n_room``) that is about as fast as the fastest one."""
     times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
     n_workers = next(count for count, time_s in times.items() if time_s <= AS_GOOD * min(times.values()))
     step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"

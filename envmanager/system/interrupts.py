@@ -106,7 +106,7 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """Return the C function that the kernel calls for Python's handlers, or None if no unused signal reveals it."""
+    """Return the C function that the kernel calls for Python's handlers; None without an unused signal to find it."""
     unused = next(
         (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
@@ -232,7 +232,7 @@ def _after_fork_in_child() -> None:
 
 @contextlib.contextmanager
 def blocked_in_children() -> Iterator[None]:
-    """Block SIGINT in processes started in the block, until they unblock it themselves. Does nothing on Windows."""
+    """Block SIGINT in processes started inside the context, until they unblock it. Does nothing on Windows."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

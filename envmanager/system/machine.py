@@ -189,7 +189,7 @@ _ADVICE = {
 
 
 def advice(error: BaseException) -> str:
-    """Return advice on an OSError, or an empty text for an errno without advice."""
+    """Return advice on an OSError; an empty text if there is none, and for other errors."""
     number = getattr(error, "errno", None) or 0
     if number == errno.ENOENT:
         try:

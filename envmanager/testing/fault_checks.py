@@ -205,7 +205,7 @@ class CheckedTrainer:
             self.step(wait)
 
     def until_lost(self, *, n: int = 1, within_s: float = SOON_S) -> StepInfo:
-        """Step until ``n`` losses were reported in total; return the StepInfo of the last one."""
+        """Step until ``n`` losses were reported in total; return the StepInfo of the last loss."""
         self.step_until(lambda: len(self.lost) >= n, within_s=within_s)
         return self.lost[-1]
 
@@ -224,7 +224,7 @@ class CheckedTrainer:
 
 
 def only_with_processes(test: Test) -> Test:
-    """Return the test as one that is skipped for managers whose workers run in this process."""
+    """Return ``test``, skipped for managers whose workers run in this process."""
 
     @functools.wraps(test)
     def checked(self: FaultyManagers, *args: Any, **kwargs: Any) -> Any:

@@ -71,7 +71,7 @@ class LockedError(Exception):
 
 @attrs.frozen
 class RaiseNew(Fault):
-    """A fault that raises ``make_error()``. It is called in the worker, so the error need not be picklable."""
+    """A fault that raises ``make_error()``, a call made in the worker, so that the error need not be picklable."""
 
     make_error: Callable[[], BaseException]
 

@@ -165,7 +165,7 @@ class _Injector:
                     return
 
     def _inject(self, kind: Kind) -> bool:
-        """Send a signal of this kind to a random worker. Return False if no worker may get one now."""
+        """Send a signal of this kind to a random worker that may get one. Return whether one was sent."""
         candidates = self._look()
         if not candidates:
             return False

@@ -1,6 +1,6 @@
 """Detection of leaks in a test: processes (orphans too), file descriptors, threads and shared memory.
 
-The rule: checks compare what the kernel reports, not this library's own records. On Linux /proc has all.
+The rule: checks compare what the kernel reports, not this library's own records. On Linux /proc reports all.
 On macOS ``ps`` reports processes, without orphans; descriptors and shared memory are not checked. On Windows only
 threads are.
 """
