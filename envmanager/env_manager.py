@@ -426,7 +426,7 @@ class EnvManager(ABC):
         return self._host
 
     def _give_back(self) -> None:
-        """Release everything. Called by ``close()``, or if a call is in progress, at the end of the outermost one."""
+        """Close the host and the tracer, and clear the table: in ``close()``, or at the end of a call in progress."""
         self._undelivered = None
         self._table.clear()  # with zero_copy the table's arrays would keep the shared memory alive
         if not self._given_back:

@@ -36,7 +36,7 @@ class Plugins(NamedTuple):
     what: str
 
     def names_with(self, own: Iterable[str]) -> list[str]:
-        """Return the sorted names of all plugins and of ``own``."""
+        """Return the names in ``own`` and those of all plugins, sorted."""
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:

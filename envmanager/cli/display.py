@@ -132,7 +132,7 @@ class PlainDisplay:
         print_text(f"{now - self._started:6.1f} s  {'  '.join(parts)}", indent=10)
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show an event of a worker; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
+        """Print a notice, such as a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_summary(self, summary: RunSummary) -> None:

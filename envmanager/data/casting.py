@@ -2,9 +2,9 @@
 
 ::
 
-    dtype of the spec, or a safe cast to it   ──▶ accepted
-    another dtype that can hold each value    ──▶ cast
-    anything else                             ──▶ SpecMismatch
+    values of the spec's dtype, or of one that NumPy casts to it safely   ──▶ accepted
+    values of another dtype, if the spec's dtype can hold each of them    ──▶ cast
+    other values                                                          ──▶ SpecMismatch
 
 The rule: a cast never changes the meaning of a value. A float64 may be rounded to a float32, but 0.5 does not become an
 integer, 300 a uint8, 2 a bool, or a finite number infinite.

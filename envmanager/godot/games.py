@@ -176,7 +176,10 @@ def _version_of(binary: str, _mtime_ns: int, _size: int) -> str | None:
 
 
 def find_major(chosen: str | None) -> int | None:
-    """Return the major version of an installed engine; None without one. 4 is preferred, and assumed if unknown."""
+    """Return the major version of the engine that is ``chosen``, or named by $ENVMANAGER_GODOT; 4 if it reports none.
+
+    If neither is given, return that of an engine on PATH, 4 before 3, or None without one.
+    """
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
         found = shutil.which(os.path.expanduser(given))

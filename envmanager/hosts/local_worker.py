@@ -278,7 +278,7 @@ class LocalStepQueue(ResponseSource):
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """Return ready responses; otherwise step the local worker; otherwise wait for a worker process.
 
-        Without worker processes, only a replacement can respond later. Then sleep for ``timeout`` seconds and step.
+        Without worker processes and responses, the local worker is about to be replaced: sleep for ``timeout`` seconds.
         """
         if self._others is not None:
             return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)

@@ -91,9 +91,10 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     ) -> tuple[Any, Info]:
         """Begin a new episode in all environments, and return the first observations and the infos.
 
-        ``seed``: one number for the seeds seed, seed + 1, …, or one number per environment. ``options`` are also passed
-        to the resets at the ends of later episodes, until the next ``reset``. With DISABLED, the option
-        ``reset_mask`` selects the environments to reset. Raises UsageError in the other modes unless it is all true.
+        ``seed``: the seed of environment 0, where environment i has ``seed + i``, or one number per environment.
+        ``options`` are also passed to the resets at the ends of later episodes, until the next ``reset``. If
+        ``autoreset_mode`` is DISABLED, the option ``reset_mask`` selects the environments to reset; in the other modes
+        a mask that is not all true raises UsageError.
         """
         seeds, mask = self._seeds(seed), self._mask(options)
         if mask is not None and options is not None:

@@ -3,7 +3,7 @@
 ::
 
     failure ── Supervisor.judge ──▶ Replace(delay_s)     the worker is REPLACING until its next generation has begun
-                                ──▶ GiveUp(error)        FAILED: the error is raised once; unused until the next reset
+                                ──▶ GiveUp(error)        FAILED: each call to it raises the error; unused until a reset
                                 ──▶ GiveUp(error, drop)  DROPPED: never used again; an event is logged
 
 The rule: only this module changes an entry's generation, and the other workers are not affected. An arriving failure is

@@ -3,14 +3,14 @@
 ::
 
     trainer                                                             worker
-    PortableProcess ── standard input: what to do, then nothing ──────▶ boot.run ──▶ child.main
+    PortableProcess ── standard input: a call, then silence ──────────▶ boot.run ──▶ child.main
       its thread    ── waits for the end of the process
                        and then closes one end of a socket pair
     Channel ◀────────── a socket: COMMANDs and MESSAGEs ──────────────▶ TrainerConnection
-    SharedRows ◀─────── a temporary file without a name ──────────────▶ SharedRows
+    SharedRows ◀─────── memory of a temporary file ───────────────────▶ SharedRows
 
 Standard input is also the lifeline: it ends when the trainer dies, and then a thread in the worker kills its group. The
-thread in the trainer writes to it, so that a worker that reads slowly, or never, delays no other.
+thread in the trainer writes to it, so that a worker that reads slowly, or never, delays no other worker.
 """
 
 from __future__ import annotations

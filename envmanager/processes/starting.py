@@ -228,7 +228,7 @@ class Process:
                     os.killpg(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
-        """Wait until the process is reaped, and close its descriptors. A second call does nothing."""
+        """Wait a limited time for the process to be reaped, and close its descriptors. A second call does nothing."""
         self._await_reaping()
         with self._reaping:  # close() in one thread, and in another a call that describes the end
             self._is_released = True

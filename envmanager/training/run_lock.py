@@ -1,7 +1,8 @@
 """The lock of a training's folder, in which only one training at a time may write.
 
 The kernel releases the lock on the file (``flock``, on Windows ``msvcrt.locking``) when the process ends, even if it is
-killed. The file stays in the folder, because after a deletion two trainings could each lock a different file.
+killed. The file stays in the folder, because after a deletion two trainings could each lock a different file. Only
+with a folder that was made for the lock and is still empty it is deleted; a training that has opened it tries again.
 
 The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once; other children do
 not inherit it.
