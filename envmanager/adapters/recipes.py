@@ -144,7 +144,7 @@ class Prepared:
     imports: Sequence[str] = ()
 
     def inner(self) -> Callable[..., Any]:
-        """Import the modules in ``imports``. Return the unwrapped environment's factory, which may take an EnvContext."""
+        """Import the modules in ``imports``. Return the bare environment's factory, which may take an EnvContext."""
         import_all(self.imports)
         return _bound(self.make)
 
