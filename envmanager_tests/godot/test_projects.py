@@ -61,7 +61,7 @@ def test_the_command_says_what_comes_next(game: Path, capsys: pytest.CaptureFixt
     install_addon_command(game)
 
     said = capsys.readouterr().out
-    assert "arena.gd" in said
+    assert "EnvManagerArena" in said
     assert f"envmanager godot check {game}" in said
 
 
