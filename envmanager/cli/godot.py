@@ -44,9 +44,8 @@ def install_addon_command(
     """Install the addon in a game, or replace an older version of it."""
     addon = install_addon(directory)
     typer.echo(
-        f"The addon is in {addon}. Next: enable the plugin EnvManager in the project's settings, add a node "
-        "EnvManagerArena to the scene that is to be trained and extend its script (docs/godot.md, In the editor), then "
-        f"run envmanager godot check {directory}"
+        f"The addon is in {addon}. Next: enable the plugin EnvManager, add an EnvManagerArena to the scene that is to be "
+        f"trained and extend its script (docs/godot.md), then run envmanager godot check {directory}"
     )
 
 
