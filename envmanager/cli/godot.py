@@ -44,7 +44,7 @@ def install_addon_command(
     """Install the addon in a game, or replace an older version of it."""
     addon = install_addon(directory)
     typer.echo(
-        f"The addon is in {addon}. Next: enable the plugin EnvManager, add an EnvManagerArena to the scene that is to be "
+        f"The addon is in {addon}. Next: enable its plugin, add an EnvManagerArena to the scene that is to be "
         f"trained and extend its script (docs/godot.md), then run envmanager godot check {directory}"
     )
 
