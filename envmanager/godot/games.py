@@ -276,7 +276,8 @@ def install_addon(project: Path | str) -> Path:
     major, file = major_of(project), project / "project.godot"
     text = file.read_text(encoding="utf-8")
     there = re.search(r"^EnvManager\s*=.*$", text, re.MULTILINE)
-    if there and "res://addons/envmanager/bridge.gd" not in there[0]:
+    uid = project / "addons/envmanager/bridge.gd.uid"  # by which Godot 4.4 and later may name the script
+    if there and not ("/envmanager/bridge.gd" in there[0] or (uid.exists() and uid.read_text().strip() in there[0])):
         raise UsageError(f"{file} has an autoload of the name EnvManager already: {there[0]}. Give it another name.")
     if not there and re.search(r"^\[autoload\][ \t]*$", text, re.MULTILINE):
         text = re.sub(r"^\[autoload\][ \t]*$", f"[autoload]\n\n{AUTOLOAD}", text, count=1, flags=re.MULTILINE)

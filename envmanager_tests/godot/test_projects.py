@@ -128,6 +128,17 @@ def test_an_autoload_of_the_same_name_is_not_written_over(game: Path) -> None:
     assert not (game / "addons").exists()
 
 
+def test_an_autoload_that_the_editor_named_by_its_uid_is_ours(game: Path) -> None:
+    file = game / "project.godot"
+    (install_addon(game) / "bridge.gd.uid").write_text("uid://b0r14csdorl7k\n")
+    text = file.read_text().replace("res://addons/envmanager/bridge.gd", "uid://b0r14csdorl7k")
+    file.write_text(text)
+
+    install_addon(game)
+
+    assert file.read_text() == text
+
+
 @pytest.mark.parametrize("major", [4, 3])
 @pytest.mark.parametrize("name", ["coin_chase", "rolling_ball"])
 def test_a_demo_is_copied_with_the_addon(tmp_path: Path, name: str, major: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -243,3 +244,39 @@ class TestEditor:
 
     def test_a_second_arena_is_one_too_many(self, said: Said) -> None:
         assert ["2 arenas" in str(said["double", name][0]) for name in ("First", "Second")] == [True, True]
+
+
+ENABLING = """
+extends EditorPlugin
+
+var _frames = 0
+
+
+func _process(_delta):
+	_frames += 1
+	if _frames == 20:
+		get_editor_interface().set_plugin_enabled("envmanager", true)
+	if _frames > 20 and ('EnvManager="*' in _text() or _frames > 2000):  # the editor writes it some time later
+		get_tree().quit()
+
+
+func _text():
+"""
+READING = {
+    4: '\treturn FileAccess.get_file_as_string("res://project.godot")\n',
+    3: '\tvar file = File.new()\n\tfile.open("res://project.godot", File.READ)\n\treturn file.get_as_text()\n',
+}
+
+
+def test_enabling_the_plugin_adds_the_autoload(major: int, program: str, tmp_path: Path) -> None:
+    game = unpacked(major, tmp_path)
+    (game / "addons" / "probe").mkdir()
+    (game / "addons" / "probe" / "plugin.cfg").write_text(FILES["addons/probe/plugin.cfg"])
+    (game / "addons" / "probe" / "probe.gd").write_text(("@tool" if major == 4 else "tool") + ENABLING + READING[major])
+    file = game / "project.godot"
+    enabled = ENABLED[major].replace('"res://addons/envmanager/plugin.cfg", ', "").replace('"envmanager", ', "")
+    file.write_text(f"{file.read_text().partition('[autoload]')[0]}[editor_plugins]\n\n{enabled}\n")
+
+    printed = editor(program, game, *(["--headless", "--editor"] if major == 4 else ["--editor"]))
+
+    assert re.search(r'^EnvManager="\*(res|uid)://', file.read_text(), re.MULTILINE), printed
