@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,32 @@ def test_a_picture_without_a_renderer_is_an_error_that_says_what_to_do(play: Pla
 def test_a_window_without_a_display_is_an_error_that_says_what_to_do(play: Play, name: str) -> None:
     with pytest.raises(WorkerDied, match=r"(?s)needs a display.*xvfb-run"):
         play("eye", 1, name)
+
+
+SCENE = """[gd_scene load_steps=3 format=3]
+[ext_resource type="Script" path="res://addons/envmanager/arena.gd" id="1"]
+[ext_resource type="Script" path="res://of_the_page.gd" id="2"]
+[node name="Main" type="Node2D"]
+[node name="Arena" type="Node" parent="."]
+script = ExtResource("1")
+[node name="Eye" type="SubViewport" parent="."]
+size = Vector2i(84, 84)
+[node name="Agent" type="Node" parent="."]
+script = ExtResource("2")
+continuous_size = 1
+"""
+
+
+def test_the_script_of_the_page_plays(
+    play: Play, display: str, major: int, project_of: Callable[[str, int], Path]
+) -> None:
+    if major != 4:
+        pytest.skip("the script of the page is for Godot 4")
+    page = (Path(__file__).parents[2] / "docs" / "godot.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```gdscript\n(.*?)```", page, re.DOTALL)
+    game = project_of("games", major)
+    (game / "of_the_page.gd").write_text(script)
+    (game / "of_the_page.tscn").write_text(SCENE)
+    with play("of_the_page", 2, display) as manager:
+        (info,) = manager.reset({"seed": 0})
+        assert info.current["default"].obs.shape == (2, 84, 84, 3)

@@ -178,7 +178,15 @@ def test_no_block_is_in_a_language_that_nobody_tries(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
 
     assert text.count("```") == 2 * len(blocks_of(page)), "a fence that was not understood"
-    assert {block.language for block in blocks_of(page)} <= {"python", "bash", "console", "toml", "yaml", "text"}
+    assert {block.language for block in blocks_of(page)} <= {
+        "python",
+        "bash",
+        "console",
+        "toml",
+        "yaml",
+        "text",
+        "gdscript",
+    }
 
 
 def test_code_fits_the_column_of_a_page_on_a_laptop() -> None:
