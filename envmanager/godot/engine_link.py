@@ -198,7 +198,8 @@ class EngineLink(Link):
             return self.decoder.failed(self.broke_protocol(asked))
         printed = self._log.new_error()
         said = self.decoder.error if response.name is CommandName.FAILED else None
-        if printed is None or (response.name is CommandName.FAILED and (said is None or printed.line is None)):
+        is_known = said is None or said.broken is not None or bool(said.traceback)  # not from a null in a script
+        if printed is None or (response.name is CommandName.FAILED and (is_known or printed.line is None)):
             return response
         env_ids = None if said is None else self.decoder.env_ids_of(said)
         return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
