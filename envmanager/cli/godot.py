@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -58,12 +58,14 @@ def check_command(
     scene: Annotated[
         str | None, typer.Option(metavar="res://…", help="The scene; the project's main scene if unset.")
     ] = None,
+    window: Annotated[bool, typer.Option("--window", help="Open a window, for a game that observes pictures.")] = False,
 ) -> None:
     """Play a game with random actions and report in plain words what is wrong with it.
 
     Exit code 0 when nothing is wrong (notes are not wrong), 1 otherwise.
     """
-    engine = {name: value for name, value in (("binary", binary), ("scene", scene)) if value is not None}
+    engine: dict[str, Any] = {"window": True, "shown": 0} if window else {}
+    engine |= {name: value for name, value in (("binary", binary), ("scene", scene)) if value is not None}
     findings = check_game(game, engine=engine, n_steps=steps, seed=seed)
     raise typer.Exit(show_findings(game, findings, Console(highlight=False)))
 

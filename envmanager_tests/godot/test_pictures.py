@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from envmanager import EnvRaised, RandomPolicy, RestartPolicy, WorkerDied
+from envmanager.cli.app import run_command_line
 from envmanager.data.steps import Steps
 from envmanager.godot.manager import GodotEnvManager
 from envmanager_tests.godot.displays import environ_of, with_window
+from envmanager_tests.godot.driver import find_engine
 
 Play = Callable[..., GodotEnvManager]
 
@@ -89,6 +91,16 @@ def test_a_picture_without_a_renderer_is_an_error_that_says_what_to_do(play: Pla
 def test_a_window_without_a_display_is_an_error_that_says_what_to_do(play: Play, name: str) -> None:
     with pytest.raises(WorkerDied, match=r"(?s)needs a display.*xvfb-run"):
         play("eye", 1, name)
+
+
+def test_a_game_with_pictures_is_checked_in_a_window(
+    display: str, major: int, project_of: Callable[[str, int], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ_of(display).items():
+        monkeypatch.setenv(name, value)
+    game = ["godot", "check", str(project_of("games", major)), "--scene", "res://eye.tscn", "--steps", "20"]
+    assert run_command_line([*game, "--window", "--binary", with_window(major)]) == 0
+    assert run_command_line([*game, "--binary", find_engine(major) or ""]) == 1
 
 
 SCENE = """[gd_scene load_steps=3 format=3]

@@ -1,7 +1,7 @@
 extends Reference
 # Pictures as observations: everything that one observation shows is drawn at once, also for many agents.
 
-const NO_RENDERER = "pictures need a renderer, and this engine has none: set `window: true` under `engine:` in the config; on a machine without a display also start the program with xvfb-run"
+const NO_RENDERER = "pictures need a renderer, and this engine has none: set `window: true` under `engine:` in the config (--window of `godot check`); on a machine without a display also start the program with xvfb-run"
 
 var is_old: bool = true  # something may have moved since the last drawing
 var _known: Dictionary = {}  # instance id of each viewport whose picture was asked for

@@ -2,8 +2,8 @@ extends RefCounted
 ## Pictures as observations: everything that one observation shows is drawn at once, also for many agents.
 
 const NO_RENDERER := (
-	"pictures need a renderer, and this engine has none: set `window: true` under `engine:` in the config; on a machine"
-	+ " without a display also start the program with xvfb-run"
+	"pictures need a renderer, and this engine has none: set `window: true` under `engine:` in the config (--window of"
+	+ " `godot check`); on a machine without a display also start the program with xvfb-run"
 )
 
 var is_old := true  # something may have moved since the last drawing
