@@ -147,11 +147,14 @@ def _import_assets(game: Game, within_s: float) -> None:
         fcntl.flock(folder, fcntl.LOCK_EX)
         if (command := import_command(game)) is None:  # another program has done it meanwhile
             return
+        imported, written_ns = game.path / ".import", 0
         with subprocess.Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL) as importing:
             while importing.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     importing.wait(_QUIET_S)
-                if time.monotonic() > deadline or (game.major < 4 and _has_imported(game.path)):
+                before_ns, written_ns = written_ns, imported.stat().st_mtime_ns if imported.is_dir() else 0
+                is_quiet = game.major < 4 and written_ns == before_ns != 0
+                if time.monotonic() > deadline or (is_quiet and _has_imported(game.path)):
                     importing.kill()
         if time.monotonic() > deadline:
             raise UsageError(f"{game.path} was not imported within {within_s:g} s: open it in the editor once.")
@@ -161,7 +164,5 @@ def _import_assets(game: Game, within_s: float) -> None:
 
 def _has_imported(project: Path) -> bool:
     # The editor of Godot 3's server does not end if the project has fonts: it waits for a preview that is never drawn.
-    imported = project / ".import"
-    is_quiet = imported.is_dir() and time.time() - imported.stat().st_mtime > _QUIET_S
     texts = "".join(path.read_text(encoding="utf-8") for path in project.rglob("?*.import") if path.is_file())
-    return is_quiet and all((project / name).exists() for name in re.findall(r'"res://(\.import/.+?)"', texts))
+    return all((project / name).exists() for name in re.findall(r'"res://(\.import/.+?)"', texts))

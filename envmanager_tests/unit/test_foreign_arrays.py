@@ -7,7 +7,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium.vector import AutoresetMode
 
 from envmanager import (
@@ -22,6 +21,8 @@ from envmanager import (
 from envmanager.data.trees import concat_rows, copy_tree, no_rows, take_rows, with_rows
 from envmanager.errors import BadObservation
 from envmanager.interop import as_sb3_vec_env, as_vector_env
+
+torch = pytest.importorskip("torch")
 
 N = 4
 LENGTH = 5
