@@ -59,6 +59,7 @@ GODOT = envmanager_tests/godot
 PAGES = envmanager_tests/process/test_docs.py
 VECTORS = $(addprefix envmanager_tests/,contract/test_vectors.py process/test_vectors.py)
 SYSTEMS = $(addprefix envmanager_tests/,process/test_other_systems.py faults/test_portable_transport.py)
+COMMANDS = $(addprefix envmanager_tests/process/,test_cli.py test_cli_tune.py)
 BENCHMARKS = envmanager_tests/benchmarks
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
@@ -69,8 +70,8 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods faults \
-    check docs soak bench bench-godot bench-vectors coverage ray godot addon godot4 test-ray test-envpool test-mlagents \
+.PHONY: help run test test-cli test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods \
+    faults check docs soak bench bench-godot bench-vectors coverage ray godot addon godot4 test-ray test-envpool test-mlagents \
     test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
@@ -92,7 +93,10 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
 
 test: $(DEV_STAMP) ## run the tests, but for those that have a target of their own
-	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS))
+	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS) $(COMMANDS))
+
+test-cli: $(DEV_STAMP) ## run the tests of the command line, whose commands are processes
+	$(SIDE_BY_SIDE) $(COMMANDS)
 
 test-vectors: $(DEV_STAMP) ## run the contracts and the faults of vector environments, beside the same vectors alone
 	$(SIDE_BY_SIDE) $(VECTORS)
