@@ -28,8 +28,6 @@ _PRELOADED = (
     *("tempfile", "traceback", "attrs", "cattrs"),
 )
 """What decides when it is imported which system it is on."""
-_PRELOADED_BY_CHILDREN = ("psutil",)
-"""The same of the modules that environments of the tests use."""
 _LINUX_ONLY_FOLDERS = ("/proc", "/dev/shm", "/sys")
 _WINDOWS_TICK_NS = 1_000_000_000 // 64
 """Interval (ns) at which ``time.monotonic`` advances on Windows, up to Python 3.12."""
@@ -216,7 +214,7 @@ def main() -> None:
         _run(sys.argv[2:])
     else:
         with tempfile.TemporaryDirectory() as folder:
-            _simulate_children({**told, "preloaded": list(_PRELOADED_BY_CHILDREN)}, folder)
+            _simulate_children({**told, "preloaded": told["preloaded_by_children"]}, folder)
             become(told)
             _run(sys.argv[2:])
 

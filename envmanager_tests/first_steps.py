@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "envmanager"
 LINUX_ONLY = {
     *(f"processes.{name}" for name in ("helper", "native", "starting")),
-    *(f"godot.{name}" for name in ("engine_host", "engine_link")),
+    *(f"godot.{name}" for name in ("engine_host", "engine_link", "godot_rl")),
 }
 """Modules that need what Windows lacks. Each is imported when processes are started, and not before."""
 COMMAND = [sys.executable, "-c", "import sys; from envmanager.cli import main; sys.exit(main())"]

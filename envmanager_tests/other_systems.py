@@ -64,7 +64,13 @@ def _defined(body: list[ast.stmt], platform: str) -> Iterator[str]:
 
 
 def run_on(
-    system: str, script: str, *, preloaded: Iterable[str], absent: Iterable[str] = (), timeout_s: float = 300
+    system: str,
+    script: str,
+    *,
+    preloaded: Iterable[str],
+    preloaded_by_children: Iterable[str] = ("psutil",),
+    absent: Iterable[str] = (),
+    timeout_s: float = 300,
 ) -> str:
     """Run a script as if on ``system``, and return what it printed; fail with its errors.
 
@@ -72,7 +78,8 @@ def run_on(
 
     ``preloaded``: other people's modules that the script will need. They are imported before anything is taken away:
     they bring code of their own for each system, chosen when they were built or are imported. ``absent``: other
-    people's modules that are not installed there either.
+    people's modules that are not installed there either. ``preloaded_by_children``: the same as ``preloaded``, for
+    processes that the script starts.
     """
     platform = SYSTEMS[system]
     told = {
@@ -80,6 +87,7 @@ def run_on(
         "names": lacking(platform),
         "modules": [*lacking_modules(platform), *absent],
         "preloaded": list(preloaded),
+        "preloaded_by_children": list(preloaded_by_children),
     }
     done = subprocess.run(
         [

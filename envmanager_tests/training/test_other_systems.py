@@ -87,7 +87,8 @@ def test_other_libraries_step_and_learn_through_the_bridges(system: str) -> None
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_trainings_work_also_with_a_learner_in_a_process_of_its_own(system: str, tmp_path: Path) -> None:
-    told = json.loads(run_on(system, f"FOLDER = {str(tmp_path)!r}\n{SCRIPT}", preloaded=OTHERS))
+    script = f"FOLDER = {str(tmp_path)!r}\n{SCRIPT}"
+    told = json.loads(run_on(system, script, preloaded=OTHERS, preloaded_by_children=OTHERS))
 
     assert set(told) == {"dqn", "ppo", *(["workers", "apart"] if system == "macos" else [])}
     assert all("checkpoints" in files for files in told.values())
