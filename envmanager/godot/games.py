@@ -106,7 +106,7 @@ def protocol_of(env: str) -> Protocol:
     """
     path = Path(env).expanduser()
     if path.is_dir():
-        has_ours = _holds(path / "project.godot", _ADDON)
+        has_ours = (path / "project.godot").is_file() and _find_autoload(path)[1]
         has_theirs = (path / _PLUGIN.decode()).is_file()
     else:
         files = [path, path.with_suffix(".pck")]
@@ -275,10 +275,9 @@ def install_addon(project: Path | str) -> Path:
     project = Path(project)
     major, file = major_of(project), project / "project.godot"
     text = file.read_text(encoding="utf-8")
-    there = re.search(r"^EnvManager\s*=.*$", text, re.MULTILINE)
-    uid = project / "addons/envmanager/bridge.gd.uid"  # by which Godot 4.4 and later may name the script
-    if there and not ("/envmanager/bridge.gd" in there[0] or (uid.exists() and uid.read_text().strip() in there[0])):
-        raise UsageError(f"{file} has an autoload of the name EnvManager already: {there[0]}. Give it another name.")
+    there, is_ours = _find_autoload(project)
+    if there and not is_ours:
+        raise UsageError(f"{file} has an autoload of the name EnvManager already: {there}. Give it another name.")
     if not there and re.search(r"^\[autoload\][ \t]*$", text, re.MULTILINE):
         text = re.sub(r"^\[autoload\][ \t]*$", f"[autoload]\n\n{AUTOLOAD}", text, count=1, flags=re.MULTILINE)
     elif not there:
@@ -286,6 +285,14 @@ def install_addon(project: Path | str) -> Path:
     to = copy_addon(major, project)
     write_anew(file, text)
     return to
+
+
+def _find_autoload(project: Path) -> tuple[str, bool]:
+    """Return the line of ``project.godot`` with the autoload ``EnvManager``, or "", and whether it loads the addon."""
+    found = re.search(r"^EnvManager\s*=.*$", (project / "project.godot").read_text(encoding="utf-8"), re.MULTILINE)
+    line = found[0] if found else ""
+    uid = project / "addons/envmanager/bridge.gd.uid"  # by which Godot 4.4 and later may name the script
+    return line, "/envmanager/bridge.gd" in line or (uid.exists() and uid.read_text().strip() in line)
 
 
 def copy_addon(major: int, project: Path) -> Path:

@@ -38,7 +38,7 @@ class Lobby:
     """A listener that accepts connections until an engine has sent its hello. Call ``look`` when ``fd`` is readable."""
 
     how_to_play = "play it in the editor with ENVMANAGER_ADDRESS set to that"
-    """How the user makes a game connect to ``attach``."""
+    """Advice for the user on how to make a game connect to ``attach``."""
 
     def __init__(self, attach: str | None = None) -> None:
         """``attach``: address at which to wait for a game that the user starts; None for an engine started here.

@@ -99,7 +99,7 @@ class Learners:
         self.on_change: Callable[[LearnersChanged], Any] | None = None
         self._manager = manager
         self._seen: dict[str, set[int]] = {behavior: set() for behavior in self.trainers}
-        """For each behavior, ids of the workers whose latest observations its trainer has received."""
+        """Ids of the workers whose latest observations a behavior's trainer has received, by behavior."""
 
     @property
     def learning(self) -> tuple[str, ...]:

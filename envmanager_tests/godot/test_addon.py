@@ -16,6 +16,7 @@ import pytest
 
 from envmanager.godot.games import install_addon, new_project
 from envmanager_tests.godot.driver import END_S, Engine, EngineError, EngineGone, Rows, Steps, launch
+from envmanager_tests.godot.endings import log_of_a_game_that_quits
 
 GAMES = Path(__file__).parent / "games"
 
@@ -593,16 +594,8 @@ class TestGames:
         shutil.copytree(project_of(game, major), project)
         quit_after_an_episode(project / f"{game}.gd")
 
-        process = launch(program, project, tmp_path / "home", None, "", fixed_fps=60)
-        try:
-            assert process.wait(60) == 0
-        finally:
-            process.kill()
-            process.wait()
-
-        log = (tmp_path / "home" / "log.txt").read_text()
+        log = log_of_a_game_that_quits(program, project, tmp_path / "home")
         assert re.search(r"^\w+ \((default|hero)\): reward -?\d+\.\d+, (terminated|truncated)$", log, re.MULTILINE)
-        assert "SCRIPT ERROR" not in log
 
     @pytest.mark.parametrize("game", ["rolling_ball", "coin_chase"])
     def test_the_heuristic_reaches_the_goal_in_most_episodes(self, engine: Start, game: str) -> None:

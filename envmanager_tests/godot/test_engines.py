@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,9 +28,9 @@ from envmanager.errors import WorkerError
 from envmanager.godot.games import find_game, import_command, new_project
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.options import EngineOptions
-from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
 from envmanager.system import machine
+from envmanager_tests.godot.endings import check_engines_end_with_their_trainer
 
 TROUBLED = "res://troubled.tscn"
 GAMES = Path(__file__).parent / "games"
@@ -304,27 +302,9 @@ def test_when_the_trainer_is_killed_its_engines_end(
     program: str, major: int, project_of: Callable[[str, int], Path], doing: str
 ) -> None:
     game = str(project_of("games", major))
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINER, game, program, TROUBLED, doing],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as trainer:
-        assert trainer.stdout is not None
-        pids = [int(pid) for pid in trainer.stdout.readline().split()]
-        assert len(pids) == 2
-        fds = [os.pidfd_open(pid) for pid in pids]
-        if doing == "stopped":
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-        trainer.kill()
-        for fd in fds:
-            _await_end(fd)
-            os.close(fd)
-
-
-def _await_end(pidfd: int) -> None:
-    assert wait_for([pidfd], 20.0), "the engine lives on"
+    check_engines_end_with_their_trainer(
+        TRAINER, game, program, TROUBLED, doing, is_stopped=doing == "stopped", within_s=20.0
+    )
 
 
 def test_sixteen_engines_start_at_once_and_leave_nothing(play: Play) -> None:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,10 +37,10 @@ from envmanager.godot.frames import BadFrame
 from envmanager.godot.games import install_addon, protocol_of
 from envmanager.godot.godot_rl import Agents
 from envmanager.godot.manager import GodotEnvManager
-from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.events import Restarted
 from envmanager.testing import nothing_left_behind
 from envmanager_tests.godot.driver import END_S
+from envmanager_tests.godot.endings import check_engines_end_with_their_trainer
 from envmanager_tests.godot.test_exports import PLATFORM, PRESETS, editor
 
 SCRIPTS = Path(__file__).parent / "godot_rl_games"
@@ -418,6 +417,10 @@ def test_the_protocol_is_found_out_by_the_plugin_unless_the_addon_is_installed(t
     assert protocol_of(str(game)) == "godot_rl"
     install_addon(game)
     assert protocol_of(str(game)) == "envmanager"
+    (game / "addons/envmanager/bridge.gd.uid").write_text("uid://b0r14csdorl7k\n")
+    file = game / "project.godot"  # as Godot's editor writes it when the plugin is enabled there
+    file.write_text(file.read_text().replace("res://addons/envmanager/bridge.gd", "uid://b0r14csdorl7k"))
+    assert protocol_of(str(game)) == "envmanager"
     assert protocol_of("demo:rolling_ball") == "envmanager"
     assert protocol_of(str(tmp_path / "nowhere")) == "envmanager"
 
@@ -576,23 +579,9 @@ sys.stdin.read()
 def test_when_the_trainer_is_killed_its_engines_end(
     program: str, major: int, made: Callable[[int], Path], doing: str
 ) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(made(major)), program, doing],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as trainer:
-        assert trainer.stdout is not None
-        pids = [int(pid) for pid in trainer.stdout.readline().split()]
-        assert len(pids) == 2
-        fds = [os.pidfd_open(pid) for pid in pids]
-        if doing == "stopped":
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP)
-        trainer.kill()
-        for fd in fds:
-            assert wait_for([fd], END_S), "the engine lives on"
-            os.close(fd)
+    check_engines_end_with_their_trainer(
+        TRAINER, str(made(major)), program, doing, is_stopped=doing == "stopped", within_s=END_S
+    )
 
 
 def test_closing_asks_the_games_to_quit_and_leaves_nothing(play: Play) -> None:

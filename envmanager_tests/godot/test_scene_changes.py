@@ -11,7 +11,8 @@ import pytest
 
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.policy import RandomPolicy
-from envmanager_tests.godot.driver import Engine, EngineError, EngineGone, Steps, launch
+from envmanager_tests.godot.driver import Engine, EngineError, EngineGone, Steps
+from envmanager_tests.godot.endings import log_of_a_game_that_quits
 
 Start = Callable[..., Engine]
 
@@ -200,13 +201,5 @@ def test_a_person_can_play_a_game_that_reloads(
         ("changing.gd", "\tticks = 0\n", QUIT_IN_THE_FOURTH_EPISODE),
     ):
         (project / file).write_text((project / file).read_text().replace(old, new))
-    process = launch(program, project, tmp_path / "home", None, "", fixed_fps=60)
-    try:
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-
-    log = (tmp_path / "home" / "log.txt").read_text()
+    log = log_of_a_game_that_quits(program, project, tmp_path / "home")
     assert log.count("(default): reward 6.000, terminated") == 3
-    assert "SCRIPT ERROR" not in log
