@@ -1,7 +1,7 @@
-"""Action distributions from a network's outputs, and conversion of the drawn (raw) actions for the environment.
+"""Action distributions, parametrized by a network's outputs, and conversion of raw (drawn) actions for environments.
 
-The rule: log-probabilities are of the *raw* action. The environment receives the raw action shifted, scaled and clipped
-to the bounds of the spec.
+The rule: log-probabilities are those of the *raw* action. The environment receives the raw action shifted, scaled and
+clipped to the bounds of the spec.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 class Discrete(nn.Module):
-    """A categorical distribution for each integer in an action (discrete, multi-discrete, multi-binary)."""
+    """The distribution of an action's integers (discrete, multi-discrete or multi-binary): one categorical for each."""
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -38,19 +38,19 @@ class Discrete(nn.Module):
         self.raw = ArraySpec((len(self.counts),), np.int64)
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return one distribution per integer in the action."""
+        """Return one distribution per integer in the action. ``inputs``: the logits of all, ``[n, n_inputs]``."""
         return [Categorical(logits=part, validate_args=False) for part in inputs.split(self.counts, dim=-1)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """Return raw actions split into one part per distribution."""
+        """Return the columns of raw actions ``[n, k]``: one tensor ``[n]`` for each of the k distributions."""
         return list(raw.unbind(-1))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return raw actions joined from the parts that ``split`` returns."""
+        """Return raw actions ``[n, k]`` with these tensors as columns: the inverse of ``split``."""
         return torch.stack(list(parts), dim=-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """Return the most probable raw actions."""
+        """Return the most probable raw actions, ``[n, k]``, under the distributions with these logits."""
         return self.join([part.argmax(-1) for part in inputs.split(self.counts, dim=-1)])
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
@@ -59,14 +59,14 @@ class Discrete(nn.Module):
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """Return the actions of ``to_environment``, computed by tensor operations, which can be exported."""
+        """Return the actions of ``to_environment``, computed only with tensor operations, for export."""
         return (raw.reshape(-1, *self.spec.shape) + _constant(self._low, raw)).to(_dtype_of(self.spec))
 
 
 class Continuous(nn.Module):
-    """A Gaussian for each float in an action, with a standard deviation that does not depend on the observation.
+    """The distribution of an action's floats: Gaussians whose standard deviations do not depend on the observation.
 
-    For a float with two finite bounds, the raw values -1 and 1 stand for the bounds.
+    For a float with two finite bounds, the raw values -1 and 1 correspond to the bounds. Other floats are not scaled.
     """
 
     def __init__(self, spec: ArraySpec) -> None:
@@ -83,19 +83,19 @@ class Continuous(nn.Module):
         self._low, self._high = low, high
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return a list of one distribution, for all floats in the action."""
+        """Return a list of one distribution, of all floats in the action. ``inputs``: their means, ``[n, k]``."""
         return [Normal(inputs, self.log_std.exp().expand_as(inputs), validate_args=False)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """Return raw actions split into one part per distribution."""
+        """Return a list with the raw actions, unchanged, because there is only one distribution."""
         return [raw]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return raw actions joined from the parts that ``split`` returns."""
+        """Return the only element of ``parts``: the inverse of ``split``."""
         return parts[0]
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """Return the raw actions of highest density, which are the means."""
+        """Return the raw actions of highest density: the means, which are ``inputs``, unchanged."""
         return inputs
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
@@ -105,7 +105,7 @@ class Continuous(nn.Module):
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """Return the actions of ``to_environment``, computed by tensor operations, which can be exported."""
+        """Return the actions of ``to_environment``, computed only with tensor operations, for export."""
         shaped = raw.reshape(-1, *self.spec.shape)
         value = _constant(self._middle, raw) + _constant(self._half, raw) * shaped
         low, high = (_constant(bound, raw).to(value.dtype) for bound in (self._low, self._high))
@@ -113,7 +113,7 @@ class Continuous(nn.Module):
 
 
 class ActionHeads(nn.Module):
-    """A joint distribution over all leaves of an action spec. Its parameters are ``n_inputs`` outputs of a network."""
+    """The joint distribution of all leaves of an action, parametrized by ``n_inputs`` outputs of a network."""
 
     def __init__(self, spec: Tree) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class ActionHeads(nn.Module):
         return list(self.heads)
 
     def masked(self, inputs: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return the inputs with forbidden choices made impossible. ``allowed``: bool[n, sum(counts)], or None."""
+        """Return ``inputs`` with ``FORBIDDEN`` for forbidden choices. ``allowed``: bool[n, sum(counts)], or None."""
         if allowed is None or len(self._choices) == self.n_inputs:
             return forbid(inputs, allowed)
         everything = torch.ones_like(inputs, dtype=torch.bool)
@@ -140,7 +140,7 @@ class ActionHeads(nn.Module):
         return forbid(inputs, everything)
 
     def sample(self, inputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw raw actions; return them by column, with their log-probabilities ``[n]``."""
+        """Draw raw actions. Return them as a dict, ``raw0`` for the first leaf, and their log-probabilities ``[n]``."""
         raws, log_prob = {}, torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -150,11 +150,11 @@ class ActionHeads(nn.Module):
         return raws, log_prob
 
     def likeliest(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Return the most probable raw actions, by column."""
+        """Return the most probable raw actions as a dict, with the names that ``sample`` uses."""
         return {name: head.likeliest(part) for name, head, part in self._parts(inputs)}
 
     def evaluate(self, inputs: Tensor, raws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of raw actions and the entropies, each ``[n]``."""
+        """Return the log-probabilities of these raw actions and the entropies of the distributions, each ``[n]``."""
         log_prob = entropy = torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -164,11 +164,11 @@ class ActionHeads(nn.Module):
         return log_prob, entropy
 
     def to_environment(self, raws: dict[str, np.ndarray]) -> Tree:
-        """Return the tree of actions for the environment."""
+        """Return a tree of actions for the environment, converted from raw actions (a dict as from ``sample``)."""
         return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
 
     def as_actions(self, raws: dict[str, Tensor]) -> list[Tensor]:
-        """Return the leaves of ``to_environment``, computed by tensor operations, which can be exported."""
+        """Return the leaves of ``to_environment``, computed only with tensor operations, for export."""
         return [head.as_action(raws[f"raw{index}"]) for index, head in enumerate(self._all)]
 
     def _parts(self, inputs: Tensor) -> Any:
@@ -181,12 +181,12 @@ def _constant(array: np.ndarray, beside: Tensor) -> Tensor:
 
 
 def _dtype_of(spec: ArraySpec) -> torch.dtype:
-    """Return the dtype of a spec's tensors: int64 for the unsigned dtypes that tensors do not have."""
+    """Return the dtype of tensors for a spec: its own dtype, but int64 for uint16, uint32 and uint64."""
     return to_tensor(np.zeros(0, spec.dtype), torch.device("cpu")).dtype
 
 
 def _summed(values: list[Tensor]) -> Tensor:
-    """Return ``[n]``, the sum of ``values`` over the parts of an action. Each value is ``[n]`` or ``[n, k]``."""
+    """Return the sum of ``values``, ``[n]``. Each value is ``[n]``, or ``[n, k]`` and is summed over k too."""
     flat = [value if value.ndim == 1 else value.sum(-1) for value in values]
     total = flat[0]
     for value in flat[1:]:

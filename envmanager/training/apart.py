@@ -10,8 +10,8 @@
 The rule: both sides keep the ratio of updates to steps. The learner waits until it has enough steps for its next
 update; this process waits while the learner is more than ``max_ahead`` steps behind. The learner ignores SIGINT
 (Ctrl-C) and SIGTERM. Only this process handles them, and it may need the learner's state for a last checkpoint.
-Every wait for the learner has a timeout. The learner ends with this process; over the portable transport, which starts
-it on other systems than Linux, as soon as its native code releases the GIL.
+Every wait for the learner has a timeout. The learner ends with this process. Over the portable transport, used on
+systems other than Linux, it may end later: as soon as its native code releases the GIL.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import nn
 
 LEARNER_TIMEOUT_S = 40.0
-"""Default of the option ``learner_timeout_s``."""
+"""Default of the option ``learner_timeout_s``, in seconds."""
 _START_S = 120.0
 """Minimum timeout, in seconds, for the learner's start, during which it imports PyTorch and makes the trainer."""
 _CLOSE_S = 10.0
@@ -62,18 +62,18 @@ _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """Raised when the learner raises, exits or times out. The message has the learner's traceback or process state."""
+    """Raised when the learner of ``Apart`` has raised, exited, timed out or been closed. The message says which."""
 
 
 class Apart(Trainer):
-    """A trainer that runs the trainer from ``make()`` in its own process, the learner. The policy acts in this process.
+    """A trainer that runs another one in a separate process, the learner, while its policy acts in this process.
 
-    The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make`` is
-    called in both processes and must make the same network, as attribute ``model``. ``max_ahead``: number of agent
-    steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``: seconds that this process waits
-    for an update or a checkpoint before it kills the learner; ``math.inf`` for no limit. Call ``close()``, or use the
-    trainer as a context manager. Raises UsageError for a trainer that cannot learn like this. Methods raise
-    LearnerFailed once the learner has failed.
+    The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make()``
+    returns the trainer; both processes call it, and its attribute ``model`` must be the same network in both.
+    ``max_ahead``: number of agent steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``:
+    seconds that this process waits for the learner to respond before it kills it; ``math.inf`` for no limit. Call
+    ``close()``, or use the trainer as a context manager. Raises UsageError for invalid options and for a trainer that
+    cannot learn like this. Methods raise LearnerFailed once the learner has failed.
     """
 
     learns_while_playing = True
@@ -151,13 +151,13 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Adopt the learner's version, send it ``progress``, return its figures. The weights are shared already."""
+        """Send ``progress`` to the learner; adopt the version of the learner's last update, and return its figures."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
 
     def pause(self) -> None:
-        """Wait until the learner has learned from all steps sent to it."""
+        """Wait until the learner has learned from all steps sent to it, then adopt its version."""
         self._ask("pause")
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
 
@@ -202,7 +202,7 @@ class Apart(Trainer):
             self._wait()
 
     def _hear(self) -> bool:
-        """Handle one message from the learner, if any; return whether there was one. Interrupts must be deferred."""
+        """Handle one message from the learner, if any; return whether there was one. Raises LearnerFailed."""
         try:
             message = self._pipe.receive()
         except EOFError:
@@ -256,7 +256,7 @@ class Apart(Trainer):
 
 
 def _start(pickled: bytes, model: nn.Module) -> tuple[Process | PortableProcess, MessagePipe]:
-    """Start a learner that shares the model's weights; return its process and this process's end of the pipe."""
+    """Move the model's weights to shared memory and start a learner; return its process and our end of the pipe."""
     from envmanager.processes.portable import PortableProcess, close_memory, open_memory
 
     transport = choose_transport()
@@ -296,7 +296,7 @@ def _size_of(state: Mapping[str, torch.Tensor]) -> int:
 
 
 def _lay_out(state: Mapping[str, torch.Tensor], memory: int | str) -> dict[str, torch.Tensor]:
-    """Return tensors with the shapes and dtypes of a model's state, laid out in shared memory."""
+    """Return tensors in shared memory, by name, with the shapes and dtypes of the tensors in a model's state."""
     mapped, offset = map_memory(memory, _size_of(state)), 0
     tensors = {}
     for name, tensor in state.items():
@@ -333,7 +333,7 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 
 def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
-    """Run the learner, in its own process. ``inherited``: the learner's end of the pipe, and the shared memory."""
+    """Run the learner: the main function of its process. ``inherited``: its end of the pipe, and the shared memory."""
     pipe_fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -356,14 +356,14 @@ def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
 
 
 def _send_whole(pipe: MessagePipe, what: str, payload: Any) -> None:
-    """Send a message; block, without a timeout, until all its bytes are written."""
+    """Send a message; block, without a timeout, until all its bytes are written or the other end is closed."""
     pipe.send((what, payload))
     while pipe.has_unsent:
         pipe.exchange(math.inf)
 
 
 class _Learner:
-    """The learner's loop. It reads steps only while no update is due, so that a sender that is too far ahead blocks."""
+    """The loop of the learner's process. It reads messages only while no update is due, so the sender has to wait."""
 
     def __init__(self, pipe: MessagePipe, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
         self._pipe = pipe

@@ -1,10 +1,10 @@
-"""Checkpoints, which are folders with everything that a training needs to resume. Each is complete or absent.
+"""Checkpoints: folders with everything that a training needs to resume. Each is complete or does not exist.
 
 ::
 
     run/checkpoints/latest                   name of the newest checkpoint
     run/checkpoints/best                     name of the best checkpoint by evaluation, and its mean return
-    run/checkpoints/000102400/state.json     JSON data: counts, options, states of generators
+    run/checkpoints/000102400/state.json     JSON data: counts, options, states of random generators
                              /agent.safetensors       the arrays of one behavior's trainer
 
 The rule: a checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best``
@@ -51,13 +51,13 @@ _CONTROLLER, _TRAINER = "controller", "trainer-"
 _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _AFTER_THE_STEPS = re.compile(rf"(-([2-9]|[1-9][0-9]+))?(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
-"""Pattern of what follows the number of steps in a name that ``save`` makes."""
+"""Pattern of the end of a folder's name, after the number of steps, in names that ``save`` makes."""
 _LONGEST_NAME = 100
 
 
 @attrs.frozen(kw_only=True)
 class TrainingState:
-    """The state of a training, without its trainers. Older checkpoints lack the fields with defaults."""
+    """The state of a training, except the states of its trainers. Older checkpoints lack the fields with defaults."""
 
     n_steps: int = attrs.field(validator=at_least(0))
     recent_episodes: tuple[Episode, ...] = ()
@@ -75,7 +75,7 @@ class TrainingState:
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """Everything that a training needs to resume.
+    """The content of a checkpoint: everything that a training needs to resume.
 
     ``trainers``: results of ``Trainer.state``, by behavior. ``generators``: states of PyTorch's random generators.
     ``run``: id of the training, the same in all its checkpoints.
@@ -88,7 +88,7 @@ class Checkpoint:
 
 
 class ArrayFile(Mapping[str, np.ndarray]):
-    """The arrays in a safetensors file, by name. An array is read on access: a program that only acts reads no replay.
+    """The arrays in a safetensors file, by name. Each is read from disk only when it is accessed.
 
     An open file stays readable after it is deleted. Raises OSError or SafetensorError if the file cannot be read.
     """
@@ -147,7 +147,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
 
 
 def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
-    """Write a checkpoint under a name that marks it as unfinished, rename it, and return its folder."""
+    """Write a checkpoint to an unfinished folder, rename that and return it. ``number``: its number within the run."""
     states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
     states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
     parts = {part: facts for part, (_, facts) in states.items()}
@@ -185,12 +185,12 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
 
 
 def mark_best(path: Path, mean: float) -> None:
-    """Record this checkpoint as the best of its directory. ``mean``: its mean return. Raises NotWritten."""
+    """Record the checkpoint at ``path``, and its ``mean`` return, as the best. Raises NotWritten if that fails."""
     write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n")
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
-    """Return the mean return in the evaluation of this run's best checkpoint; None if there is none."""
+    """Return the mean return recorded for this run's best checkpoint; None if there is none or it cannot be read."""
     path = named(directory / BEST)
     if path is None or path not in _of_run(directory, run):
         return None
@@ -201,7 +201,7 @@ def best_mean(directory: Path, run: str | None) -> float | None:
 
 
 def named(file: Path) -> Path | None:
-    """Return the path of the checkpoint named in a file, ``latest`` or ``best``; None if no training wrote the file."""
+    """Return the checkpoint path named in ``file``, ``latest`` or ``best``; None if it is unreadable or names none."""
     try:
         with file.open("rb") as opened:
             name = opened.readline(_LONGEST_NAME).decode().strip()
@@ -215,25 +215,25 @@ def _of_run(directory: Path, run: str | None) -> dict[Path, dict[str, Any]]:
 
 
 def _number(facts: Mapping[str, Any]) -> int:
-    """Return a checkpoint's number within its run, counted from 1; 0 if it has none."""
+    """Return a checkpoint's number within its run, counted from 1; 0 if its ``state.json`` has none."""
     number = facts.get("number")
     return number if isinstance(number, int) else 0
 
 
 def load_latest(directory: Path) -> Checkpoint:
-    """Load the newest checkpoint. Raises UsageError if there is none, or it is damaged."""
+    """Load and return the newest checkpoint. Raises UsageError if there is none, or it is damaged."""
     return load(latest(directory))
 
 
 def latest(directory: Path) -> Path:
-    """Return the folder of the newest checkpoint. Raises UsageError if there is none, or ``latest`` is unreadable."""
+    """Return the folder that ``latest`` names. Raises UsageError if ``latest`` is missing or cannot be read."""
     if not os.path.lexists(directory / LATEST):
         raise UsageError(f"there is no checkpoint in {directory} to resume from ({directory / LATEST} is missing).")
     return pointed_at(directory / LATEST)
 
 
 def pointed_at(pointer: Path) -> Path:
-    """Return the folder that ``pointer``, a text file or a link, names. Raises UsageError if it cannot be read."""
+    """Return the folder beside ``pointer`` that this text file or link names. Raises UsageError if it is unreadable."""
     try:
         is_link = pointer.is_symlink()
         name = os.readlink(pointer) if is_link else pointer.read_text(encoding="utf-8").partition("\n")[0].strip()
@@ -243,7 +243,7 @@ def pointed_at(pointer: Path) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """Load the checkpoint in a folder. Each array is read from disk on access.
+    """Load and return the checkpoint in a folder. Each array is read from disk on access.
 
     Raises UsageError for a damaged checkpoint; the message names the file and the mistake in it.
     """
@@ -266,7 +266,7 @@ def _reading(file: Path) -> Iterator[Path]:
 
 
 def another_than(path: Path) -> str:
-    """Return advice to use another checkpoint if the one in ``path`` is damaged."""
+    """Return advice for an error message: to use another checkpoint if the one in ``path`` is damaged."""
     return (
         "If it is damaged, take another one (--checkpoint NAME, checkpoint=…); to resume from that, write its name "
         f"into {path.parent / LATEST}."
@@ -275,7 +275,7 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Return a context that converts any exception but MissingExtra to a UsageError that begins with ``what``.
+    """Convert any exception in the block, except MissingExtra, to a UsageError: ``what``, the reason, then ``advice``.
 
     A damaged file can cause any exception. ``why``: a reason to report instead of the exception's text.
     """
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the content of ``state.json`` by folder, for checkpoints with a name that ``save`` makes."""
+    """Return the content of each ``state.json`` by folder, for checkpoints in ``directory`` named as ``save`` does."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -310,7 +310,7 @@ def _is_own_name(name: str, facts: Mapping[str, Any]) -> bool:
 
 
 def written(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the content of ``state.json`` by folder, for all checkpoints: finished or not, of any run and any name."""
+    """Return the content of each ``state.json`` by folder, for all checkpoints in ``directory``, finished or not."""
     found = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         facts = _facts_of(path)
@@ -338,7 +338,7 @@ def _arrays_in(folder: Path, file: str) -> Path:
 
 
 def _facts_of(path: Path) -> dict[str, Any] | None:
-    """Return the content of a folder's ``state.json``; None if the folder is not a checkpoint, or is only a link."""
+    """Return the content of a folder's ``state.json``; None if the folder is a symbolic link or no checkpoint."""
     if path.is_symlink() or not path.is_dir() or (path / STATE).is_symlink() or not (path / STATE).is_file():
         return None
     try:

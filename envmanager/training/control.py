@@ -43,7 +43,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Control:
-    """The requests in a control file. ``frozen``: all behaviors to freeze, or None for no change."""
+    """The requests in a control file. ``frozen``: behaviors to freeze, None for no change."""
 
     frozen: frozenset[str] | None = None
     checkpoint: bool = False
@@ -68,7 +68,7 @@ class _Source:
 
 
 class ControlFile:
-    """The control file at ``path``. ``seen``: ``state`` of the version that was read before a resume; else None."""
+    """A reader of the control file at ``path``. ``seen``: ``state`` of the last version already applied, to skip it."""
 
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path
@@ -102,7 +102,7 @@ class ControlFile:
             _logger.warning("%s", error)
 
     def _changed(self) -> _Source | None:
-        """Return the content of the file if it has changed since the last call, else None. Raises ConfigError."""
+        """Return the file's content if changed since the last call, else None. Raises ConfigError if it is unreadable."""
         try:
             found = self._path.stat()
         except OSError:  # usually the file does not exist
@@ -120,7 +120,7 @@ class ControlFile:
 
 
 def _understood(source: _Source, behaviors: Collection[str]) -> Control:
-    """Return the requests in a control file. Raises ConfigError for a mistake in the file."""
+    """Parse and check a control file, and return its requests. Raises ConfigError for a mistake in the file."""
     try:
         tables = tomllib.loads(source.text)
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: also too many digits, too deep nesting

@@ -38,7 +38,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Update:
-    """An update of one trainer, after ``n_steps`` agent steps. ``figures``: the result of ``Trainer.update``."""
+    """A finished update of one trainer, at agent step ``n_steps``. ``figures``: the result of ``Trainer.update``."""
 
     behavior: str
     version: int
@@ -50,11 +50,11 @@ class Update:
 class TrainerController:
     """A loop that steps a manager and trains its behaviors, each with its own trainer.
 
-    Behaviors without a trainer need a policy in the manager. ``max_policy_lag``: maximum age, in policy versions, of a
-    step that a trainer learns from; with 0 each update waits for all steps in flight; None uses each trainer's default.
-    ``rounds``: which behaviors learn in which round; without rounds all unfrozen behaviors learn. ``on_update`` is
-    called after each update, ``on_change`` when a behavior is frozen or unfrozen.
-    ``step`` and ``train`` raise the manager's exceptions, such as for a failed worker or an invalid action.
+    Behaviors without a trainer need a policy in the manager. ``wait``: the responses that each step of the manager
+    waits for. ``max_policy_lag``: maximum age, in policy versions, of a step that a trainer learns from; with 0 each
+    update waits for all steps in flight; None uses each trainer's default. ``rounds``: which behaviors learn in which
+    round; without rounds all unfrozen behaviors learn. ``on_update`` is called after each update, ``on_change`` when a
+    behavior is frozen or unfrozen. ``step`` and ``train`` raise the manager's exceptions, such as for a failed worker.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TrainerController:
 
     @property
     def changes(self) -> list[LearnersChanged]:
-        """The last thousand changes of the learning behaviors, oldest first."""
+        """The last 1000 changes of the set of learning behaviors, oldest first."""
         return list(self._learners.changes)
 
     @property
@@ -118,7 +118,7 @@ class TrainerController:
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether some worker still has to take its first step of the current round; always True without rounds."""
+        """Whether some worker has not yet taken a step in the current round; always True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
@@ -138,7 +138,7 @@ class TrainerController:
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze these behaviors and unfreeze all others. Nothing changes if UsageError is raised (see ``freeze``)."""
+        """Freeze these behaviors and unfreeze all others. Changes nothing if it raises UsageError (see ``freeze``)."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
@@ -158,7 +158,7 @@ class TrainerController:
         return LearnersState(frozen=tuple(sorted(self.frozen)), round=count)
 
     def restore(self, state: LearnersState) -> None:
-        """Restore what ``state()`` returned. Call before the first reset. Behaviors without a trainer are ignored.
+        """Restore a state that ``state()`` returned. Call before the first reset. Ignores behaviors without a trainer.
 
         Raises UsageError if no behavior would learn.
         """
@@ -169,7 +169,7 @@ class TrainerController:
     # Playing and learning.
 
     def reset(self, config: ResetConfig | Mapping[str, Any] | None = None) -> None:
-        """Set the policies of the manager and reset all its environments."""
+        """Set the manager's policies, reset all environments, and pass their first observations to the trainers."""
         self._learners.begin()
         infos = self.manager.reset(config)
         self._ready = []
@@ -178,7 +178,7 @@ class TrainerController:
     def train(self, n_steps: int, *, until: Callable[[], bool] | None = None) -> None:
         """Step and update until ``self.n_steps`` reaches ``n_steps`` agent steps, or ``until()`` returns True.
 
-        Raises UsageError when all behaviors are frozen.
+        Calls ``reset`` first if needed. Raises UsageError when all behaviors are frozen.
         """
         self._require_learners(self.frozen)
         self._goal = n_steps
@@ -190,7 +190,7 @@ class TrainerController:
     def step(self, wait: Wait | None = None) -> list[Update]:
         """Step the manager once, update each trainer that is ready, and return the updates.
 
-        ``wait`` replaces the ``wait`` of the controller for this step.
+        With rounds, trainers are updated only at the end of a round. ``wait`` overrides the controller's for this step.
         """
         self._obey_toggles()
         self._step(self._wait if wait is None else wait)
@@ -237,7 +237,7 @@ class TrainerController:
         return update
 
     def _note_dropped(self) -> None:
-        """Remove dropped workers from the steps in flight, so that no update waits for them."""
+        """Remove the steps of dropped workers from the steps in flight, so that no update waits for them."""
         if self.manager.events.count(events.Dropped) != len(self._dropped):
             self._dropped = {worker.worker_id for worker in self.manager.stats().workers if worker.dropped}
             for worker_id in self._dropped:
@@ -246,7 +246,7 @@ class TrainerController:
     # Rounds, and requests to freeze.
 
     def _change(self, frozen: Set[str], count: RoundCount, cause: str | None = None) -> None:
-        """Freeze these behaviors and no others. Skip rounds in which no unfrozen behavior learns."""
+        """Freeze only these behaviors. Enter round ``count``, or the next one in which an unfrozen behavior learns."""
         number, resting = count.number, frozenset[str]()
         if self.rounds is not None:
             number = self.rounds.next_with(self.trainers.keys() - frozen, count.number)
@@ -261,7 +261,7 @@ class TrainerController:
         )
 
     def _n_played(self) -> int:
-        """Return the minimum number of steps that a worker has taken in this round, without dropped workers."""
+        """Return the number of steps that the slowest worker has taken in this round. Dropped workers are ignored."""
         return self._round.played(set(range(self.manager.n_workers)) - self._dropped)
 
     def _require_learners(self, frozen: Set[str]) -> None:

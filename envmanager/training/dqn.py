@@ -3,7 +3,7 @@
 
 ::
 
-    StepStore (every observation once) ── Replay: rows, n steps along their chain ──▶ batches ──▶ new version
+    StepStore (each observation once) ── Replay: drawn rows and the n steps after each ──▶ batches ──▶ new version
 
 The rule: the replay holds steps in the order of arrival; each row has a link to the next row of the same agent.
 """
@@ -33,7 +33,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class DQNOptions(ReplayOptions):
-    """Options of DQN, under their usual names. Steps are agent steps, not frames."""
+    """Options of the trainer ``DQN``, under their usual names. Steps are agent steps, not frames."""
 
     double: bool = True
     duelling: bool = True
@@ -57,7 +57,7 @@ class DQNOptions(ReplayOptions):
 
 
 class QNetwork(nn.Module):
-    """A network that returns one value per action: ``FORBIDDEN`` for actions that the mask forbids."""
+    """A network that returns the value of each action, or ``FORBIDDEN`` if the action mask forbids the action."""
 
     def __init__(self, behavior: str, spec: BehaviorSpec, n_actions: int, options: DQNOptions) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class QNetwork(nn.Module):
         self.last = mlp(self.encoder.n_features, options.hidden, n_out, last_gain=1.0, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return the value of each action, ``[n, n_actions]``."""
+        """Return the value of each action, ``[n, n_actions]``, given the leaves of n observations."""
         out: Tensor = self.last(self.encoder(obs))
         if self.duelling:
             value, advantage = out[:, :1], out[:, 1:]
@@ -97,7 +97,7 @@ class EpsilonGreedyPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; the outputs have the indices of the actions.
+        """Return actions for the environment, with the indices of the chosen actions in ``outputs``.
 
         Raises NothingAllowed if the mask of an agent forbids all actions.
         """
@@ -119,7 +119,7 @@ class EpsilonGreedyPolicy:
 
 
 class BestAction(nn.Module):
-    """The greedy policy as a module that maps the leaves of an observation to the action."""
+    """The greedy policy of a Q-network as a module, for export. It maps the leaves of observations to actions."""
 
     def __init__(self, model: QNetwork, heads: ActionHeads) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class BestAction(nn.Module):
 
 
 class DQN(OffPolicyTrainer):
-    """A deep Q-learning trainer, for one discrete action and any observations."""
+    """A deep Q-learning trainer, for behaviors with one discrete action and any observations."""
 
     options: DQNOptions
     model: QNetwork
@@ -200,7 +200,7 @@ class DQN(OffPolicyTrainer):
 
     @torch.no_grad()
     def _goal(self, batch: Batch) -> Tensor:
-        """Return the TD targets of the actions taken."""
+        """Return the TD targets of the actions taken, ``[n]``."""
         after = self.target(batch.next_obs)
         judge = self.model(batch.next_obs) if self.options.double else after
         best = after.gather(1, judge.argmax(1, keepdim=True)).squeeze(1)

@@ -1,4 +1,4 @@
-"""The episode log of a training: a CSV file with one line per episode, for plots of returns.
+"""The episode log of a training: a CSV file with one line per episode of an agent, for plots of returns.
 
 The rule: a resumed training keeps the episodes up to its checkpoint and drops later ones. The kept episodes are written
 to a new file, which replaces the old file when it is complete.
@@ -45,7 +45,7 @@ class EpisodeEnd:
 
 
 class EpisodeLog:
-    """A writer of ``directory/episodes.csv``. With ``resumed_at`` it keeps the existing episodes up to that agent step.
+    """A writer of a new ``directory/episodes.csv``. With ``resumed_at``, it begins with the old episodes up to that step.
 
     ``seconds``: time of the last kept episode, else 0; the caller adds it to the times of new episodes. Each line is
     flushed at once. Raises NotWritten if the file cannot be made, UsageError if no training wrote the existing file.
@@ -115,5 +115,5 @@ def is_of_others(path: Path) -> bool:
 
 
 def holds_episodes(path: Path) -> bool:
-    """Return whether the file holds any episode of a training."""
+    """Return whether the file exists and has at least one line below its header."""
     return csv_files.holds_rows(path)

@@ -22,7 +22,7 @@ from envmanager.policy import Policy
 
 @attrs.frozen
 class Evaluation:
-    """Returns and lengths, by behavior, of the first whole episodes of each agent after a reset.
+    """The result of an evaluation: returns and lengths of each agent's first whole episodes after a reset, by behavior.
 
     A return is the sum of one agent's rewards in one episode; a length is the number of this agent's steps. The returns
     and lengths of a behavior are in the same order. ``n_episodes``: number of episodes that the environments played.
@@ -74,8 +74,9 @@ def evaluate(
 ) -> Evaluation:
     """Reset ``manager``, play with ``policies`` until every agent has finished its episodes, and return the results.
 
-    ``episodes_per_env``: one number for all environments, or one for each. The slowest environment determines when the
-    call returns. Episodes lost with a failed worker are played again; episodes of a dropped worker are left out.
+    ``episodes_per_env``: one number for all environments, or one for each. ``config``: argument of ``manager.reset``.
+    The slowest environment determines when the call returns. Episodes lost with a failed worker are played again;
+    episodes of a dropped worker are left out. Raises UsageError for an invalid ``episodes_per_env``.
     """
     evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
     assert evaluation is not None

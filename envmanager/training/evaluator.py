@@ -39,9 +39,10 @@ _GENERATION = 2**31 - 1
 
 
 class Evaluator:
-    """A context manager that evaluates greedy policies over ``n_episodes``, with the same seeds each time.
+    """A context manager that evaluates greedy policies in its own environments, with the same seeds each time.
 
-    ``manager``, ``options``: those of the training. Raises the errors of ``options_for`` and ``make_manager``.
+    ``manager``, ``options``: those of the training, from which it makes a second manager. ``n_episodes``: episodes per
+    evaluation. Raises the errors of ``options_for`` and ``make_manager``.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
@@ -74,7 +75,7 @@ class Evaluator:
 
 
 def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int) -> ManagerOptions:
-    """Return options for a manager like ``manager``, the training's, with at most ``n_episodes`` environments.
+    """Return options for an evaluation's manager: like the training's, but with at most ``n_episodes`` environments.
 
     Raises ConfigError when the training is attached to a running game, which cannot be started a second time.
     """
@@ -110,7 +111,7 @@ def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generator_states() -> dict[str, np.ndarray]:
-    """Return the states of PyTorch's generators: ``"torch"`` for the CPU, ``"cuda0"`` for the first GPU."""
+    """Return the states of PyTorch's random generators: ``"torch"`` for the CPU, ``"cuda0"`` for the first GPU."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     found = {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(of_gpus)}}
     return {name: state.numpy() for name, state in found.items()}

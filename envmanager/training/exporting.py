@@ -4,7 +4,7 @@
 
     SavedPolicy ── module ── traced ──▶ bytes ── run on recorded observations ──▶ equal actions? ──▶ file
 
-The rule: a file is written only if it acts as the policy does on the recorded observations.
+The rule: a file is written only if its actions equal the policy's on the recorded observations.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ExportFailed(EnvManagerError):
 
 @attrs.frozen
 class Exported:
-    """An exported file, tested on ``n_checked`` observations. ``inputs``, ``outputs``: dtype and shape by name."""
+    """An exported file, checked on ``n_checked`` observations. ``inputs``, ``outputs``: dtype and shape by name."""
 
     file: Path
     inputs: dict[str, str]
@@ -79,12 +79,12 @@ def check_format(to: str, opset: int = OPSET) -> None:
 def export_policy(
     policy: SavedPolicy, file: str | Path, *, to: str, observations: Tree, opset: int = OPSET
 ) -> Exported:
-    """Export a policy to ``file``, if the export acts as the policy does on ``observations``, a tree of ``[n, …]``.
+    """Export a policy to ``file``, provided that the export's actions on ``observations`` equal the policy's.
 
-    ``to``: ``"onnx"`` or ``"torchscript"``. The inputs are the leaves of an observation in the order of the spec, named
-    ``obs``, or ``obs_KEY`` if there are several. The outputs are the leaves of the action for the environment, named
-    ``action`` or ``action_KEY``. The first axis of each is the batch, of any size. ``opset``: version of the ONNX
-    operator set, 11 to 20.
+    ``to``: ``"onnx"`` or ``"torchscript"``. ``observations``: a tree of arrays ``[n, …]``. ``opset``: version of the
+    ONNX operator set, 11 to 20. The file's inputs are the leaves of an observation in the order of the spec, named
+    ``obs``, or ``obs_KEY`` if there are several; its outputs are the leaves of the action for the environment, named
+    ``action`` or ``action_KEY``. The first axis of each is the batch, of any size.
 
     Raises UsageError if the trainer does not support export, MissingExtra if a library for the format is missing,
     ExportFailed if the export fails or acts differently, and NotWritten if ``file`` cannot be written.
@@ -115,7 +115,8 @@ def export_policy(
 def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = None) -> Tree:
     """Play greedily in the training's environment; return at least ``n`` observations of a behavior, ``[n, …]``.
 
-    Raises UsageError if the behavior acts too rarely, or has no agent there.
+    ``env``: environment to use instead of the training's. Raises UsageError if it has no agent of the behavior, or one
+    that acts too rarely.
     """
     options = training.manager_options(env=env)
     with make_manager(with_n_envs(options, min(_MOST_ENVS, options.n_envs))) as manager:
@@ -155,7 +156,7 @@ class _Recorder:
 
 
 def leaf_names(spec: Tree, root: str) -> list[str]:
-    """Return a name for each leaf, made from its keys: ``obs``, ``obs_camera``, ``obs_0``."""
+    """Return a unique name for each leaf of ``spec``, made from its keys: ``obs``, ``obs_camera``, ``obs_0``."""
     names: list[str] = []
     for path in paths(spec, root):
         name = re.sub(r"\W+", "_", path.replace("'", "")).strip("_")
@@ -180,7 +181,7 @@ def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
-    """Return an array in the dtype of the tensor that ``to_tensor`` makes of it."""
+    """Return an array converted to the dtype that ``to_tensor`` gives it: int64 for uint16, uint32 and uint64."""
     converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
     return converted
 
@@ -203,7 +204,7 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Return ONNX bytes from the tracing exporter; the newer one needs two more libraries and fixes the batch size."""
+    """Return an ONNX model made by tracing. PyTorch's newer exporter needs more libraries and fixes the batch size."""
     import onnx
 
     buffer = io.BytesIO()

@@ -7,7 +7,8 @@
     default/frozen           0 or 1                                      training/steps_per_s
     return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
 
-Behaviors that learn together are updated at the same moment, so a shared clock would omit all but one of them.
+Each behavior has a timer of its own. Behaviors that learn together are updated at the same moment, so a shared timer
+would omit all but one of them.
 
 The rule: a writer that fails is removed with a warning, and the training continues.
 """
@@ -30,14 +31,14 @@ _logger = logging.getLogger("envmanager")
 
 
 class Clocks:
-    """A set of clocks by key. Each clock is due at its first check, then every ``every_s`` seconds."""
+    """A set of timers by key, each of which is due at its first check and then every ``every_s`` seconds."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._due: dict[str | None, float] = {}
 
     def is_due(self, what: str | None, now: float) -> bool:
-        """Return whether a key's clock is due; if so, restart it. ``now`` is from ``time.monotonic``."""
+        """Return whether the timer with key ``what`` is due; if so, restart it. ``now`` is from ``time.monotonic``."""
         is_due = now >= self._due.get(what, -math.inf)
         if is_due:
             self._due[what] = now + self._every_s
@@ -45,7 +46,7 @@ class Clocks:
 
 
 class Figures:
-    """A collector of a training's metrics, which it passes to ``writers``."""
+    """A collector of a training's metrics. It passes them to ``writers``, and closes these when its context ends."""
 
     EVERY_S = 0.5
 
@@ -63,7 +64,7 @@ class Figures:
             self._try(name, lambda writer: writer.close())
 
     def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
-        """Add writers, which receive all later metrics and are closed at the end."""
+        """Add writers by name. They receive all later metrics and are closed when the context ends."""
         self._writers.update(writers)
 
     def started(self, controller: TrainerController) -> None:
@@ -107,7 +108,7 @@ class Figures:
         self._write(_numbers(scalars, f"{behavior}/return", f"{behavior}/length"), update.n_steps)
 
     def _tell_of_all(self, controller: TrainerController, n_steps: int, now: float) -> None:
-        """Write the metrics that are not about one behavior."""
+        """Write the metrics that belong to no single behavior, such as overall means and the manager's statistics."""
         episodes = controller.episodes
         scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
         scalars |= self._rate(controller, now)

@@ -1,4 +1,4 @@
-"""Keys pressed in the window of a game to freeze or unfreeze a behavior. An engine sends them as notes.
+"""Keys that freeze or unfreeze a behavior when pressed in a game's window. The engine reports each as a ``Note`` event.
 
 ::
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 NOTE = "toggle_frozen"
-"""Name of the note. A game's script may send it too, such as for a button."""
+"""Name of the event. A game's script may send it too, such as for a button."""
 
 
 class FreezeKeys:
-    """A reader of the keys that were pressed in the windows of a manager's games."""
+    """A reader of the freeze keys that were pressed in the windows of a manager's games."""
 
     def __init__(self, manager: EnvManager) -> None:
         self._events = manager.events
         self._n_seen = self._events.count(Note)
 
     def pressed(self) -> list[str]:
-        """Return the behaviors to freeze or unfreeze since the last call, one for each key. Names are not checked."""
+        """Return the behaviors whose keys were pressed since the last call, once per press. Names are not checked."""
         n_new = self._events.count(Note) - self._n_seen
         if n_new == 0:
             return []

@@ -6,8 +6,8 @@
     learning                     ──▶ its own policy acts; the trainer gets every step that this policy chose
 
 The rule: a trainer receives a step only if its own policy chose the actions, and only after the trainer has received
-the observations for which they were chosen. So an unfrozen trainer begins new chains, as after a reset. It never
-receives the steps that were in flight when it was frozen or unfrozen.
+the observations for which they were chosen. So an unfrozen trainer begins new sequences of steps, as after a reset. It
+never receives the steps that were in flight when it was frozen or unfrozen.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class LearnersState:
 
 @attrs.define
 class InFlight:
-    """The steps in flight. ``versions``: version of the policy that chose the actions, by worker id and behavior."""
+    """The steps in flight. ``versions``: version of the policy that chose the actions, by worker id, then behavior."""
 
     versions: dict[int, dict[str, int]] = attrs.field(factory=dict)
 
     def sent(self, worker_ids: Collection[int], versions: dict[str, int]) -> None:
-        """Record the versions of the policies that choose the next actions of these workers."""
+        """Record policy versions, by behavior, for the next step of each of these workers."""
         for worker_id in worker_ids:
             self.versions[worker_id] = versions
 
@@ -88,7 +88,10 @@ class InFlight:
 
 
 class Learners:
-    """The trainers of one manager. ``frozen``: behaviors frozen on request. ``resting``: behaviors of other rounds."""
+    """The trainers of one manager. It freezes and unfreezes them, and passes steps to those that learn.
+
+    ``frozen``: behaviors frozen on request. ``resting``: behaviors that do not learn in the current round.
+    """
 
     def __init__(self, manager: EnvManager, trainers: Mapping[str, Trainer]) -> None:
         self.trainers = dict(trainers)
@@ -107,7 +110,7 @@ class Learners:
         return tuple(behavior for behavior, trainer in self.trainers.items() if not trainer.frozen)
 
     def require_known(self, behavior: str) -> None:
-        """Raise UsageError, which suggests a similar name, for a behavior without a trainer."""
+        """Raise UsageError for a behavior without a trainer. The message suggests a similar name."""
         if behavior not in self.trainers:
             raise UsageError(f"there is no trainer for {unknown_behavior(behavior, list(self.trainers))}")
 
@@ -120,7 +123,7 @@ class Learners:
             self._manager.set_policy(behavior, trainer.greedy_policy() if trainer.frozen else trainer.policy)
 
     def change(self, *, frozen: Set[str], resting: Set[str], n_steps: int, cause: str, is_round: bool = False) -> None:
-        """Freeze exactly the ``frozen`` and ``resting`` behaviors. A changed trainer receives no steps in flight."""
+        """Freeze the ``frozen`` and ``resting`` behaviors and unfreeze all others. Log the change and call ``on_change``."""
         only_act = frozen | resting
         stopped = [name for name, trainer in self.trainers.items() if name in only_act and not trainer.frozen]
         resumed = [name for name, trainer in self.trainers.items() if name not in only_act and trainer.frozen]
@@ -190,7 +193,7 @@ class Learners:
 
 
 def _beginning(info: StepInfo, steps: Steps, behavior: str) -> StepInfo:
-    """Return a StepInfo with the observations in ``steps``, as if the environments had just been reset to them."""
+    """Return a StepInfo with one behavior's observations in ``steps``, as if the environments had just been reset."""
     seen = steps.get(behavior)
     first = None if seen is None else AgentSteps.first(agent_id=seen.agent_id, obs=seen.obs, acting=seen.acting)
     own = {} if first is None else {behavior: first}

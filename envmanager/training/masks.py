@@ -31,7 +31,7 @@ FORBIDDEN: float = float(np.finfo(np.float32).min)
 
 
 class NothingAllowed(EnvManagerError):
-    """Raised when masks forbid all choices for an integer in the actions of agents (``agent_ids``) that have to act."""
+    """Raised when an action mask forbids all choices for an integer in the action of an agent that has to act."""
 
     def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
         self.behavior = behavior
@@ -47,7 +47,7 @@ class NothingAllowed(EnvManagerError):
 
 
 class ActionMask:
-    """The action mask in a behavior's observations. ``place``: index of its leaf; None for a behavior without a mask.
+    """The action mask in a behavior's observations. ``place``: index of its leaf; None if there is no mask to apply.
 
     A mask is an array under the key ``action_mask`` at the top level of a dict observation; zeros forbid. ``counts``:
     number of choices for each integer in the action. Raises UsageError unless the mask is one row with an entry for
@@ -81,7 +81,7 @@ class ActionMask:
 
 
 def forbid(outputs: Tensor, allowed: Tensor | None) -> Tensor:
-    """Return logits or values ``[n, choices]`` with ``FORBIDDEN`` where the mask forbids a choice."""
+    """Return logits or values ``[n, choices]`` with ``FORBIDDEN`` where ``allowed`` is False. None allows all."""
     return outputs if allowed is None else torch.where(allowed, outputs, FORBIDDEN)
 
 

@@ -24,7 +24,7 @@ _READ_SIZE = 1 << 20
 
 
 class MessagePipe:
-    """One end of a socket pair. Takes ownership of the socket ``fd``, and makes it non-blocking."""
+    """One end of a pipe for pickled messages. Takes ownership of the socket ``fd``, and makes it non-blocking."""
 
     def __init__(self, fd: int) -> None:
         descriptors.set_blocking(fd, False)
@@ -51,7 +51,7 @@ class MessagePipe:
             self._write()
 
     def exchange(self, timeout_s: float) -> bool:
-        """Wait until the socket is ready or closed, then write and read. Return False if ``timeout_s`` passes first."""
+        """Wait until the socket is ready or closed, then write and read. Return False on timeout, else True."""
         deadline = time.monotonic() + timeout_s
         with defer_interrupts():
             while not self.hung_up:
@@ -67,7 +67,7 @@ class MessagePipe:
         return True
 
     def receive(self) -> Any:
-        """Return the next message; None if none has arrived. Raises EOFError if none can arrive any more."""
+        """Return the next message, or None if none has arrived. Raises EOFError if none can arrive any more."""
         with defer_interrupts():
             message = self._take()
             if message is None and not self.hung_up:

@@ -1,4 +1,4 @@
-"""Dicts of arrays by name, as in a checkpoint. This module does not need PyTorch."""
+"""Functions on dicts of arrays by name, such as those in a checkpoint. They do not need PyTorch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from envmanager.data.specs import describe_value
 
 
 def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part of a trainer, with the part's name as a prefix: ``"model.…"``."""
+    """Return the arrays under names that begin with their part's name: ``"model.bias"`` for ``"bias"`` of ``"model"``."""
     return {f"{part}.{name}": array for name, array in arrays.items()}
 
 
 def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part, without the prefix that ``named`` added."""
+    """Return the arrays of one part, under their names without the prefix that ``named`` added."""
     return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 

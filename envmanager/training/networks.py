@@ -31,8 +31,8 @@ class Encoder(nn.Module):
     """A network that turns a tree of observations into features ``[n, n_features]``.
 
     Images go through ``CONVOLUTIONS[convolutions]``, integers with few values become one-hot, and everything else is
-    flattened. With ``normalize`` flat vectors are normalized by the mean and spread so far. ``unseen``: index of a leaf
-    to ignore.
+    flattened. With ``normalize`` flat vectors are normalized by their mean and standard deviation so far. ``unseen``:
+    index of a leaf to ignore.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Encoder(nn.Module):
         return any(_has_scale(part) for part in self._all)
 
     def learn_scale(self, obs: Sequence[Tensor]) -> None:
-        """Update the mean and spread for normalization with these observations."""
+        """Update the means and variances used for normalization with these observations, a list of leaves."""
         for part, leaf in zip(self.parts, obs, strict=True):
             if _has_scale(part):
                 part.scale.update(leaf.flatten(1).float())
@@ -82,7 +82,10 @@ class Encoder(nn.Module):
 
 
 def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -> Tensor:
-    """Return an array as a tensor on the device. ``pinned``: copy to a GPU from pinned memory, asynchronously."""
+    """Return an array as a tensor on the device; uint16, uint32 and uint64 become int64.
+
+    ``pinned``: whether to copy to a GPU from pinned memory, asynchronously.
+    """
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
     tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -92,12 +95,12 @@ def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -
 
 
 def as_rows(leaf: Tensor) -> Tensor:
-    """Return ``[n, …]`` reshaped to ``[n, k]`` without reading n, so that a traced module accepts any n."""
+    """Return ``[n, …]`` reshaped to ``[n, k]`` without reading n, so that a traced module works for any n."""
     return leaf.flatten(1) if leaf.ndim > 1 else leaf.unsqueeze(1)
 
 
 class Flat(nn.Module):
-    """An encoder that flattens numbers to a row and, with ``normalize``, normalizes them."""
+    """An encoder that flattens each observation to a row of floats and, with ``normalize``, normalizes them."""
 
     def __init__(self, spec: ArraySpec, *, normalize: bool) -> None:
         super().__init__()
@@ -125,7 +128,7 @@ class OneHot(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """An encoder of images with channels first or last, uint8 or float. It returns 512 features per image."""
+    """An encoder of images with channels first or last, float or uint8 (divided by 255). Returns 512 features each."""
 
     n_features = 512
 
@@ -151,7 +154,7 @@ class Convolutions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A normalizer by the mean and spread of all values passed to ``update`` (Welford 1962, in batches)."""
+    """A layer that normalizes values by a running mean and variance (Welford 1962, in batches) and clips them to ±10."""
 
     mean: Tensor
     variance: Tensor
@@ -167,7 +170,7 @@ class Scale(nn.Module):
         return ((values - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
 
     def update(self, values: Tensor) -> None:
-        """Update the mean and spread with values ``[n, …]``."""
+        """Update the mean and variance with values ``[n, k]``."""
         n = len(values)
         variance, mean = torch.var_mean(values, dim=0, correction=0)
         total = self.count + n
@@ -200,7 +203,7 @@ def _part(spec: ArraySpec, convolutions: str, normalize: bool) -> nn.Module:
 def mlp(
     n_in: int, hidden: Sequence[int], n_out: int, *, last_gain: float, activation: type[nn.Module]
 ) -> nn.Sequential:
-    """Return linear layers with orthogonal weights (Saxe et al. 2013), the last one scaled by ``last_gain``."""
+    """Return linear layers with activations between them and orthogonal weights, the last ones scaled by ``last_gain``."""
     sizes = [n_in, *hidden]
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
@@ -209,7 +212,7 @@ def mlp(
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
-    """Initialize a layer with orthogonal weights and zero bias, and return it."""
+    """Initialize a layer with orthogonal weights (Saxe et al. 2013), scaled by ``gain``, and zero bias; return the layer."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

@@ -42,7 +42,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class ReplayOptions:
-    """The common options of trainers with a replay. Subclasses override some defaults. Steps are agent steps."""
+    """The options common to trainers with a replay. Subclasses override some defaults. Steps are agent steps."""
 
     capacity: int = 100_000
     share_frames: bool = False
@@ -97,7 +97,7 @@ class Batch(NamedTuple):
 
 
 class ExploringPolicy(Policy, Protocol):
-    """A policy that explores and uses the weights being trained."""
+    """The interface of an off-policy trainer's policy, which explores and uses the weights being trained."""
 
     version: int
     generator: np.random.Generator
