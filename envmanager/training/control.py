@@ -102,7 +102,7 @@ class ControlFile:
             _logger.warning("%s", error)
 
     def _changed(self) -> _Source | None:
-        """Return the file's content if changed since the last call, else None. Raises ConfigError if it is unreadable."""
+        """Return the file's text if it changed since the last call, else None. Raises ConfigError if unreadable."""
         try:
             found = self._path.stat()
         except OSError:  # usually the file does not exist

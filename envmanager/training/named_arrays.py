@@ -10,7 +10,7 @@ from envmanager.data.specs import describe_value
 
 
 def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays under names that begin with their part's name: ``"model.bias"`` for ``"bias"`` of ``"model"``."""
+    """Return the arrays with the name of their part before each name: ``"model.bias"`` for ``"bias"``."""
     return {f"{part}.{name}": array for name, array in arrays.items()}
 
 
