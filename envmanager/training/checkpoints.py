@@ -147,7 +147,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
 
 
 def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
-    """Write a checkpoint to an unfinished folder, rename that and return it. ``number``: its number within the run."""
+    """Write a run's checkpoint of this ``number`` to a folder with a temporary name, rename this and return it."""
     states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
     states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
     parts = {part: facts for part, (_, facts) in states.items()}
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the content of each ``state.json`` by folder, for checkpoints in ``directory`` named as ``save`` does."""
+    """Return the content of each ``state.json`` by folder, for checkpoints in ``directory`` that ``save`` named."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 

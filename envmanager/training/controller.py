@@ -246,7 +246,7 @@ class TrainerController:
     # Rounds, and requests to freeze.
 
     def _change(self, frozen: Set[str], count: RoundCount, cause: str | None = None) -> None:
-        """Freeze only these behaviors. Enter round ``count``, or the next one in which an unfrozen behavior learns."""
+        """Freeze these behaviors only. Enter round ``count``, or the next one in which an unfrozen behavior learns."""
         number, resting = count.number, frozenset[str]()
         if self.rounds is not None:
             number = self.rounds.next_with(self.trainers.keys() - frozen, count.number)

@@ -1,4 +1,4 @@
-"""Metrics of a training, written for each behavior every ``EVERY_S`` seconds and with each checkpoint.
+"""Metrics of a training, written for each behavior at most every ``EVERY_S`` seconds, and with each checkpoint.
 
 ::
 

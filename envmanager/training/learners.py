@@ -115,7 +115,7 @@ class Learners:
             raise UsageError(f"there is no trainer for {unknown_behavior(behavior, list(self.trainers))}")
 
     def begin(self) -> None:
-        """Prepare for a reset of all environments: discard the steps in flight, and set the manager's policies."""
+        """Discard the steps in flight, because the environments will be reset, and set the manager's policies."""
         self.in_flight.versions.clear()
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
@@ -153,7 +153,7 @@ class Learners:
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step or its observations to each learning trainer; return the number of agent steps to learn from."""
+        """Pass a step, or its observations, to each learning trainer; return the number of agent steps to learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)

@@ -10,7 +10,7 @@ from envmanager.data.specs import describe_value
 
 
 def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays with the name of their part before each name: ``"model.bias"`` for ``"bias"``."""
+    """Return the arrays under names prefixed by their part: ``"model.bias"`` for ``"bias"`` of part ``"model"``."""
     return {f"{part}.{name}": array for name, array in arrays.items()}
 
 

@@ -23,7 +23,7 @@ CONVOLUTIONS = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
     "small": ((32, 5, 5), (64, 5, 5)),  # van Hasselt, Hessel and Aslanides 2019; four times as fast
 }
-"""Convolutional layers by name: (number of filters, size, stride) each."""
+"""Convolutional layers by name: (number of filters, kernel size, stride) each."""
 _MOST_ONE_HOT = 1000
 
 
@@ -154,7 +154,7 @@ class Convolutions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A layer that normalizes by a running mean and variance (Welford 1962, in batches), and clips to ±10."""
+    """A layer that normalizes by a running mean and variance (Welford 1962, in batches) and clips at ±10."""
 
     mean: Tensor
     variance: Tensor
@@ -203,7 +203,7 @@ def _part(spec: ArraySpec, convolutions: str, normalize: bool) -> nn.Module:
 def mlp(
     n_in: int, hidden: Sequence[int], n_out: int, *, last_gain: float, activation: type[nn.Module]
 ) -> nn.Sequential:
-    """Return linear layers with activations in between. Weights are orthogonal, the last scaled by ``last_gain``."""
+    """Return linear layers with activations between them and orthogonal weights, the last scaled by ``last_gain``."""
     sizes = [n_in, *hidden]
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
@@ -212,7 +212,7 @@ def mlp(
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
-    """Initialize a layer with orthogonal weights (Saxe et al. 2013), scaled by ``gain``, and zero bias. Return it."""
+    """Initialize and return a layer: orthogonal weights (Saxe et al. 2013), scaled by ``gain``, and zero bias."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

@@ -63,9 +63,9 @@ class ReplayOptions:
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     normalize_observations: bool = False
-    """Whether to normalize flat observations by their mean and spread so far; images are left unchanged."""
+    """Whether to normalize flat observations by their mean and standard deviation so far; images are left unchanged."""
     normalize_rewards: bool = False
-    """Whether to divide rewards by the spread of the discounted returns so far."""
+    """Whether to divide rewards by the standard deviation of the discounted returns so far."""
     reward_clip: float | None = None
     """Absolute bound to which rewards are clipped. Normalized rewards are clipped to 10 in any case."""
     pinned_copies: bool = True
@@ -104,7 +104,7 @@ class ExploringPolicy(Policy, Protocol):
 
 
 class OffPolicyTrainer(Trainer):
-    """A trainer that learns from batches of a replay. A subclass makes ``model``, ``target`` and ``policy``.
+    """The base of trainers that learn from batches of a replay. Subclasses make ``model``, ``target`` and ``policy``.
 
     ``encoder``: an encoder in ``model``; all other encoders of ``model`` and ``target`` share its normalization.
     """
@@ -185,7 +185,7 @@ class OffPolicyTrainer(Trainer):
         return self._learn(self._draw(progress))
 
     def _importance_exponent(self, progress: float) -> float:
-        """Return the exponent of the importance-sampling weights (0 without priorities)."""
+        """Return the exponent of the importance-sampling weights. 0 by default, for a replay without priorities."""
         return 0.0
 
     def _draw(self, progress: float) -> Batch:
@@ -252,7 +252,7 @@ class OffPolicyTrainer(Trainer):
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """The state of a trainer in a checkpoint, without the arrays."""
+    """The state of an off-policy trainer in a checkpoint, without the arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_steps: int = attrs.field(validator=at_least(0))
