@@ -50,7 +50,7 @@ class Discrete(nn.Module):
         return torch.stack(list(parts), dim=-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """Return the most probable raw actions, ``[n, k]``, under the distributions with these logits."""
+        """Return the most probable raw actions, ``[n, k]``, for the logits ``inputs``."""
         return self.join([part.argmax(-1) for part in inputs.split(self.counts, dim=-1)])
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Control:
-    """The requests in a control file. ``frozen``: behaviors to freeze, None for no change."""
+    """The requests in a control file: behaviors to freeze (None for no change) and whether to write a checkpoint."""
 
     frozen: frozenset[str] | None = None
     checkpoint: bool = False
@@ -68,7 +68,7 @@ class _Source:
 
 
 class ControlFile:
-    """A reader of the control file at ``path``. ``seen``: ``state`` of the last version already applied, to skip it."""
+    """A reader of the control file at ``path``. ``seen``: ``state`` of the last version already read, to skip it."""
 
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path

@@ -178,7 +178,7 @@ class TrainerController:
     def train(self, n_steps: int, *, until: Callable[[], bool] | None = None) -> None:
         """Step and update until ``self.n_steps`` reaches ``n_steps`` agent steps, or ``until()`` returns True.
 
-        Calls ``reset`` first if needed. Raises UsageError when all behaviors are frozen.
+        Calls ``reset`` first if there was no reset yet. Raises UsageError when all behaviors are frozen.
         """
         self._require_learners(self.frozen)
         self._goal = n_steps

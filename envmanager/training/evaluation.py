@@ -60,7 +60,7 @@ def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
 
 
 def shares(n_episodes: int, n_envs: int) -> list[int]:
-    """Return each environment's number of episodes: an even split, with the remainder given to the first environments."""
+    """Return each environment's number of episodes: an even split, the first ones having one more if needed."""
     each, rest = divmod(n_episodes, n_envs)
     return [each + (env_id < rest) for env_id in range(n_envs)]
 

@@ -101,7 +101,7 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
 
 
 def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the training's engine options with ``window`` and ``pin`` False. Raises ConfigError if ``attach`` is set."""
+    """Return engine options with ``window`` and ``pin`` set to False. Raises ConfigError if ``attach`` is set."""
     if options.get("attach") is not None:
         raise ConfigError(
             "training.evaluate_every needs a second game for its evaluations, but engine.attach gives only one: leave "

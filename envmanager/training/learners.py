@@ -36,8 +36,8 @@ _logger = logging.getLogger("envmanager")
 class LearnersChanged:
     """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all behaviors that learn now.
 
-    ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether the next round
-    caused the change, not a request.
+    ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether a new round
+    caused the change, and not a request.
     """
 
     frozen: tuple[str, ...]
@@ -153,7 +153,7 @@ class Learners:
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step, or its observations, to each learning trainer; return the number of agent steps to learn from."""
+        """Pass a step, or its observations, to each learning trainer. Return the number of agent steps to train on."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)

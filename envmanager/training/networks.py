@@ -212,7 +212,7 @@ def mlp(
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
-    """Initialize and return a layer: orthogonal weights (Saxe et al. 2013), scaled by ``gain``, and zero bias."""
+    """Initialize and return ``layer``: weights orthogonal (Saxe et al. 2013) and scaled by ``gain``, biases zero."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
