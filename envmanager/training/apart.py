@@ -256,7 +256,7 @@ class Apart(Trainer):
 
 
 def _start(pickled: bytes, model: nn.Module) -> tuple[Process | PortableProcess, MessagePipe]:
-    """Move the model's weights to shared memory and start a learner; return its process and this side's pipe."""
+    """Move the model's weights to shared memory and start a learner. Return its process and the pipe to it."""
     from envmanager.processes.portable import PortableProcess, close_memory, open_memory
 
     transport = choose_transport()

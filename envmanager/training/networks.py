@@ -154,7 +154,7 @@ class Convolutions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A layer that normalizes by a running mean and variance (Welford 1962, in batches) and clips at ±10."""
+    """A layer that normalizes by a running mean and variance (Welford 1962, in batches) and clips results to ±10."""
 
     mean: Tensor
     variance: Tensor
