@@ -132,7 +132,7 @@ class ActionHeads(nn.Module):
         return list(self.heads)
 
     def masked(self, inputs: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return ``inputs`` with ``FORBIDDEN`` for forbidden choices. ``allowed``: bool[n, sum(counts)], or None."""
+        """Return ``inputs`` with ``FORBIDDEN`` for forbidden choices. ``allowed``: bool[n, sum(counts)]; None: all."""
         if allowed is None or len(self._choices) == self.n_inputs:
             return forbid(inputs, allowed)
         everything = torch.ones_like(inputs, dtype=torch.bool)

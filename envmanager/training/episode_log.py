@@ -45,7 +45,7 @@ class EpisodeEnd:
 
 
 class EpisodeLog:
-    """A writer of a new ``directory/episodes.csv``. With ``resumed_at`` the old episodes up to that step are kept.
+    """A writer of a new ``directory/episodes.csv``. With ``resumed_at`` it keeps old episodes up to that agent step.
 
     ``seconds``: time of the last kept episode, else 0; the caller adds it to the times of new episodes. Each line is
     flushed at once. Raises NotWritten if the file cannot be made, UsageError if no training wrote the existing file.

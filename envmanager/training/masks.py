@@ -31,7 +31,7 @@ FORBIDDEN: float = float(np.finfo(np.float32).min)
 
 
 class NothingAllowed(EnvManagerError):
-    """Raised when an action mask forbids all choices for an integer in the action of an agent that has to act."""
+    """Raised when masks of agents that have to act (``agent_ids``) forbid all choices for an integer in the action."""
 
     def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
         self.behavior = behavior
