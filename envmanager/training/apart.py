@@ -202,7 +202,7 @@ class Apart(Trainer):
             self._wait()
 
     def _hear(self) -> bool:
-        """Handle one message from the learner, if any; return whether there was one. Raises LearnerFailed."""
+        """Handle a message; return whether there was one. Raises LearnerFailed. Call with interrupts deferred."""
         try:
             message = self._pipe.receive()
         except EOFError:

@@ -88,7 +88,7 @@ class Checkpoint:
 
 
 class ArrayFile(Mapping[str, np.ndarray]):
-    """The arrays in a safetensors file, by name. Each is read from disk only when it is accessed.
+    """The arrays in a safetensors file, by name. Each array is read from disk only when it is accessed.
 
     An open file stays readable after it is deleted. Raises OSError or SafetensorError if the file cannot be read.
     """
@@ -147,7 +147,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
 
 
 def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
-    """Write a run's checkpoint of this ``number`` to a folder with a temporary name, rename this and return it."""
+    """Write a run's checkpoint of this ``number`` to a folder with a temporary name, then rename and return it."""
     states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
     states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
     parts = {part: facts for part, (_, facts) in states.items()}
