@@ -363,7 +363,7 @@ def _send_whole(pipe: MessagePipe, what: str, payload: Any) -> None:
 
 
 class _Learner:
-    """The loop of the learner's process. It reads messages only while no update is due, so the sender has to wait."""
+    """The loop of the learner's process. It reads no message while an update is due, so a faster sender has to wait."""
 
     def __init__(self, pipe: MessagePipe, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
         self._pipe = pipe

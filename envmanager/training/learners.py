@@ -123,7 +123,7 @@ class Learners:
             self._manager.set_policy(behavior, trainer.greedy_policy() if trainer.frozen else trainer.policy)
 
     def change(self, *, frozen: Set[str], resting: Set[str], n_steps: int, cause: str, is_round: bool = False) -> None:
-        """Freeze the ``frozen`` and ``resting`` behaviors, unfreeze the others; log changes, call ``on_change``."""
+        """Freeze the ``frozen`` and ``resting`` behaviors and unfreeze the others. Log and report any change."""
         only_act = frozen | resting
         stopped = [name for name, trainer in self.trainers.items() if name in only_act and not trainer.frozen]
         resumed = [name for name, trainer in self.trainers.items() if name not in only_act and trainer.frozen]
