@@ -1,4 +1,4 @@
-"""Replay of old steps, drawn uniformly or by priority."""
+"""A replay buffer: old steps are drawn from it in batches, uniformly or by priority."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from envmanager.training.store import NOWHERE, StepStore
 
 
 class Drawn(NamedTuple):
-    """A batch of rows. ``obs``, ``next_obs``: leaves ``[n, …]``; ``next_obs`` is up to ``n_step`` steps after ``obs``.
+    """A batch drawn from a Replay. ``obs``, ``next_obs``: leaves ``[n, …]``, up to ``n_step`` steps apart.
 
     ``reward``: discounted sum over these steps. ``discount``: factor for the value of ``next_obs``, 0 where the episode
-    terminated. ``weight``: importance-sampling weight. ``rows``: row numbers in the store.
+    terminated. ``weight``: importance-sampling weight. ``rows``: row numbers. ``columns``: policy outputs by name.
     """
 
     rows: np.ndarray
@@ -133,7 +133,7 @@ class Replay:
     def _look_ahead(
         self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Follow each row's chain for up to ``n_step`` steps; return discounted rewards, last rows and discounts."""
+        """Follow each row for up to ``n_step`` steps; return sums of discounted rewards, last rows, and discounts."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
         discount = np.ones(len(rows), np.float32)
@@ -189,7 +189,7 @@ class ReplayState:
 
 
 class SumTree:
-    """A binary tree of the sums of non-negative numbers. ``find`` searches their running sum in O(log n)."""
+    """A binary tree of non-negative numbers and their sums, in which ``find`` searches the running sum in O(log n)."""
 
     def __init__(self, capacity: int) -> None:
         self._n_leaves = 1 << max(1, (capacity - 1).bit_length())
@@ -214,7 +214,7 @@ class SumTree:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, marks: np.ndarray) -> np.ndarray:
-        """Return, for each mark in [0, total), the index at which the running sum passes the mark."""
+        """Return, for each mark in [0, total), the index at which the running sum first exceeds it."""
         nodes = np.ones(len(marks), np.int64)
         left_over = marks.astype(np.float64)
         while nodes[0] < self._n_leaves:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from envmanager.training.trainer import Trainer
 
 _TRIES = 5
-"""Number of attempts to find and read a checkpoint, which a running training may remove in between."""
+"""Number of attempts to find and read a checkpoint, which a running training may remove between the two."""
 
 
 def load_policy(
@@ -105,7 +105,7 @@ class SavedTraining:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], checkpoint: str | int = LATEST) -> SavedTraining:
-        """Read a checkpoint and return it as a SavedTraining. The arguments are those of ``load_policy``.
+        """Read a checkpoint and return it as a SavedTraining. The arguments mean the same as in ``load_policy``.
 
         Raises UsageError if there is no such checkpoint, or if it cannot be read.
         """
@@ -132,7 +132,7 @@ class SavedTraining:
 
     @property
     def behaviors(self) -> list[str]:
-        """Behaviors that have a policy."""
+        """Names of the behaviors that have a policy in the checkpoint."""
         return list(self.checkpoint.trainers)
 
     @property
@@ -157,7 +157,7 @@ class SavedTraining:
         return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
-        """Return the policy of a behavior, by default of the only one. Raises UsageError if it cannot be made."""
+        """Return the policy of ``behavior``; None means the only one. Raises UsageError if it cannot be made."""
         chosen = self._chosen(behavior)
         return self._policy(chosen, self.spec(chosen), device)
 
@@ -263,7 +263,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the checkpoint of this name, else the last one at this agent step (``…2000-2``); None if there is none."""
+    """Return the path in ``there`` of this name, else the last at this agent step (``…2000-2``); None without one."""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -285,7 +285,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """Return observations as a batch in the spec's dtypes, and whether ``obs`` was only one. Raises UsageError."""
+    """Return observations as a batch in the spec's dtypes, and whether ``obs`` is just one. Raises UsageError."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
