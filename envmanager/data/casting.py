@@ -78,8 +78,8 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
     """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype.
 
-    A Python number for a scalar spec of its kind, and an array that NumPy casts safely on assignment, are not cast.
-    Other values are cast if ``casting`` allows it. Raises SpecMismatch, which names ``path``, for a misfit.
+    A Python number for a scalar spec of the same kind, and an array that NumPy casts safely, are returned unchanged.
+    Other values are cast if ``casting`` allows it; otherwise SpecMismatch is raised, which names ``path``.
     """
     if spec.is_object:
         return value

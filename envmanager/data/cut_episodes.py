@@ -18,7 +18,7 @@ from envmanager.data.trees import copy_tree
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
     """Return rows that truncate a replaced worker's episodes, with reward 0, by behavior. ``last``: its last steps.
 
-    There is no row for an agent whose episode has ended and no new one has begun. ``with_new``: whether to truncate
+    There is no row for an agent whose episode has ended, if no new one has begun. ``with_new``: whether to truncate
     also episodes that have begun but have no step yet.
     """
     ends = {}

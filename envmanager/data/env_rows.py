@@ -63,7 +63,7 @@ class EnvIndex:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
-        """Return the number of ``env_ids``, and the ids grouped by worker. Raises ``error`` for an invalid id."""
+        """Return the number of ``env_ids``, and their groups by worker. Raises the given ``error`` for a wrong id."""
         everything = self.all_env_ids
         if env_ids is everything or (  # an array of all ids in order, which is what most callers pass
             env_ids.__class__ is np.ndarray
@@ -81,11 +81,11 @@ class EnvIndex:
         return len(numbers), self.by_worker(ids)
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """Return ``env_ids`` as int64[n]. Raises ``error`` unless they are distinct ids of existing environments."""
+        """Return ``env_ids`` as int64[n]. Raises the given ``error`` unless they are distinct ids that exist."""
         return self._checked(env_ids, error)[0].astype(np.int64)
 
     def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
-        """Return ``env_ids`` as an array, of any integer dtype, and as a list. Raises ``error`` as ``checked`` does."""
+        """Return ``env_ids`` as an array, of any integer dtype, and as a list. Raises as ``checked`` does."""
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)

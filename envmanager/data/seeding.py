@@ -13,7 +13,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
-    """Return an environment's seed, derived from ``seed``, in [0, 2**31), which every environment library accepts."""
+    """Return the seed derived from the arguments, in [0, 2**31), which every environment library accepts."""
     sequence = np.random.SeedSequence(seed, spawn_key=(env_id, generation))
     return int(sequence.generate_state(1)[0] >> 1)
 
@@ -23,8 +23,8 @@ def derive_seeds(
 ) -> list[int | None]:
     """Return the seeds of the environments ``env_ids`` for one reset.
 
-    From an int, ``derive_seed`` derives each. None gives None for all: an environment keeps the state of its random
-    number generator. A list has the seeds of all environments of the manager, by env_id, which are used unchanged.
+    From an int, ``derive_seed`` derives all seeds. With None all seeds are None: environments keep the state of their
+    random number generators. A list has the seeds of all environments of the manager, by env_id, and is used unchanged.
     """
     if seed is None:
         return [None] * len(env_ids)
@@ -36,7 +36,7 @@ def derive_seeds(
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
     """Return the ``seed`` for the reset of a worker's replacement, which must not repeat the old episodes.
 
-    None and a single number are returned unchanged: from the number ``derive_seed`` derives other seeds for each
+    None and an int are returned unchanged, because ``derive_seed`` derives different seeds from the int in each
     generation. Each seed in a list is replaced by one derived from it.
     """
     if seed is None or isinstance(seed, int):

@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return ``value`` as the dtype object that NumPy's arrays share; an unpickled dtype is an equal, separate one."""
+    """Return ``value`` as the dtype object that NumPy's arrays share. Unpickling makes an equal but separate one."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -88,7 +88,7 @@ class ArraySpec:
         object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
 
     def is_choices(self, batch: Any) -> bool:
-        """Return whether ``batch`` is an array ``[n]`` of valid choices. Fast, but False for some valid batches too."""
+        """Return whether ``batch`` is an array ``[n]`` of allowed integers. Fast, but False for some such batches."""
         return (
             batch.__class__ is np.ndarray
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)
@@ -228,7 +228,7 @@ def check_values(spec: ArraySpec, value: Any, path: str) -> None:
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return ``values`` as a NumPy array, unchanged if it is one. Raises ValueError, with the reason, if that fails."""
+    """Return ``values`` as a NumPy array; an array is returned unchanged. Raises ValueError if conversion fails."""
     if values.__class__ is np.ndarray:
         return values
     try:
@@ -249,7 +249,7 @@ def object_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def zeros(spec: Tree, *leading: int) -> Tree:
-    """Return zeros with the structure and dtypes of ``spec``, in arrays ``[*leading, *shape]``; None for objects."""
+    """Return a tree with an array of zeros (of None for objects), ``[*leading, *shape]``, for each leaf of ``spec``."""
     return map_tree(lambda leaf: (np.empty if leaf.is_object else np.zeros)((*leading, *leaf.shape), leaf.dtype), spec)
 
 
@@ -271,7 +271,7 @@ class SpecConflict(UsageError):
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new`` to ``known``. Raises SpecConflict, which names both places, if the specs of a behavior differ."""
+    """Add ``new`` to ``known``. Raises SpecConflict, which names ``seen_in`` and ``now_in``, if specs differ."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
             raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

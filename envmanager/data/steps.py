@@ -275,7 +275,7 @@ class Batch:
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
         """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
 
-        ``env_ids``: ids of the rows; None computes them from ``steps.agent_id``. ``is_view`` becomes a field.
+        ``env_ids``: ids of the rows; None computes them from ``steps.agent_id``. ``is_view``: see ``Batch``.
         """
         return cls(
             steps.env_id if env_ids is None else env_ids,
@@ -343,7 +343,7 @@ class Batch:
 
 
 class DecisionSteps(NamedTuple):
-    """The rows of an AgentSteps whose agents need an action, in the form of ML-Agents."""
+    """The rows of an AgentSteps whose agents need an action, as in ML-Agents' DecisionSteps."""
 
     agent_id: np.ndarray
     obs: Tree
@@ -351,7 +351,7 @@ class DecisionSteps(NamedTuple):
 
 
 class TerminalSteps(NamedTuple):
-    """The rows of an AgentSteps whose episode ended, in the form of ML-Agents. ``obs``: final observations."""
+    """The rows of an AgentSteps whose episode ended, as in ML-Agents' TerminalSteps. ``obs``: final observations."""
 
     agent_id: np.ndarray
     obs: Tree
@@ -409,7 +409,7 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """The reason why episodes were lost: a worker failed with ``cause`` and was replaced by its ``generation``.
+    """The reason why episodes were lost: a worker failed with ``cause`` and generation ``generation`` replaced it.
 
     If a healthy worker was replaced due to ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """
@@ -419,7 +419,7 @@ class Lost:
 
 
 class Transitions(NamedTuple):
-    """The data of n agent steps, one row each. In rows whose episode ended, ``next_obs`` is the final observation."""
+    """Transitions, one row per agent step. Where the episode ended, ``next_obs`` is the final observation."""
 
     obs: Tree
     action: Tree
@@ -475,7 +475,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """Return 0 transitions. Shapes and dtypes are those of the specs or, without specs, of the current steps."""
+        """Return empty transitions, with the shapes and dtypes of the specs or, without specs, of the current steps."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)

@@ -21,7 +21,7 @@ Options = TypeVar("Options")
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Return an object of ``cls`` from a result of ``to_plain``. Raises ConfigError, but not for unknown keys."""
+    """Return the ``cls`` object that ``to_plain`` converted to ``plain``. Raises ConfigError, which names ``where``."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return structured(_OF_FILES, cls, plain, where)
@@ -38,7 +38,7 @@ def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
-    """Return the spec from which ``plain_spec`` made ``plain``. Raises KeyError, TypeError or ValueError for others."""
+    """Return the spec from which ``plain_spec`` made ``plain``. Raises KeyError, TypeError or ValueError if invalid."""
     return BehaviorSpec(_from_plain(plain["observation"]), _from_plain(plain["action"]))
 
 

@@ -134,7 +134,7 @@ class TrainingPlan:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
+        """Path of the folder of checkpoints."""
         return self.directory / CHECKPOINTS
 
     @property

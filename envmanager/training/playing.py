@@ -66,8 +66,8 @@ def play(
 ) -> None:
     """Play ``n_episodes`` episodes and call ``on_episode`` after each.
 
-    ``mode``: WINDOW or FRAMES. ``env``: environment to play instead of the training's. Raises UsageError if it cannot
-    be rendered in this mode or is a Godot game.
+    ``mode``: WINDOW or FRAMES. ``env``: environment to play instead of the training's. Raises UsageError if the
+    environment cannot be rendered in this mode or is a Godot game.
     """
     options = training.manager_options(env=env)
     if options.kind == "godot":
@@ -103,7 +103,7 @@ class _Scene:
 
 
 class Camera:
-    """A recorder of episodes (scenes), and with ``takes_frames`` of frames. Wraps the environment's reset and step."""
+    """A recorder of an environment's episodes (scenes): wraps reset and step, and renders if ``takes_frames``."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -138,7 +138,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Make an environment, test its reset, and return it. Raises UsageError if it cannot be rendered in ``mode``."""
+    """Return a new environment that can be rendered in ``mode``, tested by a reset. Raises UsageError if it cannot."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -212,7 +212,7 @@ def require_video() -> None:
 
 
 def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
-    """Write frames to ``file`` as a video, replacing any file there. Raises NotWritten, or MissingExtra (moviepy)."""
+    """Write frames to ``file`` as a video, replacing any file there. Raises NotWritten, or MissingExtra."""
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 

@@ -110,7 +110,7 @@ class ActorCritic(nn.Module):
 
 
 class ActorCriticPolicy:
-    """A policy with the weights in training. ``greedy``: whether to take the likeliest action, not a random one."""
+    """A policy that uses the weights in training. ``greedy``: whether to take the likeliest action, not to draw one."""
 
     def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
         self.version = 0
@@ -329,7 +329,7 @@ class Rollout:
     advantage: Tensor
 
     def take(self, rows: Tensor) -> Rollout:
-        """Return a rollout of only the rows at these indices."""
+        """Return a rollout with only the rows at the indices ``rows``."""
         return Rollout(
             [leaf[rows] for leaf in self.obs],
             {name: raw[rows] for name, raw in self.raws.items()},

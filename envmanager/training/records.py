@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError if others wrote such a file."""
+    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError if such a file is no training's."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """Yield a phrase for each difference of two configs, such as ``trainers.default.gamma was 0.99 and is 0.9``."""
+    """Yield a phrase for each difference between configs, such as ``trainers.default.gamma was 0.99 and is 0.9``."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             yield from differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)

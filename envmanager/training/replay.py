@@ -1,4 +1,4 @@
-"""A replay buffer: old steps are drawn from it in batches, uniformly or by priority."""
+"""A replay buffer of old steps, which are drawn in batches, uniformly or by priority."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ class Replay:
     ) -> Drawn:
         """Return ``n`` random rows whose next observation is known; the store must hold at least one such row.
 
-        Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then summed.
+        Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then discounted and summed.
+        ``importance_exponent``: exponent of the importance-sampling weights, used only with priorities.
         """
         store = self.store
         rows, weight = self._draw(n, importance_exponent)
@@ -178,7 +179,7 @@ class Replay:
 
 @attrs.frozen(kw_only=True)
 class ReplayState:
-    """The state of a replay in a checkpoint, without the arrays. ``highest``: the highest priority so far."""
+    """The state of a Replay in a checkpoint, without the arrays. ``highest``: the highest priority so far."""
 
     generator: dict[str, Any]
     highest: float

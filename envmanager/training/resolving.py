@@ -38,7 +38,7 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
 
 
 def check_resumed(plan: TrainingPlan) -> None:
-    """Raise UsageError if the seed or a trainer's kind differs in ``plan`` and the training that it resumes."""
+    """Raise UsageError if ``plan`` has another seed or another kind of a trainer than the training that it resumes."""
     before = records.read(plan.directory)
     if before is None:
         return

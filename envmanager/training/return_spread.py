@@ -115,7 +115,7 @@ class ReturnSpread:
         return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
 
     def restore(self, state: SpreadState | None) -> None:
-        """Restore what ``state`` returned; clear running returns. Raises ValueError if ``enabled`` has changed."""
+        """Restore what ``state`` returned, and clear running returns. Raises ValueError if ``enabled`` has changed."""
         if (state is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
         if state is not None:

@@ -125,7 +125,7 @@ class Report(Protocol):
 
 
 class TrainingRun:
-    """One run of a training plan. ``go()`` trains; ``stop()``, also called in a signal handler, ends this early."""
+    """One run of a training plan. ``go()`` trains; ``stop()``, which a signal handler may call, ends it early."""
 
     def __init__(self, plan: TrainingPlan, report: Report) -> None:
         self.plan = plan
@@ -326,7 +326,7 @@ class TrainingRun:
         self._report.evaluated(self, evaluation, is_best)
 
     def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
-        """Evaluate the trained policies and mark a best checkpoint. Return None if not wanted, or after ``stop()``."""
+        """Evaluate the trained policies; mark the checkpoint if it is the best. Return None if disabled or stopped."""
         n_episodes = self.plan.training.evaluation_episodes
         if not n_episodes:
             return None

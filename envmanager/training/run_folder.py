@@ -33,7 +33,10 @@ _FILES: dict[str, Callable[[Path], bool]] = {
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError if ``directory`` has others' files in the way, or a training but no ``resume`` or ``force``."""
+    """Raise UsageError if a training in ``directory`` would overwrite files.
+
+    The files of an earlier training are accepted with ``resume`` or ``force``, other files never.
+    """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder: a training needs one. Train elsewhere (--dir).")
     for path in _of_others(directory):

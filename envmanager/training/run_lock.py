@@ -66,7 +66,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Open and lock the file, and return it. Retry if another training has deleted it meanwhile. Raises UsageError."""
+    """Open and lock the file, and return it; retry if it has been deleted meanwhile. Raises as ``held`` does."""
     while True:
         file = _opened(path)
         try:
@@ -126,7 +126,7 @@ def _flock(file: BinaryIO, *, is_held: bool) -> None:
 
 
 def _write(file: BinaryIO, text: str) -> None:
-    """Replace the file's content. Errors are ignored, because only the message of ``_lock`` needs the content."""
+    """Replace the file's content by ``text``. Errors are ignored, because ``text`` is only shown in a message."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.seek(0)

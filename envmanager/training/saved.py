@@ -263,7 +263,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the path in ``there`` of this name, else the last at this agent step (``…2000-2``); None without one."""
+    """Return the path in ``there`` with this name, else the last one of this agent step (``…2000-2``), else None."""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -285,7 +285,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """Return observations as a batch in the spec's dtypes, and whether ``obs`` is just one. Raises UsageError."""
+    """Return observations as a batch in the spec's dtypes, and whether ``obs`` is a single one. Raises UsageError."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
@@ -320,5 +320,5 @@ def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
 
 
 def _first(actions: np.ndarray) -> Any:
-    """Return the only row of a batch: a scalar for Gymnasium's Discrete, an array for its Box."""
+    """Return the only row of a batch of actions: a scalar for Gymnasium's Discrete, an array for its Box."""
     return actions[0, ...] if actions.dtype.kind == "f" else actions[0]

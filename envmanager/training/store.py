@@ -83,7 +83,7 @@ class StepStore:
         return max(self._first, self.n_rows - self.capacity)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
-        """Return the indices in the arrays of the rows with these row numbers."""
+        """Return the array indices of the rows with these row numbers."""
         places: np.ndarray = rows % self.capacity
         return places
 
@@ -251,7 +251,7 @@ class StepStore:
             raise ValueError("successor names rows that are not there")
 
     def _counts(self, counts: np.ndarray) -> list[int]:
-        """Return ``n_rows``, ``n_acted``, ``first`` and ``capacity``. Raises ValueError if they are inconsistent."""
+        """Return ``counts``, ``[n_rows, n_acted, first, capacity]``, as a list. Raises ValueError if inconsistent."""
         told: list[int] = counts.tolist() if counts.shape == (4,) else []
         if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
             raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")

@@ -38,7 +38,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Add a worker's step; return the number of agent steps to learn from. Must copy arrays: they are reused."""
+        """Add a worker's step; return the number of agent steps to learn from. The arrays are reused, so copy them."""
 
     @abstractmethod
     def is_ready(self) -> bool:

@@ -61,7 +61,7 @@ class WatchPlan:
 
 
 class Report(Protocol):
-    """A receiver of reports from a Watching while policies play."""
+    """A receiver of progress reports of a Watching."""
 
     def plays(self, game: str, checkpoint: str) -> None:
         """Report that the policies of this checkpoint play from now on."""
@@ -82,7 +82,7 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play as the class describes. Raises UsageError if there is nothing to play, and the engine's errors."""
+        """Play, as the class says. Raises UsageError if there is no checkpoint to play, and the engine's errors."""
         saved = self._source.first()
         options = manager_options(saved, self._plan)
         self._game = str(options.env)
