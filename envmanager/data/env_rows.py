@@ -63,7 +63,7 @@ class EnvIndex:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
-        """Return the number of ``env_ids``, and their groups by worker. Raises the given ``error`` for a wrong id."""
+        """Group ``env_ids`` by worker; return their number and the groups. Raises an ``error`` for an invalid id."""
         everything = self.all_env_ids
         if env_ids is everything or (  # an array of all ids in order, which is what most callers pass
             env_ids.__class__ is np.ndarray
@@ -81,7 +81,7 @@ class EnvIndex:
         return len(numbers), self.by_worker(ids)
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """Return ``env_ids`` as int64[n]. Raises the given ``error`` unless they are distinct ids that exist."""
+        """Return ``env_ids`` as int64[n]. Raises an ``error`` unless they are distinct ids of existing environments."""
         return self._checked(env_ids, error)[0].astype(np.int64)
 
     def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:

@@ -64,9 +64,9 @@ class ArraySpec:
     maximum: Any = attrs.field(default=None, converter=_bound)
     name: str = ""
     whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
-    """Minimum and maximum of an integer array if both are given, as scalars; else None."""
+    """Minimum and maximum of an integer array if both are given as scalars, else None."""
     span: tuple[float, float] | None = attrs.field(init=False, repr=False)
-    """Range of finite numbers within the bounds; None if a bound is an array or the dtype is no integer or float."""
+    """Range of finite numbers within the bounds; None for array bounds, and for dtypes other than integers and floats."""
     is_object: bool = attrs.field(init=False, repr=False)
     """Whether the leaf holds Python objects."""
     _choices: frozenset[int] = attrs.field(init=False, repr=False)

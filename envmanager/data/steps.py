@@ -419,7 +419,7 @@ class Lost:
 
 
 class Transitions(NamedTuple):
-    """Transitions, one row per agent step. Where the episode ended, ``next_obs`` is the final observation."""
+    """One agent step per row: observation, action, reward, next observation (the final one if the episode ended)."""
 
     obs: Tree
     action: Tree

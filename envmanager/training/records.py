@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError if such a file is no training's."""
+    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError if other programs wrote them."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):

@@ -82,7 +82,7 @@ class ReturnSpread:
         self._returns.clear()
 
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
-        """Discount running returns of agents in ``acted``, add all rewards, and return the new returns of ``acted``."""
+        """Discount running returns of agents in ``acted``, add all rewards, and return the results for ``acted``."""
         found = []
         for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:

@@ -126,7 +126,7 @@ def _flock(file: BinaryIO, *, is_held: bool) -> None:
 
 
 def _write(file: BinaryIO, text: str) -> None:
-    """Replace the file's content by ``text``. Errors are ignored, because ``text`` is only shown in a message."""
+    """Replace the file's content by ``text``. Errors are ignored, because ``text`` is only used in error messages."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.seek(0)

@@ -82,7 +82,7 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play, as the class says. Raises UsageError if there is no checkpoint to play, and the engine's errors."""
+        """Play until ``plan.steps``, or until the window is closed. Raises UsageError, and the errors of the engine."""
         saved = self._source.first()
         options = manager_options(saved, self._plan)
         self._game = str(options.env)
