@@ -66,7 +66,7 @@ class ArraySpec:
     whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
     """Minimum and maximum of an integer array if both are given as scalars, else None."""
     span: tuple[float, float] | None = attrs.field(init=False, repr=False)
-    """Range of finite numbers within the bounds; None for array bounds, and for dtypes other than integers and floats."""
+    """Range of finite numbers within the bounds; None for array bounds, and for dtypes not of integers or floats."""
     is_object: bool = attrs.field(init=False, repr=False)
     """Whether the leaf holds Python objects."""
     _choices: frozenset[int] = attrs.field(init=False, repr=False)

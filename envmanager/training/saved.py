@@ -303,7 +303,7 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
 
 
 def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
-    """Return one leaf of the observations in the dtype of ``spec``. Floats may be rounded. Raises SpecMismatch."""
+    """Return ``value`` in the dtype of ``spec``; floats may be rounded. Raises SpecMismatch if it does not fit."""
     shape = ", ".join(map(str, spec.shape))
     expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
     try:
