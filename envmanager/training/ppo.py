@@ -110,7 +110,7 @@ class ActorCritic(nn.Module):
 
 
 class ActorCriticPolicy:
-    """A policy that uses the weights in training. ``greedy``: whether to take the likeliest action, not to draw one."""
+    """A policy that uses the weights in training. ``greedy``: take the likeliest action instead of drawing one."""
 
     def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
         self.version = 0

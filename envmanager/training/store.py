@@ -32,7 +32,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class StepStore:
-    """A store of a behavior's last ``capacity`` rows. ``share_frames``: whether to store frames of image stacks once.
+    """A store of a behavior's last ``capacity`` rows. ``share_frames``: whether to store equal frames only once.
 
     ``grows``: whether to enlarge ``capacity`` instead of overwriting rows, so that only ``clear`` removes rows.
     ``obs``: a tree of ``[capacity, …]``; ``columns``: the policy's outputs by name, ``[capacity, …]``; ``reward``:

@@ -82,7 +82,7 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play until ``plan.steps``, or until the window is closed. Raises UsageError, and the errors of the engine."""
+        """Play ``plan.steps`` steps, or until the window is closed. Raises UsageError if there is no checkpoint."""
         saved = self._source.first()
         options = manager_options(saved, self._plan)
         self._game = str(options.env)
