@@ -292,7 +292,7 @@ class Batch:
 
     @classmethod
     def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
-        """Return a batch with copies of the arrays of ``steps``. ``env_ids`` is the same as in ``of``."""
+        """Return a batch with copies of the arrays of ``steps``. ``env_ids``: as in ``Batch.of``."""
         obs, final_obs = steps.obs, steps.final_obs
         return cls(
             steps.env_id if env_ids is None else env_ids,

@@ -21,7 +21,7 @@ Options = TypeVar("Options")
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Return the ``cls`` object that ``to_plain`` converted to ``plain``. Raises ConfigError if ``plain`` is invalid."""
+    """Return the ``cls`` object that ``to_plain`` converted to ``plain``. Raises ConfigError for invalid data."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return structured(_OF_FILES, cls, plain, where)

@@ -61,7 +61,7 @@ class WatchPlan:
 
 
 class Report(Protocol):
-    """A receiver of progress reports of a Watching."""
+    """A receiver of reports on the checkpoints and episodes that a Watching plays."""
 
     def plays(self, game: str, checkpoint: str) -> None:
         """Report that the policies of this checkpoint play from now on."""
