@@ -1,4 +1,4 @@
-"""Casts observations, rewards and flags of an environment, and actions of a policy, to the dtypes of their specs.
+"""Casting of an environment's observations, rewards and flags, and of a policy's actions, to the dtypes of their specs.
 
 ::
 
@@ -6,8 +6,8 @@
     values of another dtype, if the spec's dtype can hold each of them    ──▶ cast
     other values                                                          ──▶ SpecMismatch
 
-The rule: a cast never changes the meaning of a value. A float64 may be rounded to a float32, but 0.5 does not become an
-integer, 300 a uint8, 2 a bool, or a finite number infinite.
+The rule: a cast never changes the meaning of a value. A float64 may be rounded to a float32, but 0.5 is not cast to an
+integer, 300 to a uint8, 2 to a bool, or a finite number to infinity.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 @attrs.define(eq=False)
 class Casting:
-    """The rules for values whose dtype differs from their spec's.
+    """Options for the casting of values whose dtype differs from their spec's.
 
-    They are cast if nothing but a float's rounding is lost, otherwise refused. ``strict`` refuses all.
-    ``on_cast(path, expected, value)`` is called for each value that is cast. Only ``envmanager check`` sets it.
+    A value is cast if it changes by no more than a float's rounding; otherwise, and always with ``strict``, the cast is
+    refused. ``on_cast(path, expected, value)``, which only ``envmanager check`` sets, is called for each value cast.
     """
 
     strict: bool = False
     on_cast: Callable[[str, Any, Any], Any] | None = None
 
     def cast(self, value: Any, dtype: np.dtype[Any], path: str, expected: Any) -> np.ndarray | None:
-        """Return ``value`` cast to ``dtype``, or None if the cast is refused."""
+        """Return ``value`` cast to ``dtype``, after a call of ``on_cast``, if set; None if the cast is refused."""
         cast = None if self.strict else cast_without_loss(np.asarray(value), dtype)
         if cast is not None and self.on_cast is not None:
             self.on_cast(path, expected, value)
@@ -55,7 +55,7 @@ class Casting:
 
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Return ``array`` cast to ``dtype``, or None if a value would change by more than a float's rounding."""
+    """Return ``array`` cast to ``dtype``; None if a value would change by more than rounding, or is not a number."""
     if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
         return None
     if array.dtype.kind == "c" and dtype.kind != "c":
@@ -76,10 +76,10 @@ def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
 
 
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
-    """Return ``value``, cast if necessary, so that an array of this spec can hold it without loss.
+    """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype.
 
-    A Python number for a scalar spec of its kind, and an array that NumPy casts safely, are returned uncast. Other
-    values are cast if ``casting`` allows it. Raises SpecMismatch for a value that does not fit.
+    A Python number for a scalar spec of the same kind, and an array that NumPy casts safely, are returned unchanged.
+    Other values are cast if ``casting`` allows it; otherwise SpecMismatch is raised, which names ``path``.
     """
     if spec.is_object:
         return value
@@ -109,7 +109,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
 
 
 def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
-    """Return ``value``, a PyTorch or JAX array, uncast. Raises SpecMismatch unless it has ``n`` rows of the spec."""
+    """Return a PyTorch or JAX array unchanged. Raises SpecMismatch unless it has the spec's dtype and ``n`` rows."""
     dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
     if shape != (n, *spec.shape) or dtype != spec.dtype.name:
         expected = f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}"
@@ -118,11 +118,11 @@ def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
 
 
 def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True, foreign: bool = False) -> Tree:
-    """Return ``batch`` as a tree of arrays ``[n, …]`` with the spec's dtypes. Raises SpecMismatch if it is invalid.
+    """Return ``batch`` as a tree of arrays ``[n, …]`` with the spec's dtypes. Raises SpecMismatch if it does not fit.
 
-    Every value must survive the cast, be finite and be within the bounds. A dtype of the same kind (an int64 batch for
-    an int32 spec) is always cast. A dtype of another kind (floats for an integer spec) is cast only without ``strict``.
-    With ``foreign``, arrays of PyTorch and JAX are not converted; only their shape and dtype are checked.
+    All values must be finite, within the bounds, and the same after the cast, apart from a float's rounding. A dtype of
+    the spec's kind (an int64 batch for an int32 spec) is always cast; another (floats for an integer spec) only without
+    ``strict``. With ``foreign``, arrays of PyTorch and JAX are not converted; only their shape and dtype are checked.
     """
     check_structure(spec, batch, path)
     if isinstance(spec, dict):
@@ -179,7 +179,7 @@ _COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """Return the steps, with each array cast to its spec's dtype. Arrays that cannot be cast are unchanged."""
+    """Return ``steps`` with each array cast to its spec's dtype. Arrays that cannot be cast are unchanged."""
     columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
     trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
     return attrs.evolve(steps, **columns, **trees)

@@ -1,7 +1,7 @@
-"""Makes the step that a trainer receives when a worker was replaced. In it, old episodes end and new ones begin.
+"""Construction of the step that a trainer receives after the replacement of a worker: old episodes end, new ones begin.
 
-The rule: an episode of one generation never continues in the next. Each agent of the old generation has one row in
-which its episode ends, with its last observation. The observation to act on next is the new generation's.
+The rule: an episode of one generation of a worker never continues in the next. Each agent whose episode is cut has one
+row, in which the episode ends with its last observation. Observations to act on are those of the new generation.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from envmanager.data.trees import copy_tree
 
 
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
-    """Return rows that truncate the episodes of a replaced worker, with reward 0. ``last``: its last steps.
+    """Return rows that truncate a replaced worker's episodes, with reward 0, by behavior. ``last``: its last steps.
 
-    Agents whose episode had ended without a new one have no row. ``with_new``: also truncate new episodes that have no
-    step yet.
+    There is no row for an agent whose episode has ended, if no new one has begun. ``with_new``: whether to truncate
+    also episodes that have begun but have no step yet.
     """
     ends = {}
     for name, steps in last.items():
@@ -42,7 +42,7 @@ def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
 
 
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
-    """Return the ends of the old episodes joined with the new generation's first observations.
+    """Return the result of ``lost`` (``old``) joined with the new generation's first observations (``first``).
 
     In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first ones of new episodes.
     The rows of acting agents are in the order of ``first``, because the new generation expects actions in this order.
@@ -61,18 +61,18 @@ def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
 
 
 def _ended(old: AgentSteps) -> AgentSteps:
-    """Return final rows of agents that are not in the new generation: none acts, and ``obs`` is ``final_obs``."""
+    """Return the rows of agents that are not in the new generation: no agent acts, and ``obs`` equals ``final_obs``."""
     no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
     return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=np.zeros(len(old), np.bool_), reset_info=no_infos)
 
 
 def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Return joined rows of generations that have the same agents in the same order."""
+    """Return the rows of ``old`` with the observations of ``first``, which has the same agents in the same order."""
     return attrs.evolve(old, obs=copy_tree(first.obs), acting=copy_tree(first.acting), reset_info=first.info)
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Return the joined rows of generations whose agents differ: those of ``first``, then agents only in ``old``."""
+    """Return joined rows of generations whose agents differ: agents in ``first``, then agents only in ``old``."""
     old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
     old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
     returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)

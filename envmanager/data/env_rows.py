@@ -1,4 +1,4 @@
-"""Assigns environments to workers.
+"""Assignment of environments to workers, and grouping of env_ids by worker.
 
 ::
 
@@ -27,9 +27,9 @@ def split_evenly(n_envs: int, n_workers: int) -> list[range]:
 
 
 class EnvsOfWorker(NamedTuple):
-    """Some environments of one worker, with their ``rows`` in the worker and their ``places`` in the caller's arrays.
+    """The environments of one worker among the env_ids of a call.
 
-    ``places`` is an array of row indices, or a slice if these are contiguous.
+    ``rows``: their indices in the worker's block. ``places``: their indices in the caller's arrays, an array or slice.
     """
 
     worker_id: int
@@ -38,7 +38,7 @@ class EnvsOfWorker(NamedTuple):
 
     @property
     def list_of_places(self) -> list[int]:
-        """The row indices in ``places`` as a list."""
+        """The indices in ``places`` as a list of ints."""
         if isinstance(self.places, slice):
             return list(range(self.places.start, self.places.stop))
         return self.places.tolist()  # type: ignore[no-any-return]
@@ -63,7 +63,7 @@ class EnvIndex:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
-        """Return the number of ``env_ids``, and these grouped by worker. Raises ``error`` for an invalid id."""
+        """Group ``env_ids`` by worker; return their number and the groups. Raises an ``error`` for an invalid id."""
         everything = self.all_env_ids
         if env_ids is everything or (  # an array of all ids in order, which is what most callers pass
             env_ids.__class__ is np.ndarray
@@ -81,11 +81,11 @@ class EnvIndex:
         return len(numbers), self.by_worker(ids)
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """Return ``env_ids`` as int64[n]. Raises ``error`` unless they are whole numbers, known and distinct."""
+        """Return ``env_ids`` as int64[n]. Raises an ``error`` unless they are distinct ids of existing environments."""
         return self._checked(env_ids, error)[0].astype(np.int64)
 
     def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
-        """Return ``env_ids`` as an array of any integer dtype, and as a list. Raises ``error`` if they are invalid."""
+        """Return ``env_ids`` as an array, of any integer dtype, and as a list. Raises as ``checked`` does."""
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)
@@ -104,7 +104,7 @@ class EnvIndex:
         return ids, numbers
 
     def by_worker(self, env_ids: np.ndarray) -> list[EnvsOfWorker]:
-        """Return ``env_ids`` grouped by worker, in order of worker_id."""
+        """Return valid ``env_ids`` grouped by worker, in order of worker_id."""
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
         cuts = np.flatnonzero(np.diff(workers)) + 1

@@ -1,6 +1,6 @@
-"""Derives independent seeds, one for each environment and generation.
+"""Derivation of independent seeds, one for each environment and generation (number of replacements of its worker).
 
-A seed is never ``seed + i``, because with adjacent seeds many generators give related streams, and two runs with seeds
+A seed is never ``seed + i``, because adjacent seeds give correlated streams in many generators, and two runs with seeds
 0 and 1 would share all but one of their environments' seeds. ``numpy.random.SeedSequence`` derives independent seeds
 (https://numpy.org/doc/stable/reference/random/parallel.html).
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
-    """Return the seed of one environment, in [0, 2**31), a range that every environment library accepts."""
+    """Return the seed derived from the arguments, in [0, 2**31), which every environment library accepts."""
     sequence = np.random.SeedSequence(seed, spawn_key=(env_id, generation))
     return int(sequence.generate_state(1)[0] >> 1)
 
@@ -21,10 +21,10 @@ def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
 def derive_seeds(
     seed: int | Sequence[int | None] | None, env_ids: Sequence[int], generation: int = 0
 ) -> list[int | None]:
-    """Return the seeds of some environments for one reset.
+    """Return the seeds of the environments ``env_ids`` for one reset.
 
-    If ``seed`` is None, all are None, so that each environment keeps the state of its random number generator. If it is
-    a list, it has one seed per environment of the manager, by env_id, and these are returned unchanged.
+    From an int, ``derive_seed`` derives all seeds. With None all seeds are None: environments keep the state of their
+    random number generators. A list has the seeds of all environments of the manager, by env_id, and is used unchanged.
     """
     if seed is None:
         return [None] * len(env_ids)
@@ -36,8 +36,8 @@ def derive_seeds(
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
     """Return the ``seed`` for the reset of a worker's replacement, which must not repeat the old episodes.
 
-    A single number is unchanged, because ``derive_seed`` derives another seed from it for each generation. From each
-    seed in a list, a new one is derived.
+    None and an int are returned unchanged, because ``derive_seed`` derives different seeds from the int in each
+    generation. Each seed in a list is replaced by one derived from it.
     """
     if seed is None or isinstance(seed, int):
         return seed

@@ -20,7 +20,7 @@ from envmanager.errors import UsageError
 
 
 class SpecMismatch(ValueError):
-    """Error of data that violates its spec. Callers that know the worker convert it to an error of ``errors.py``."""
+    """Error raised for data that violates its spec. Callers convert it to a subclass of EnvManagerError."""
 
     def __init__(self, path: str, expected: str, got: str) -> None:
         super().__init__(f"{path} should be {expected}, but is {got}")
@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return ``value`` as the dtype object that NumPy's arrays share. An unpickled dtype is another, equal object."""
+    """Return ``value`` as the dtype object that NumPy's arrays share. Unpickling makes an equal but separate one."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -51,11 +51,11 @@ _SMALL = 32
 
 @attrs.frozen(eq=False)
 class ArraySpec:
-    """The spec of one leaf's array, for one agent.
+    """The shape, dtype and bounds of one array (leaf) of an observation or action, for one agent.
 
-    ``shape`` is without the agent axis, which is the first. A leaf with the dtype ``object`` has shape ``()``, holds
-    any Python object per agent (a text, a graph, an array whose shape changes), and is sent pickled. ``minimum`` and
-    ``maximum`` are inclusive. They are None or can be broadcast to ``shape``.
+    ``shape`` is without the first axis of the data, which counts agents. A leaf with the dtype ``object`` has shape
+    ``()``, holds any Python object per agent (a text, a graph, an array whose shape changes), and is sent pickled.
+    ``minimum`` and ``maximum`` are inclusive. They are None or can be broadcast to ``shape``.
     """
 
     shape: tuple[int, ...] = attrs.field(default=(), converter=_shape)
@@ -64,9 +64,9 @@ class ArraySpec:
     maximum: Any = attrs.field(default=None, converter=_bound)
     name: str = ""
     whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
-    """Minimum and maximum of an integer array if both are given and the same for all elements, else None."""
+    """Minimum and maximum of an integer array if both are given as scalars, else None."""
     span: tuple[float, float] | None = attrs.field(init=False, repr=False)
-    """Range in which every number is finite and within the bounds. None if the bounds differ by element."""
+    """Range of finite numbers within the bounds; None for array bounds, and for dtypes not of integers or floats."""
     is_object: bool = attrs.field(init=False, repr=False)
     """Whether the leaf holds Python objects."""
     _choices: frozenset[int] = attrs.field(init=False, repr=False)
@@ -88,7 +88,7 @@ class ArraySpec:
         object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
 
     def is_choices(self, batch: Any) -> bool:
-        """Return quickly whether ``batch`` is an array ``[n]`` of valid choices. May return False for a valid batch."""
+        """Return whether ``batch`` is an array ``[n]`` of allowed integers. Fast, but False for some such batches."""
         return (
             batch.__class__ is np.ndarray
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)
@@ -159,7 +159,7 @@ BehaviorSpecs = Mapping[str, BehaviorSpec]
 
 
 def describe_spec(spec: Tree) -> str:
-    """Return the tree of specs as one line of text."""
+    """Return a tree of specs as one line of text, for messages."""
     return str(map_tree(_Plain, spec)) if isinstance(spec, dict | tuple) else str(spec)
 
 
@@ -174,7 +174,7 @@ class _Plain(str):
 
 
 def describe_value(value: Any) -> str:
-    """Return a text about ``value`` for an error message: an array's dtype and shape; for others mostly the type."""
+    """Return a short description of ``value`` for error messages, such as ``float32[3]``, ``int 5`` or ``a list``."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, np.generic):
@@ -209,7 +209,7 @@ def check_structure(spec: Tree, value: Tree, path: str) -> None:
 
 
 def check_values(spec: ArraySpec, value: Any, path: str) -> None:
-    """Raise SpecMismatch unless all numbers are within the spec's bounds, and all floats finite."""
+    """Raise SpecMismatch unless all numbers in ``value`` are within the spec's bounds, and all floats are finite."""
     if spec.is_object:
         return
     if spec.span is not None and value.__class__ is np.ndarray and value.size <= _SMALL and value.dtype.kind in "biuf":
@@ -228,7 +228,7 @@ def check_values(spec: ArraySpec, value: Any, path: str) -> None:
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return ``values`` as an array, or unchanged if it is one. Raises ValueError with the reason if this fails."""
+    """Return ``values`` as a NumPy array; an array is returned unchanged. Raises ValueError if conversion fails."""
     if values.__class__ is np.ndarray:
         return values
     try:
@@ -249,14 +249,14 @@ def object_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def zeros(spec: Tree, *leading: int) -> Tree:
-    """Return a tree of arrays ``[*leading, *shape]`` of zeros (None in object leaves)."""
+    """Return a tree with an array of zeros (of None for objects), ``[*leading, *shape]``, for each leaf of ``spec``."""
     return map_tree(lambda leaf: (np.empty if leaf.is_object else np.zeros)((*leading, *leaf.shape), leaf.dtype), spec)
 
 
 class SpecConflict(UsageError):
-    """Error of a behavior that has two different specs.
+    """Error raised for a behavior whose specs in two environments or workers differ.
 
-    Raised unchanged at the start. Later it becomes a BadObservation with the same ``path``, ``expected`` and ``got``.
+    After the start of the workers it is converted to a BadObservation with its ``path``, ``expected`` and ``got``.
     """
 
     def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:
@@ -271,7 +271,7 @@ class SpecConflict(UsageError):
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new`` to ``known``. Raises SpecConflict if a behavior is in both with different specs."""
+    """Add ``new`` to ``known``. Raises SpecConflict, which names ``seen_in`` and ``now_in``, if specs differ."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
             raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

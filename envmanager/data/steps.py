@@ -6,7 +6,7 @@
     manager ◀─ EnvironmentResponse ── worker         ActionInfo    a policy's actions for AgentSteps
                                                      StepInfo      previous steps, actions, current steps of one worker
 
-The rule: the arrays of one object are of the same step. ``reward`` is for the action just taken, in the episode in
+The rule: the arrays of one object belong to the same step. ``reward`` is for the action just taken, in the episode in
 which it was taken. ``obs`` has the observations to act on next, ``final_obs`` the last ones of episodes that ended.
 """
 
@@ -28,7 +28,7 @@ AGENT_BITS = 32
 
 
 def only_agents(env_ids: Sequence[int]) -> np.ndarray:
-    """Return the ``agent_id`` (int64[n]) of the only agent of each environment."""
+    """Return the agent_ids, int64[n], of environments that have one agent each."""
     return np.array([env_id << AGENT_BITS for env_id in env_ids], np.int64)
 
 
@@ -62,7 +62,7 @@ _PHASES = {
 
 
 def phase_of(name: CommandName) -> str:
-    """Return the ``phase`` of a WorkerError that occurs during the command ``name``."""
+    """Return the ``phase``, such as ``"step"``, of a WorkerError that occurs during the command ``name``."""
     return _PHASES.get(name, str(name))
 
 
@@ -101,7 +101,7 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start": facts about a worker's environments, as their EnvGroup states them."""
+    """The payload of the response to "start": attributes of the worker's ``EnvGroup``, whose class documents them."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
@@ -147,7 +147,7 @@ class AgentSteps:
     def first(
         cls, *, agent_id: np.ndarray, obs: Tree, acting: np.ndarray | None = None, info: _Dicts = None
     ) -> AgentSteps:
-        """Return the steps after a reset, with rewards 0 and no episode ended."""
+        """Return the steps after a reset: all rewards are 0, and no episode has ended."""
         n = len(agent_id)
         flags = np.zeros(n, np.float32), np.zeros(n, np.bool_), np.zeros(n, np.bool_)
         return cls(agent_id, obs, *flags, acting=acting, info=info)
@@ -166,7 +166,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after actions. Raises ValueError if ``final_obs`` contradicts the ends of episodes."""
+        """Return steps after actions. Raises ValueError for ended episodes without ``final_obs``, and vice versa."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -206,7 +206,7 @@ class AgentSteps:
         return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
 
     def copy(self, *, obs: Tree = None) -> AgentSteps:
-        """Return steps with copied arrays. ``obs``, if given, replaces the observations. Infos are not copied."""
+        """Return these steps with copied arrays but the same infos. ``obs``, if given, replaces the observations."""
         seen, final_obs = self.obs, self.final_obs
         if obs is None:
             obs = seen.copy() if seen.__class__ is np.ndarray else copy_tree(seen)
@@ -223,11 +223,11 @@ class AgentSteps:
         )
 
     def with_final(self, final_obs: Tree) -> AgentSteps:
-        """Return steps with the same arrays except ``final_obs``, which is replaced, and without infos."""
+        """Return steps that share these arrays but have another ``final_obs``, and no infos."""
         return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def take(self, rows: np.ndarray) -> AgentSteps:
-        """Return copies of the rows at the indices ``rows``, in this order."""
+        """Return steps with copies of the rows at the indices ``rows``, in this order."""
         ended = self.ended
         final_obs = reset_info = None
         chosen_ended = rows[ended[rows]]
@@ -251,7 +251,7 @@ class AgentSteps:
 
 @attrs.define(eq=False)
 class Batch:
-    """Steps of n environments with one agent each, one row per environment. ``recv`` returns it.
+    """Steps of n environments with one agent each, one row per environment: the result of ``EnvManager.recv``.
 
     ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m rows whose episode ended, or None; ``info`` (n dicts) and
@@ -275,7 +275,7 @@ class Batch:
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
         """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
 
-        Pass the ``env_ids`` of the rows if they are known. Otherwise they are computed.
+        ``env_ids``: ids of the rows; None computes them from ``steps.agent_id``. ``is_view``: see ``Batch``.
         """
         return cls(
             steps.env_id if env_ids is None else env_ids,
@@ -292,7 +292,7 @@ class Batch:
 
     @classmethod
     def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
-        """Return a batch with copies of the arrays of ``steps``. See ``of`` for ``env_ids``."""
+        """Return a batch with copies of the arrays of ``steps``. ``env_ids``: as in ``Batch.of``."""
         obs, final_obs = steps.obs, steps.final_obs
         return cls(
             steps.env_id if env_ids is None else env_ids,
@@ -308,9 +308,9 @@ class Batch:
 
     @classmethod
     def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
-        """Return a batch with copies of the rows of all parts, one part after the other.
+        """Return a batch with copies of the rows of all ``parts``, one part after the other.
 
-        With ``env_ids`` (those of all rows, sorted), the rows are sorted by env_id instead.
+        With ``env_ids``, the sorted ids of all rows, the rows are sorted by env_id instead.
         """
         steps = concat_steps(parts)
         if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
@@ -328,7 +328,7 @@ class Batch:
         return self._lost
 
     def copy(self) -> Batch:
-        """Return a batch with copies of the arrays."""
+        """Return a batch with copies of the arrays, but the same infos."""
         return Batch(
             self.env_ids.copy(),
             copy_tree(self.obs),
@@ -343,7 +343,7 @@ class Batch:
 
 
 class DecisionSteps(NamedTuple):
-    """The rows of AgentSteps that need an action."""
+    """The rows of an AgentSteps whose agents need an action, as in ML-Agents' DecisionSteps."""
 
     agent_id: np.ndarray
     obs: Tree
@@ -351,7 +351,7 @@ class DecisionSteps(NamedTuple):
 
 
 class TerminalSteps(NamedTuple):
-    """The rows of AgentSteps whose episode ended."""
+    """The rows of an AgentSteps whose episode ended, as in ML-Agents' TerminalSteps. ``obs``: final observations."""
 
     agent_id: np.ndarray
     obs: Tree
@@ -360,7 +360,7 @@ class TerminalSteps(NamedTuple):
 
 
 LEAST_LENT_BYTES = 1 << 16
-"""Minimum size of observations, in bytes, that a local worker lends. Smaller ones are faster to copy."""
+"""Minimum size in bytes of observations that a local worker returns without a copy. Smaller ones are faster to copy."""
 
 
 @attrs.define(eq=False)
@@ -409,7 +409,7 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """A loss of episodes, because the worker failed with ``cause`` and was replaced by its next ``generation``.
+    """The reason why episodes were lost: a worker failed with ``cause`` and generation ``generation`` replaced it.
 
     If a healthy worker was replaced due to ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """
@@ -419,7 +419,7 @@ class Lost:
 
 
 class Transitions(NamedTuple):
-    """Transitions, one row per agent step. In rows whose episode ended, ``next_obs`` is the final observation."""
+    """One agent step per row: observation, action, reward, next observation (the final one if the episode ended)."""
 
     obs: Tree
     action: Tree
@@ -434,8 +434,8 @@ class Transitions(NamedTuple):
 class StepInfo:
     """One step of a worker: the previous steps, the actions taken on them, and the current steps.
 
-    Right after a reset, ``previous`` and ``actions`` are None. Later, ``previous`` *is* the ``current`` of that
-    worker's last StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
+    Right after a reset, ``previous`` and ``actions`` are None. Later, ``previous`` *is* the ``current`` of the
+    worker's preceding StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
     transitions. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; use
     ``copy()`` to keep one. ``specs`` are the manager's; ``transitions`` needs them for the shapes of empty arrays.
     """
@@ -475,7 +475,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """Return 0 transitions with the shapes and dtypes of the specs, or without specs, of the current steps."""
+        """Return empty transitions, with the shapes and dtypes of the specs or, without specs, of the current steps."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)
@@ -518,7 +518,7 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
 
 
 def ends_and_infos(parts: list[AgentSteps]) -> tuple[Tree, _Dicts, _Dicts]:
-    """Return the ``final_obs``, ``info`` and ``reset_info`` of the concatenated ``parts``."""
+    """Return ``final_obs``, ``info`` and ``reset_info`` for the concatenation of ``parts``."""
     ended = [part for part in parts if part.final_obs is not None]
     final_obs = concat_rows([part.final_obs for part in ended]) if ended else None
     if parts[0].info is None:

@@ -1,10 +1,10 @@
 """Functions on trees. A tree is a leaf, or a dict or tuple of trees. Observations, actions and their specs are trees.
 
-Leaves of data are arrays: of NumPy, or of PyTorch or JAX if a vector environment in this process returns such, which
-then stay on their device. The last functions here choose, replace and concatenate the rows of arrays.
+Leaves of data are NumPy arrays. If a vector environment in this process returns PyTorch or JAX arrays, these are the
+leaves and stay on their device. The last functions here select, replace and concatenate the rows of arrays.
 
-The rule: the order of leaves is the order of the first tree's dict keys. So leaves are paired correctly even if another
-tree has its dict keys in another order.
+The rule: in a function of several trees, the first tree's dict keys give the order of leaves. So leaves are paired
+correctly even if another tree has its dict keys in another order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tree = Any
 
 
 def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """Return the tree of ``function(leaf, *other_leaves)``. All trees must have the same structure."""
+    """Return a tree whose leaves are ``function(leaf, *other_leaves)``. All trees must have the same structure."""
     if isinstance(tree, dict):
         return {key: map_tree(function, child, *(other[key] for other in others)) for key, child in tree.items()}
     if isinstance(tree, tuple):
@@ -29,7 +29,7 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Any]:
-    """Return all leaves, depth first."""
+    """Return all leaves of ``tree``, depth first."""
     if isinstance(tree, dict):
         return [leaf for child in tree.values() for leaf in leaves(child)]
     if isinstance(tree, tuple):
@@ -48,7 +48,7 @@ def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
 
 
 def build(structure: Tree, values: list[Any]) -> Tree:
-    """Return a tree with the structure of ``structure`` and the leaves ``values``."""
+    """Return a tree with the structure of ``structure`` and the leaves ``values``, in the order of ``leaves``."""
     rest = iter(values)
     return map_tree(lambda _: next(rest), structure)
 
@@ -63,12 +63,12 @@ def paths(tree: Tree, root: str = "") -> list[str]:
 
 
 def is_foreign(leaf: Any) -> bool:
-    """Return whether ``leaf`` is an array of another library than NumPy, perhaps on a device."""
+    """Return whether ``leaf`` is an array of a library other than NumPy, such as PyTorch or JAX."""
     return leaf.__class__ is not np.ndarray and hasattr(leaf, "__dlpack__") and not isinstance(leaf, np.ndarray)
 
 
 def as_numpy(leaf: Any) -> np.ndarray:
-    """Return a foreign array as an array of NumPy, which is a copy if the array is on a device."""
+    """Return a PyTorch or JAX array as a NumPy array, which is a copy if the array is on a device."""
     return np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
 
 

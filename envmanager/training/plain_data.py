@@ -21,7 +21,7 @@ Options = TypeVar("Options")
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Return the object from which ``to_plain`` made ``plain``. Raises ConfigError, but not for unknown keys."""
+    """Return the ``cls`` object that ``to_plain`` converted to ``plain``. Raises ConfigError for invalid data."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return structured(_OF_FILES, cls, plain, where)
@@ -38,7 +38,7 @@ def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
-    """Return the spec from which ``plain_spec`` made ``plain``. Raises KeyError, TypeError or ValueError."""
+    """Return the spec from which ``plain_spec`` made ``plain``. Raises KeyError, TypeError or ValueError if invalid."""
     return BehaviorSpec(_from_plain(plain["observation"]), _from_plain(plain["action"]))
 
 
@@ -77,7 +77,7 @@ def _from_plain(plain: Mapping[str, Any]) -> Tree:
 
 
 def _dtype_name(plain: Mapping[str, Any]) -> str:
-    """Return the dtype's name. Raises TypeError for dicts, lists and None, which NumPy would accept."""
+    """Return ``plain["dtype"]``. Raises TypeError unless it is a string: NumPy would accept dicts, lists and None."""
     if not isinstance(plain["dtype"], str):
         raise TypeError(f"a dtype should be text, but is {plain['dtype']!r}")
     return plain["dtype"]

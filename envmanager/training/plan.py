@@ -28,14 +28,14 @@ CHECKPOINTS = "checkpoints"
 CONTROL = "control.toml"
 """Name of the file that a person edits to change a running training. The training only reads the file."""
 ANY_BEHAVIOR = "*"
-"""Key in the table ``trainers`` whose entry applies to every behavior without its own."""
+"""Key in the table ``trainers`` whose entry applies to every behavior without an entry of its own."""
 NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
 """Manager options left out of checkpoints, because they may be secret, or concern only one run."""
 
 
 @attrs.frozen(kw_only=True)
 class TrainingOptions:
-    """The table ``training`` of a config. ``steps``: total number of agent steps of all learning behaviors."""
+    """Options in the table ``training`` of a config. ``steps``: total agent steps of all learning behaviors."""
 
     steps: int = 100_000
     seed: int = 0
@@ -72,7 +72,7 @@ def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str,
 
 @attrs.frozen(kw_only=True)
 class SavedPlan:
-    """The manager's options and the trainers' tables as JSON data, saved so that the policies can play later.
+    """The manager's options and the trainers' tables as JSON data, saved with checkpoints to let policies play later.
 
     ``manager`` is None if the environment was not given as text. ``directory``: working directory of the training, to
     which a path in the environment's name is relative.
@@ -104,7 +104,7 @@ class TrainingPlan:
     def parse(
         cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
     ) -> TrainingPlan:
-        """Return the plan in the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError."""
+        """Return the plan in the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError for mistakes."""
         tables = config.get("training") or {}
         training = structure(TrainingOptions, _without_rounds(tables), where="training")
         of_manager = config.get("manager") or {}
@@ -122,7 +122,7 @@ class TrainingPlan:
         return cls(manager, training, trainers, directory, resume, force)
 
     def saved(self) -> SavedPlan | None:
-        """Return the plan as saved in checkpoints; None if JSON cannot hold it or the working directory is gone."""
+        """Return the SavedPlan for checkpoints; None if JSON cannot hold it or the working directory was deleted."""
         try:
             manager = None
             if isinstance(self.manager.env, str):
@@ -134,7 +134,7 @@ class TrainingPlan:
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
+        """Path of the folder of checkpoints."""
         return self.directory / CHECKPOINTS
 
     @property
@@ -153,7 +153,7 @@ def _without_rounds(tables: Any) -> Any:
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Return the Rounds in a table. Raises ConfigError for ``apart``, and for behaviors without a trainer."""
+    """Return the Rounds in a table. Raises ConfigError for trainers with ``apart`` and behaviors without a trainer."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

@@ -42,7 +42,7 @@ FRAMES_PER_S = 30.0
 
 @attrs.frozen
 class PlayedEpisode:
-    """An episode that has ended. ``number`` counts from 0. ``returns``: one return per agent, by behavior.
+    """An episode that has ended. ``number``: its index, from 0. ``returns``: one return per agent, by behavior.
 
     ``frames``: uint8 ``[height, width, 3]``, one after the reset and one per environment step; empty for a window.
     ``frames_per_s``: the speed at which to show the frames.
@@ -66,7 +66,8 @@ def play(
 ) -> None:
     """Play ``n_episodes`` episodes and call ``on_episode`` after each.
 
-    ``mode``: WINDOW or FRAMES. Raises UsageError if the environment cannot be rendered in this mode or is a Godot game.
+    ``mode``: WINDOW or FRAMES. ``env``: environment to play instead of the training's. Raises UsageError if the
+    environment cannot be rendered in this mode or is a Godot game.
     """
     options = training.manager_options(env=env)
     if options.kind == "godot":
@@ -102,7 +103,7 @@ class _Scene:
 
 
 class Camera:
-    """A recorder of an environment's resets and steps, and their frames if ``takes_frames``. A scene is an episode."""
+    """A recorder of an environment's episodes (scenes): wraps reset and step, and renders if ``takes_frames``."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -137,7 +138,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Return the environment, rendered once to test it. Raises UsageError if it cannot be rendered in this mode."""
+    """Return a new environment that can be rendered in ``mode``, tested by a reset. Raises UsageError if it cannot."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -162,7 +163,7 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
 
 
 def has_display() -> bool:
-    """Return whether the environment variables name a display."""
+    """Return whether the environment variable DISPLAY or WAYLAND_DISPLAY is set."""
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
@@ -211,7 +212,7 @@ def require_video() -> None:
 
 
 def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
-    """Write frames as a video to ``file``, replacing an existing file. Raises NotWritten or MissingExtra."""
+    """Write frames to ``file`` as a video, replacing any file there. Raises NotWritten, or MissingExtra."""
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 
@@ -222,7 +223,7 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
 
 
 def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """Return the frames with the last one repeated as needed, because moviepy rounds a video's length down."""
+    """Return the frames, the last repeated until a video shows all: moviepy rounds the length of a video down."""
     seen = list(frames)
     while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
         seen.append(frames[-1])

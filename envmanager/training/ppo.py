@@ -4,7 +4,7 @@
 
     StepStore ── rollout of n rows ──▶ advantages along each agent's rows ──▶ epochs of minibatches ──▶ new version
 
-The rule: a rollout is a number of rows, whichever agents they come from. Each agent's rows form a separate chain, so
+The rule: a rollout is a number of rows, no matter of which agents. Each agent's rows form a separate chain, so
 the number of agents, and the order in which their rows arrive, make no difference.
 """
 
@@ -110,7 +110,7 @@ class ActorCritic(nn.Module):
 
 
 class ActorCriticPolicy:
-    """A policy that uses the weights being trained. ``greedy``: take the likeliest action; else draw one."""
+    """A policy that uses the weights in training. ``greedy``: take the likeliest action instead of drawing one."""
 
     def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
         self.version = 0
@@ -311,7 +311,7 @@ class PPO(Trainer):
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """The state of a trainer in a checkpoint, without the arrays."""
+    """The counters and reward normalization of a PPO trainer, saved in a checkpoint beside the arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_in_rollout: int = attrs.field(validator=at_least(0))
@@ -329,7 +329,7 @@ class Rollout:
     advantage: Tensor
 
     def take(self, rows: Tensor) -> Rollout:
-        """Return a rollout of these rows."""
+        """Return a rollout with only the rows at the indices ``rows``."""
         return Rollout(
             [leaf[rows] for leaf in self.obs],
             {name: raw[rows] for name, raw in self.raws.items()},
@@ -351,8 +351,8 @@ def advantages(
 ) -> np.ndarray:
     """Return the generalized advantages (Schulman et al. 2015) of chained rows, float32[n].
 
-    ``successor[i]`` > i is the row that follows row i; -1 if there is none. A row without an action ends a chain, and
-    its value stands for the rewards that would have followed.
+    ``successor[i]`` > i is the row that follows row i; -1 if there is none. A row without an action ends a chain: its
+    value estimates the rewards that would have followed, and its advantage is 0.
     """
     values, rewards, ends = value.tolist(), reward.tolist(), terminated.tolist()
     has_acted, nexts = acted.tolist(), successor.tolist()

@@ -1,4 +1,4 @@
-"""Records of a training's config and library versions, in its folder.
+"""Files that record a training's config and library versions, in the training's folder.
 
 ::
 
@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError for files of another origin."""
+    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError if other programs wrote them."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -54,7 +54,7 @@ def read(directory: Path) -> dict[str, Any] | None:
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no training wrote it. True for any symbolic link."""
+    """Return whether ``path`` exists and no training wrote it. True for any symbolic link or folder."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     return path.exists() and _content(path) is None
@@ -68,9 +68,9 @@ def versions() -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as JSON data, in the form of a config. Objects become text, such as their import path.
+    """Return ``value`` as JSON data, in the form of a config. Other objects become text, such as their import path.
 
-    Options that may hold secrets (``worker_env``) are left out.
+    Fields of attrs classes with ``repr=False``, which may hold secrets, are left out.
     """
     if isinstance(value, str | int | float | None):
         return value
@@ -93,7 +93,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
-    """Yield a phrase for each difference, such as ``trainers.default.gamma was 0.99 and is 0.9``."""
+    """Yield a phrase for each difference between configs, such as ``trainers.default.gamma was 0.99 and is 0.9``."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*before, *now]):
             yield from differences(before.get(name), now.get(name), f"{where}.{name}" if where else name)

@@ -1,4 +1,4 @@
-"""Replay of old steps, drawn uniformly or by priority."""
+"""A replay buffer of old steps, which are drawn in batches, uniformly or by priority."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from envmanager.training.store import NOWHERE, StepStore
 
 
 class Drawn(NamedTuple):
-    """A batch of rows. ``obs``, ``next_obs``: leaves ``[n, …]``; ``next_obs`` is up to ``n_step`` steps after ``obs``.
+    """A batch drawn from a Replay. ``obs``, ``next_obs``: leaves ``[n, …]``, up to ``n_step`` steps apart.
 
     ``reward``: discounted sum over these steps. ``discount``: factor for the value of ``next_obs``, 0 where the episode
-    terminated. ``weight``: importance-sampling weight. ``rows``: row numbers in the store.
+    terminated. ``weight``: importance-sampling weight. ``rows``: row numbers. ``columns``: policy outputs by name.
     """
 
     rows: np.ndarray
@@ -78,7 +78,8 @@ class Replay:
     ) -> Drawn:
         """Return ``n`` random rows whose next observation is known; the store must hold at least one such row.
 
-        Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then summed.
+        Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then discounted and summed.
+        ``importance_exponent``: exponent of the importance-sampling weights, used only with priorities.
         """
         store = self.store
         rows, weight = self._draw(n, importance_exponent)
@@ -133,7 +134,7 @@ class Replay:
     def _look_ahead(
         self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Follow each row's chain for up to ``n_step`` steps; return discounted rewards, last rows and discounts."""
+        """Follow each row for up to ``n_step`` steps; return sums of discounted rewards, last rows, and discounts."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
         discount = np.ones(len(rows), np.float32)
@@ -178,7 +179,7 @@ class Replay:
 
 @attrs.frozen(kw_only=True)
 class ReplayState:
-    """The state of a replay in a checkpoint, without the arrays. ``highest``: the highest priority so far."""
+    """The state of a Replay in a checkpoint, without the arrays. ``highest``: the highest priority so far."""
 
     generator: dict[str, Any]
     highest: float
@@ -189,7 +190,7 @@ class ReplayState:
 
 
 class SumTree:
-    """A binary tree of the sums of non-negative numbers. ``find`` searches their running sum in O(log n)."""
+    """A binary tree of non-negative numbers and their sums, in which ``find`` searches the running sum in O(log n)."""
 
     def __init__(self, capacity: int) -> None:
         self._n_leaves = 1 << max(1, (capacity - 1).bit_length())
@@ -214,7 +215,7 @@ class SumTree:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, marks: np.ndarray) -> np.ndarray:
-        """Return, for each mark in [0, total), the index at which the running sum passes the mark."""
+        """Return, for each mark in [0, total), the index at which the running sum first exceeds it."""
         nodes = np.ones(len(marks), np.int64)
         left_over = marks.astype(np.float64)
         while nodes[0] < self._n_leaves:

@@ -25,7 +25,7 @@ _OF_RUNNING = frozenset(
 
 
 def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
-    """Return the tables ``manager``, ``training`` and ``trainers`` as plain data, with one trainer per behavior."""
+    """Return the plan's tables as plain data, with all defaults. ``trainers`` has an entry for each behavior."""
     of_trainers = {}
     for name, trainer in trainers.items():
         options = getattr(trainer, "options", None)
@@ -38,7 +38,7 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
 
 
 def check_resumed(plan: TrainingPlan) -> None:
-    """Raise UsageError if ``plan`` cannot resume the training in its folder."""
+    """Raise UsageError if ``plan`` has another seed or another kind of a trainer than the training that it resumes."""
     before = records.read(plan.directory)
     if before is None:
         return
@@ -61,7 +61,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each changed option of the environments and the trainers; none if ``before`` is None."""
+    """Return a phrase for each changed option of the environments and trainers; ``[]`` if ``before`` is None."""
     if before is None:
         return []
     was_played, is_played = (

@@ -26,7 +26,7 @@ _EPSILON = 1e-8
 
 @attrs.frozen(kw_only=True)
 class SpreadState:
-    """The state of a ReturnSpread in a checkpoint."""
+    """The number, mean and variance of returns in a ReturnSpread, as saved in a checkpoint."""
 
     count: float
     mean: float
@@ -39,7 +39,7 @@ class SpreadState:
 
 @attrs.define
 class ReturnSpread:
-    """The spread of the discounted returns of all agents so far, computed as in Gymnasium's NormalizeReward."""
+    """A running estimate of the spread of all agents' discounted returns, as in Gymnasium's NormalizeReward."""
 
     gamma: float
     enabled: bool = True
@@ -82,7 +82,7 @@ class ReturnSpread:
         self._returns.clear()
 
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
-        """Discount running returns of agents that acted, add all rewards, and return the results of these agents."""
+        """Discount running returns of agents in ``acted``, add all rewards, and return the results for ``acted``."""
         found = []
         for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:
@@ -99,7 +99,7 @@ class ReturnSpread:
             self._returns.pop(agent_id, None)
 
     def _take(self, returns: np.ndarray) -> None:
-        """Add returns to the mean and variance (Chan, Golub and LeVeque 1979)."""
+        """Update the count, mean and variance with ``returns`` (Chan, Golub and LeVeque 1979)."""
         n = len(returns)
         total = self.count + n
         delta = float(returns.mean()) - self.mean
@@ -115,7 +115,7 @@ class ReturnSpread:
         return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
 
     def restore(self, state: SpreadState | None) -> None:
-        """Restore what ``state`` returned. Raises ValueError if ``enabled`` has changed since."""
+        """Restore what ``state`` returned, and clear running returns. Raises ValueError if ``enabled`` has changed."""
         if (state is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
         if state is not None:

@@ -1,4 +1,4 @@
-"""Rounds: every environment plays a number of steps with fixed policies, then one group of behaviors learns.
+"""Rounds of training: all environments play a number of steps with fixed policies, then one group of behaviors learns.
 
 ::
 
@@ -7,7 +7,7 @@
     round 3  hero learns    │ …
 
 The rule: policies change only between two rounds. Within a round no environment waits for the slowest, so faster
-environments play more steps if the manager's steps are partial (``wait``).
+environments play more steps if the manager does not wait for all workers (``wait``).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RoundCount:
         self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
 
     def played(self, worker_ids: Iterable[int]) -> int:
-        """Return the minimum number of steps that any of these workers has taken in the round."""
+        """Return the smallest number of steps that one of these workers has taken in the round."""
         return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
 
 

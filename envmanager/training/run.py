@@ -79,7 +79,7 @@ class TrainingResult:
         return (self.n_steps - self.n_steps_before) / self.wall_s if self.wall_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as plain data."""
+        """Return the result as JSON data."""
         return {
             "ended": self.ended,
             "n_steps": self.n_steps,
@@ -125,7 +125,7 @@ class Report(Protocol):
 
 
 class TrainingRun:
-    """One run of a training plan. ``stop()`` may be called from a signal handler."""
+    """One run of a training plan. ``go()`` trains; ``stop()``, which a signal handler may call, ends it early."""
 
     def __init__(self, plan: TrainingPlan, report: Report) -> None:
         self.plan = plan
@@ -210,7 +210,10 @@ class TrainingRun:
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
-        """Make the training's objects; return its controller. With ``force``, delete old files after most checks."""
+        """Make the trainers, the controller, the evaluator and the metrics writers; return the controller.
+
+        With ``resume``, load the checkpoint into these. With ``force``, delete the files of an earlier training.
+        """
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)
@@ -323,7 +326,7 @@ class TrainingRun:
         self._report.evaluated(self, evaluation, is_best)
 
     def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
-        """Evaluate the trained policies; return None if no evaluation is wanted, or if ``stop()`` was called."""
+        """Evaluate the trained policies; mark the checkpoint if it is the best. Return None if disabled or stopped."""
         n_episodes = self.plan.training.evaluation_episodes
         if not n_episodes:
             return None
@@ -345,7 +348,7 @@ class TrainingRun:
         return not math.isnan(mean) and (self._best is None or mean > self._best)
 
     def _mark_best(self, evaluation: Evaluation) -> None:
-        """Mark the last checkpoint as the best, and remove the ones that need not be kept any longer."""
+        """Mark the last checkpoint as the best, and remove checkpoints that are not to be kept any longer."""
         assert self._saved is not None
         self._best = evaluation.mean
         checkpoints.mark_best(self._saved, self._best)
@@ -398,7 +401,10 @@ class TrainingRun:
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore which behaviors are frozen. If a behavior's ``frozen`` has changed in the config, the config wins."""
+        """Restore the frozen behaviors, the round, the changes so far and the state of the control file.
+
+        If a behavior's ``frozen`` in the config has changed since the checkpoint, the new value is used.
+        """
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)

@@ -1,4 +1,4 @@
-"""The folder of a training: its files, and which of them may be deleted.
+"""The folder of a training: a check before a training writes there, and the deletion of an earlier training's files.
 
 ::
 
@@ -33,7 +33,10 @@ _FILES: dict[str, Callable[[Path], bool]] = {
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError if a training in ``directory`` would overwrite something there."""
+    """Raise UsageError if a training in ``directory`` would overwrite files.
+
+    The files of an earlier training are accepted with ``resume`` or ``force``, other files never.
+    """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder: a training needs one. Train elsewhere (--dir).")
     for path in _of_others(directory):
@@ -48,7 +51,7 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete the files that trainings have written in ``directory``, and nothing else. Raises OSError."""
+    """Delete the files that trainings have written in ``directory``, and nothing else. Raises OSError if that fails."""
     for name in _names(directory):  # before the checkpoints, so that no file names a half-deleted one
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)
@@ -67,12 +70,12 @@ def _latest(directory: Path) -> Path:
 
 
 def _names(directory: Path) -> list[Path]:
-    """Return the paths of the files that name a checkpoint."""
+    """Return the paths of the files that name a checkpoint: ``latest`` and ``best``."""
     return [directory / CHECKPOINTS / name for name in (checkpoints.LATEST, checkpoints.BEST)]
 
 
 def _of_others(directory: Path) -> Iterator[Path]:
-    """Yield paths with the name of a training's file that no training wrote. Symbolic links are included."""
+    """Yield existing paths that have the name of a training's file but were not written by a training."""
     folder = directory / CHECKPOINTS
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         yield folder

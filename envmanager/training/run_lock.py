@@ -1,8 +1,8 @@
 """The lock of a training's folder, in which only one training at a time may write.
 
 The kernel releases the lock on the file (``flock``, on Windows ``msvcrt.locking``) when the process ends, even if it is
-killed. The file stays in the folder, because after a deletion two trainings could each lock a different file. Only
-with a folder that was made for the lock and is still empty it is deleted; a training that has opened it tries again.
+killed. The file stays in the folder, because after a deletion two trainings could each lock a different file. It is
+deleted only with a folder that was made for it and has no other file; a training that has opened it then tries again.
 
 The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once; other children do
 not inherit it.
@@ -35,7 +35,7 @@ FILE = ".training.lock"
 _MARK = "envmanager train: "
 _LONGEST = 500
 _LOCKED_AT = 1 << 30
-"""Offset of the byte that is locked on Windows, behind the text, because other processes cannot read locked bytes."""
+"""Offset of the byte that is locked on Windows: after the text, because other processes cannot read locked bytes."""
 _held: set[BinaryIO] = set()
 _logger = logging.getLogger("envmanager")
 
@@ -66,7 +66,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Open and lock the file, and return it. Retry if the previous holder has meanwhile deleted the file."""
+    """Open and lock the file, and return it; retry if it has been deleted meanwhile. Raises as ``held`` does."""
     while True:
         file = _opened(path)
         try:
@@ -126,7 +126,7 @@ def _flock(file: BinaryIO, *, is_held: bool) -> None:
 
 
 def _write(file: BinaryIO, text: str) -> None:
-    """Replace the file's content. Errors are ignored, because only the message of ``_lock`` needs the content."""
+    """Replace the file's content by ``text``. Errors are ignored, because ``text`` is only used in error messages."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.seek(0)

@@ -1,5 +1,5 @@
-"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics whose lower
-value counts, and a learned temperature, which is the weight of the entropy.
+"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics of which the
+lower value is used, and a learned temperature, which is the weight of the entropy.
 
 ::
 
@@ -9,7 +9,7 @@ value counts, and a learned temperature, which is the weight of the entropy.
          ├──▶ temperature   towards the one at which the policy has the target entropy
          └──▶ targets   a step of ``tau`` towards the critics (Polyak averages)
 
-The rule: each update uses the old temperature, and updates the actor with the new critics, as in the authors' program.
+The rule: each update uses the old temperature, and updates the actor with the new critics, like the authors' code.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class SACModel(nn.Module):
 
 
 class SquashedPolicy:
-    """A policy that draws from a squashed Gaussian; takes its median if ``greedy``; draws uniformly if ``is_blind``."""
+    """A policy that draws from a SquashedGaussian, takes its median (``greedy``), or draws uniformly (``is_blind``)."""
 
     def __init__(
         self, actor: Actor, squashed: SquashedGaussian, device: torch.device, *, seed: int = 0, greedy: bool = False
@@ -211,7 +211,7 @@ class SAC(OffPolicyTrainer):
 
     @torch.no_grad()
     def _goal(self, batch: Batch, temperature: Tensor) -> Tensor:
-        """Return the TD targets of the actions taken."""
+        """Return the TD targets of the actions in ``batch``, ``[n]``."""
         action, log_prob = self._squashed.sample(self.model.actor(batch.next_obs))
         after: Tensor = self.target(batch.next_obs, action).amin(0) - temperature * log_prob
         return batch.reward + batch.discount * after

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from envmanager.training.trainer import Trainer
 
 _TRIES = 5
-"""Number of attempts to find and read a checkpoint, which a running training may remove in between."""
+"""Number of attempts to find and read a checkpoint, which a running training may remove between the two."""
 
 
 def load_policy(
@@ -105,7 +105,7 @@ class SavedTraining:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], checkpoint: str | int = LATEST) -> SavedTraining:
-        """Read a checkpoint and return it as a SavedTraining. The arguments are those of ``load_policy``.
+        """Read a checkpoint and return it as a SavedTraining. The arguments mean the same as in ``load_policy``.
 
         Raises UsageError if there is no such checkpoint, or if it cannot be read.
         """
@@ -132,7 +132,7 @@ class SavedTraining:
 
     @property
     def behaviors(self) -> list[str]:
-        """Behaviors that have a policy."""
+        """Names of the behaviors that have a policy in the checkpoint."""
         return list(self.checkpoint.trainers)
 
     @property
@@ -157,7 +157,7 @@ class SavedTraining:
         return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
-        """Return the policy of a behavior, by default of the only one. Raises UsageError if it cannot be made."""
+        """Return the policy of ``behavior``; None means the only one. Raises UsageError if it cannot be made."""
         chosen = self._chosen(behavior)
         return self._policy(chosen, self.spec(chosen), device)
 
@@ -263,7 +263,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the checkpoint of this name, else the last one at this agent step (``…2000-2``); None if there is none."""
+    """Return the path in ``there`` with this name, else the last one of this agent step (``…2000-2``), else None."""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -285,7 +285,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """Return observations as a batch in the spec's dtypes, and whether ``obs`` was only one. Raises UsageError."""
+    """Return observations as a batch in the spec's dtypes, and whether ``obs`` is a single one. Raises UsageError."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
@@ -303,7 +303,7 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
 
 
 def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
-    """Return one leaf of the observations in the dtype of ``spec``. Floats may be rounded. Raises SpecMismatch."""
+    """Return ``value`` in the dtype of ``spec``; floats may be rounded. Raises SpecMismatch if it does not fit."""
     shape = ", ".join(map(str, spec.shape))
     expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
     try:
@@ -320,5 +320,5 @@ def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
 
 
 def _first(actions: np.ndarray) -> Any:
-    """Return the only row of a batch: a scalar for Gymnasium's Discrete, an array for its Box."""
+    """Return the only row of a batch of actions: a scalar for Gymnasium's Discrete, an array for its Box."""
     return actions[0, ...] if actions.dtype.kind == "f" else actions[0]

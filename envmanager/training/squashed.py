@@ -27,7 +27,7 @@ with needed_by("envmanager.training", extra="torch"):
 COLUMN = "raw"
 """Name of the raw action, float32[n_numbers] between -1 and 1, in a policy's outputs and in the replay."""
 _LOG_STD = (-20.0, 2.0)
-"""Bounds to which the log standard deviation is clipped, as in the authors' program."""
+"""Bounds to which the log standard deviation is clipped, as in the authors' implementation."""
 _LOG_2 = math.log(2.0)
 _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -35,8 +35,8 @@ _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 class SquashedGaussian:
     """A distribution over all leaves of an action spec, flattened to rows of ``n`` floats.
 
-    The methods take ``inputs`` ``[n_rows, 2 n]``: means and log standard deviations, from a network. Raises UsageError
-    unless all leaves are floats with finite bounds.
+    The methods take ``inputs`` ``[n_rows, 2 n]``: means and log standard deviations, from a network. The
+    constructor raises UsageError unless all leaves are floats with finite bounds.
     """
 
     def __init__(self, spec: Tree) -> None:
@@ -65,12 +65,12 @@ class SquashedGaussian:
         return generator.uniform(-1.0, 1.0, (n_rows, self.n)).astype(np.float32)
 
     def to_environment(self, raw: np.ndarray) -> Tree:
-        """Return the tree of actions ``[n_rows, *shape]`` for the environment."""
+        """Return the actions for the environment: a tree of ``[n_rows, *shape]``, stretched to the bounds."""
         rows = np.split(raw, self._ends[:-1], axis=1)
         return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
 
     def as_actions(self, raw: Tensor) -> list[Tensor]:
-        """Return the leaves of ``to_environment``, computed by tensor operations, which can be exported."""
+        """Return the leaves of ``to_environment`` as tensors, computed by operations that can be exported."""
         rows = raw.split([part.n for part in self._parts], dim=1)
         return [part.as_action(own) for part, own in zip(self._parts, rows, strict=True)]
 
@@ -80,7 +80,7 @@ class SquashedGaussian:
 
 
 class _Part:
-    """A converter of raw actions to the bounds of one leaf of the action spec."""
+    """A converter of raw actions, -1 to 1, to the bounds, shape and dtype of one leaf of the action spec."""
 
     def __init__(self, spec: ArraySpec) -> None:
         is_continuous = not spec.is_object and spec.dtype.kind == "f"

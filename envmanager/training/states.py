@@ -30,7 +30,7 @@ def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dic
 
 
 def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimizer, **modules: nn.Module) -> None:
-    """Load the arrays of ``learner_state``; ignore others. Raises as ``load_module`` and ``load_optimizer`` do."""
+    """Load the arrays of ``learner_state``. Raises the errors of ``load_module`` and ``load_optimizer``."""
     for name, module in modules.items():
         load_module(module, of_part(name, arrays))
     load_optimizer(optimizer, of_part("optimizer", arrays))

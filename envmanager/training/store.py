@@ -32,7 +32,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class StepStore:
-    """The last ``capacity`` rows of a behavior. ``share_frames``: whether to store each frame of stacked images once.
+    """A store of a behavior's last ``capacity`` rows. ``share_frames``: whether to store equal frames only once.
 
     ``grows``: whether to enlarge ``capacity`` instead of overwriting rows, so that only ``clear`` removes rows.
     ``obs``: a tree of ``[capacity, …]``; ``columns``: the policy's outputs by name, ``[capacity, …]``; ``reward``:
@@ -83,7 +83,7 @@ class StepStore:
         return max(self._first, self.n_rows - self.capacity)
 
     def places(self, rows: np.ndarray) -> np.ndarray:
-        """Return the indices of these rows in the arrays."""
+        """Return the array indices of the rows with these row numbers."""
         places: np.ndarray = rows % self.capacity
         return places
 
@@ -102,7 +102,7 @@ class StepStore:
         return closed
 
     def abandon_all(self) -> None:
-        """Forget all open rows and all links still to be made, because the environments were reset."""
+        """Stop waiting for actions of open rows and for missing links, because the environments were reset."""
         self._open.clear()
         self._unlinked.clear()
 
@@ -146,7 +146,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """Update the rows of waiting agents' last actions with rewards and ends that came in another agent's turn."""
+        """Add rewards and ends that agents received in another agent's turn to the rows of their last actions."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))
@@ -161,7 +161,7 @@ class StepStore:
             self._link(now, came, rows)
 
     def _link(self, now: AgentSteps, came: np.ndarray, rows: np.ndarray) -> None:
-        """Link rows of truncated episodes to final observations; remember rows that still need a link to a next row."""
+        """Link rows of truncated episodes to final observations; note other rows that still need a link to the next."""
         ended = now.ended[came]
         for agent_id, row in zip(now.agent_id[came[~ended]].tolist(), rows[~ended].tolist(), strict=True):
             self._unlinked[agent_id] = row
@@ -181,7 +181,7 @@ class StepStore:
                 self.successor[before % self.capacity] = row
 
     def _append(self, obs: Tree, n: int) -> np.ndarray:
-        """Add rows without actions; return their row numbers."""
+        """Add ``n`` rows of observations, without actions; return their numbers. May enlarge the store."""
         if self._grows and len(self) + n > self.capacity:
             self._grow(max(2 * self.capacity, len(self) + n))
         rows = np.arange(self.n_rows, self.n_rows + n)
@@ -251,7 +251,7 @@ class StepStore:
             raise ValueError("successor names rows that are not there")
 
     def _counts(self, counts: np.ndarray) -> list[int]:
-        """Return ``n_rows``, ``n_acted``, ``first`` and ``capacity``. Raises ValueError if they are inconsistent."""
+        """Return ``counts``, ``[n_rows, n_acted, first, capacity]``, as a list. Raises ValueError if inconsistent."""
         told: list[int] = counts.tolist() if counts.shape == (4,) else []
         if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
             raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")

@@ -38,7 +38,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Add a worker's step; return the number of agent steps to learn from. Copy the arrays, which are reused."""
+        """Add a worker's step; return the number of agent steps to learn from. The arrays are reused, so copy them."""
 
     @abstractmethod
     def is_ready(self) -> bool:
@@ -61,7 +61,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Restore the state that ``state`` returned."""
+        """Restore the state that ``state`` returned as ``(arrays, facts)``."""
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards.
@@ -100,7 +100,7 @@ class Trainer(ABC):
         """Release processes, files and other resources. Must be idempotent."""
 
     def environments_were_reset(self) -> None:  # noqa: B027  (not needed by trainers that keep nothing between steps)
-        """Discard the steps in flight, because the environments were reset."""
+        """Discard the data of steps in flight, because the environments were reset."""
 
 
 def require_can_learn_apart(trainer: Any) -> None:

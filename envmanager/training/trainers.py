@@ -79,7 +79,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return a trainer's factory and options, whether it is frozen, and Apart's options or None. Raises ConfigError."""
+    """Return a trainer's factory, options, whether it is frozen, and options for Apart or None. Raises ConfigError."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):
@@ -96,7 +96,7 @@ def _understood(
 
 
 def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the table for a behavior, else the table for any behavior. Raises ConfigError if there is neither."""
+    """Return the table of a behavior, else the default table, ``"*"``. Raises ConfigError if there is neither."""
     table = tables.get(behavior, tables.get(ANY_BEHAVIOR))
     if table is None:
         raise ConfigError(f"There is no trainer for the behavior {behavior!r}: add trainers.{behavior}.")
@@ -108,7 +108,8 @@ def restore(
 ) -> None:
     """Restore a trainer from a checkpoint that was read from ``where``. Raises UsageError if it does not fit.
 
-    ``spec``: current specs of the behavior. ``to_act``: whether to restore only the greedy policy.
+    ``spec``: current specs of the behavior. ``advice``: end of the error message. ``to_act``: whether to restore only
+    the greedy policy.
     """
     behavior = trainer.behavior
     if behavior not in checkpoint.trainers:

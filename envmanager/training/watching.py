@@ -61,7 +61,7 @@ class WatchPlan:
 
 
 class Report(Protocol):
-    """A receiver of reports while policies play."""
+    """A receiver of reports on the checkpoints and episodes that a Watching plays."""
 
     def plays(self, game: str, checkpoint: str) -> None:
         """Report that the policies of this checkpoint play from now on."""
@@ -82,7 +82,7 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play until the end. Raises UsageError if there is nothing to play, and the errors of the engine."""
+        """Play ``plan.steps`` steps, or until the window is closed. Raises UsageError if there is no checkpoint."""
         saved = self._source.first()
         options = manager_options(saved, self._plan)
         self._game = str(options.env)
