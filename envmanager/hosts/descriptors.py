@@ -1,8 +1,8 @@
 """Functions to create, register, wait for and close the library's file descriptors.
 
 The rule: every descriptor the library opens in the trainer is registered here. In a child that the user's code forks,
-all of them are closed, so that the child can neither keep workers alive nor stop them. None of them has the number of a
-standard stream (0, 1 or 2).
+all of them are closed, so that the child can neither keep workers alive nor stop them. No registered descriptor has the
+number of a standard stream (0, 1 or 2).
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def is_registered(fd: int) -> bool:
 
 
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
-    """Wait until a descriptor is ready or hung up, for at most ``timeout_s`` or an hour. Return the set of ready ones.
+    """Wait until a descriptor is ready or hung up, for ``timeout_s`` (at most an hour). Return the set of ready ones.
 
-    Uses ``poll``, because ``select`` takes no descriptor above 1023. ``poll`` takes no timeout above 24 days.
+    Uses ``poll``, as ``select`` takes no descriptor above 1023. ``poll`` takes at most 24 days, hence the limit.
     On Windows, which has no ``poll``, calls ``select`` several times, so that a Ctrl-C is raised in between.
     """
     if not hasattr(select, "poll"):

@@ -58,7 +58,7 @@ _MOVES = {
 
 
 class Alarm:
-    """Data that tell a poller when to check its links: a time, and unread messages. All its links share one Alarm."""
+    """The conditions for a poller to check all its links: a time, or unread messages. The links share one Alarm."""
 
     __slots__ = ("at", "has_unread")
 
@@ -79,7 +79,7 @@ class WorkerPlan:
     timeouts: Timeouts
 
     def not_started(self, what: str, error: OSError, more: str = "") -> WorkerError:
-        """Return the error to raise if a worker cannot start. ``what`` is the kind of process, ``more`` is advice."""
+        """Return the error to raise if a worker cannot start. ``what`` is the kind of process, ``more`` is a hint."""
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
         told = " ".join(filter(None, (f"{cause}.", more, advice(error))))
         return WorkerError(
@@ -204,7 +204,7 @@ class Link:
     # Responses.
 
     def recv(self) -> EnvironmentResponse:
-        """Wait for and return the response to the last command; a "failed" one after a death, timeout or protocol error."""
+        """Wait for and return the last command's response; a "failed" one after a death, timeout or protocol error."""
         try:
             return self._received()
         finally:
@@ -245,7 +245,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Return the response to the last command other than a step. The first one makes the state RUNNING."""
+        """Return the response that ``message`` has for the last non-step command. The first makes the state RUNNING."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -278,12 +278,12 @@ class Link:
     # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
 
     def begin_again(self, config: ResetConfig) -> None:
-        """Schedule a reset. The poller sends it once the worker has started, and delivers the response."""
+        """Schedule a replacement's reset. The poller sends it after the start, and delivers the response."""
         self._first_reset = config
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """If the worker has started, send the reset. Return a failure or the reset's response; None before these."""
+        """Send the reset once a replacement has started. Return its response or a failure; None before one arrives."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -297,7 +297,7 @@ class Link:
         return None
 
     def have_started_again(self) -> None:
-        """Prepare a replacement between its start and its reset. Subclasses may override this."""
+        """Prepare a replacement between its start and its reset. Does nothing here; subclasses may override this."""
 
     def _await(self, command: CommandName, due_at: float) -> None:
         self.awaited, self.due_at = command, due_at
@@ -321,12 +321,12 @@ class Link:
         return WorkerTimedOut(**self._facts(during), timeout_s=self._timeouts_s[during], output=self.output_tail())
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
-        """Kill a worker that violated its protocol. Return the error to report."""
+        """Kill a worker that violated the protocol. Return the error to report."""
         self.kill()
         return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
-        """Return the arguments that all errors about this worker take."""
+        """Return the arguments that all errors about this worker take. ``during`` is the awaited command, if any."""
         phase = "idle" if during is None else phase_of(during)
         return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 
@@ -335,7 +335,7 @@ class Link:
         return ""
 
     def kill(self) -> None:
-        """Kill the process and the processes that it started, and move to GONE. A second call does nothing."""
+        """Kill the process and the processes that it started, and set the state to GONE. A second call does nothing."""
         self.await_nothing()
         if self.state is not State.GONE:
             self.process.signal(SIGKILL)

@@ -79,7 +79,7 @@ class Resources(Generic[AnyLink]):
         link.release()
 
     def retire(self, link: AnyLink) -> None:
-        """Ask a running worker that is to be replaced to exit. Release a worker in any other state at once."""
+        """Ask a running worker that is to be replaced to exit. Kill and release a worker in any other state at once."""
         if link.state is State.RUNNING:
             link.retire()
             self.poller.retire(link)

@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """If the last wait was short, spin until ``ready()`` is true. If it is not true then, call ``sleep()`` once."""
+        """If the last wait was short, spin and return if ``ready()`` becomes true. Otherwise call ``sleep()`` once."""
         began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1

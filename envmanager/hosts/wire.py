@@ -1,4 +1,4 @@
-"""The protocol between manager and worker: bytes of messages, and the trainer's end of the connection.
+"""The protocol between manager and worker: the format of messages, and the trainer's end of a connection.
 
 ::
 
@@ -53,7 +53,7 @@ WITH_SPECS = 16
 
 
 class Undecoded(bytes):
-    """The pickled payload of a command. A worker unpickles it when it carries out the command, which fails on an error."""
+    """A command's pickled payload. A worker unpickles it as part of the command, so an error fails the command."""
 
 
 def dumps(value: Any) -> bytes:
@@ -181,7 +181,7 @@ class Message:
 
 
 class Channel:
-    """The connection of a manager to one worker: a socket, to which commands are written and messages read from."""
+    """The connection to one worker: a socket, to write commands to and to read messages from."""
 
     def __init__(self) -> None:
         self.fd = descriptors.CLOSED
@@ -248,7 +248,7 @@ class Channel:
     # In.
 
     def pump(self) -> bool:
-        """Read all bytes that have arrived into ``messages``, without blocking. Return whether there were any."""
+        """Read what has arrived, without blocking. Add complete messages to ``messages``. Return whether bytes came."""
         n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
@@ -294,14 +294,14 @@ class Decoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
-        """Return the response to a step that is wholly in a memory slot. ``n_ended``: number of final observations."""
+        """Return the response to a step that is wholly in shared memory, with ``n_ended`` final observations."""
         if flags & FULL and not n_ended:
             return self._full[slot]
         assert self._worker_rows is not None
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Return the response to the command ``asked`` from a message, and from memory ``slot`` for a step's rows."""
+        """Return the response to ``asked`` that ``message`` has. Rows of a step may be in ``slot`` of shared memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         if not message.data:  # a step without anything but its rows in shared memory

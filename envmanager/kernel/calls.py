@@ -42,7 +42,7 @@ _QUESTIONS = ("call", "get_attr", "set_attr", "render")
 
 
 class Use(enum.Enum):
-    """How the trainer steps until the next reset: with ``step()`` (STEP), or ``send()`` and ``recv()`` (SEND_RECV)."""
+    """The trainer's way to step until the next reset: ``step()`` (STEP), or ``send()`` and ``recv()`` (SEND_RECV)."""
 
     RESETTING = enum.auto()
     """A reset began and did not end; only another reset may follow."""
@@ -51,7 +51,7 @@ class Use(enum.Enum):
     SEND_RECV = enum.auto()
 
     def require(self, wanted: Use) -> None:
-        """Raise UsageError unless the calls that ``wanted`` stands for may be used now."""
+        """Raise UsageError if the last reset did not end, or if the trainer steps in another way than ``wanted``."""
         if self is Use.RESETTING:
             raise UsageError("the last reset() did not end: call reset() again.")
         if self not in (wanted, Use.UNDECIDED):

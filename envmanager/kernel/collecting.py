@@ -40,7 +40,7 @@ class Collector:
     def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
         """Wait for responses by the rules of ``wait``. Return the entries whose next response is to be delivered.
 
-        If a failure is among these responses, raises the first one. Raises UsageError if no response can arrive. Steps
+        If failures are among these responses, raises the first. Raises UsageError if no response can arrive. Steps
         of workers that are at least ``max_lead`` steps ahead of the slowest worker are kept for a later call.
         """
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
@@ -148,7 +148,7 @@ class Collector:
             self.receive(responses)
 
     def drain(self) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
-        """Wait for all outstanding responses. Return the last of each worker, and the first failure or None."""
+        """Wait for all outstanding responses. Return the last ones by worker_id, and the first failure or None."""
         responses: dict[int, EnvironmentResponse] = {}
         failure: EnvManagerError | None = None
         while self._table.n_waiting:

@@ -37,7 +37,7 @@ class Resets:
         self._collector = collector
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
-        """Return the config to send to workers, and its parsed form. Without a seed, the first reset uses the manager's.
+        """Return the config to send, and its ResetConfig. If no seed is given, the first reset uses the manager's seed.
 
         Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
         """
@@ -101,7 +101,7 @@ class Resets:
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
     """Return ``values`` if it is a sequence (not text) or an array with axes, else a list that repeats it ``n`` times.
 
-    Raises UsageError if there are not ``n`` values, or if it is unclear whether ``values`` is one value.
+    Raises UsageError if there are not ``n`` values, or if ``values`` might be one value or a sequence.
     """
     if not _is_many(values):
         return [values] * n
@@ -154,8 +154,8 @@ class Asker:
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
         """Send a command with ``payload(rows, places)`` to each worker of ``env_ids``. Return one result per env_id.
 
-        ``rows`` are environments' indices in the worker, ``places`` in ``env_ids``. Waits until no worker is being
-        replaced. Raises the first failure when all have responded. Replaces workers that have ended.
+        ``rows`` are environments' indices in the worker, ``places`` in ``env_ids``. Waits first until none of the
+        workers is being replaced. Raises the first failure when all have responded. Replaces workers that have ended.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

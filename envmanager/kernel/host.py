@@ -48,7 +48,7 @@ class ResponseSource(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Wait for responses and return them. Return none after ``timeout`` seconds, or if the manager was closed.
+        """Wait for responses and return them. The result is empty after ``timeout`` seconds or ``wake``.
 
         ``n_wanted`` is the number of responses that the caller needs. The method may wait until that many steps have
         arrived, if each return is expensive, but must return a failure at once.
@@ -124,18 +124,18 @@ class WorkerHost(ABC):
         """Workers in order of worker_id."""
 
     def open(self, context: HostContext) -> None:
-        """Store ``context``, and acquire the resources that the workers share. Called once, before the first launch."""
+        """Store ``context``. Subclasses also acquire the workers' shared resources. Called before the first launch."""
         self.context = context
 
     @abstractmethod
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        """Start and return a worker. Above generation 0 it replaces a worker, whose end is not waited for.
+        """Start and return a worker. With ``generation`` above 0, it replaces another, whose end is not awaited.
 
         Raises OSError or EnvManagerError if it cannot start. For a replacement, this counts as another failure.
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start and return a worker. Called by ``context.create``; hosts that do not use that need no such method."""
+        """Start and return a worker. Only hosts that use ``context.create``, which calls this, need to define it."""
         raise NotImplementedError
 
     @abstractmethod

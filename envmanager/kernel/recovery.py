@@ -85,7 +85,7 @@ class Supervisor:
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Decide what to do about a worker's ``error`` at ``now`` (monotonic s). A Replace uses one of its restarts."""
+        """Return how to treat a worker that failed with ``error`` at ``now`` (monotonic s). Count a replacement."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
@@ -200,7 +200,7 @@ class Recovery:
         )
 
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
-        """Do ``fail`` for each, but queue no error for delivery, as the caller raises one. Start due replacements."""
+        """Record failures, but queue no error for delivery, as the caller raises one itself. Start due replacements."""
         for entry, error in failures:
             self.fail(entry, error)
         self.start_due()
@@ -224,7 +224,7 @@ class Recovery:
         return min((each.start_at for each in planned if not each.is_started), default=None)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
-        """Launch a replacement and reset it, with the last reset's options and new seeds. Record a failure to do so."""
+        """Launch a replacement and reset it, with the last reset's options and new seeds. Record any failure."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0

@@ -50,7 +50,7 @@ class BatchStepper:
     def _find_behavior(self, *, is_begun: bool) -> None:
         """Store the only behavior. Raises UsageError before a reset, or if an environment has more than one agent.
 
-        ``is_begun``: not the first call since the reset. The first one counts agents; later steps may lack some.
+        Agents are counted unless ``is_begun`` (not the first call since the reset), as later steps may lack some.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}

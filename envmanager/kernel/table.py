@@ -98,7 +98,7 @@ class Entry:
     """Actions of the step in flight, if ``step()`` sent them."""
     n_envs_in_flight: int = 0
     batch_size: int = 0
-    """Minimum number of environments in flight, if the worker returns those that are ready first; else 0."""
+    """Number of environments in each response, if the worker returns those that are ready first; else 0."""
     rows_in_flight: set[int] = attrs.field(factory=set)
     """Rows in flight, if there is a ``batch_size``. They stay in flight when the worker has responded without them."""
     batches: Sequence[Batch] = ()
@@ -106,7 +106,7 @@ class Entry:
     steps: int = 0
     """Number of steps delivered."""
     steps_since_reset: int = 0
-    """Number of steps delivered since the last reset, which ``max_lead`` limits."""
+    """Number of steps delivered since the last reset. ``max_lead`` limits how far workers may differ in it."""
     times: WorkerTimes = attrs.field(factory=WorkerTimes)
 
     @property
