@@ -231,7 +231,7 @@ class Link:
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def take(self, ticket: int) -> Message | None:
-        """Remove and return the message with this ticket, or None if there is none. Discard those with old tickets."""
+        """Remove and return the message with this ticket, or None if it is not there. Discard outdated messages."""
         messages, found = self.channel.messages, None
         for message in list(messages):
             if message.ticket == ticket and found is None:
@@ -278,7 +278,7 @@ class Link:
     # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
 
     def begin_again(self, config: ResetConfig) -> None:
-        """Schedule a replacement's reset. The poller sends it after the start, and delivers the response."""
+        """Schedule the reset of a replacement. The poller sends it after the start and delivers the response."""
         self._first_reset = config
         self._await(CommandName.START, self._deadline)
 

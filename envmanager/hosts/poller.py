@@ -2,7 +2,7 @@
 
 ::
 
-    one epoll: the bell (wakes it), a host's own descriptors, every worker's pidfd, every worker's connection
+    one epoll: the bell (to wake it), a host's own descriptors, every worker's pidfd, every worker's connection
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
 A retired worker is watched until it has ended. The end of any other worker is delivered once, as a "failed" response.
@@ -164,7 +164,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return bool(self.arrived)
 
     def pump(self, link: AnyLink) -> None:
-        """Read a worker's messages and add the responses to ``arrived``. Kill it if it has broken the protocol."""
+        """Read a worker's messages and add the responses to ``arrived``. Kill the worker if it broke the protocol."""
         channel = link.channel
         if channel.pump():
             link.due_at = max(link.due_at, time.monotonic() + WHILE_BYTES_COME_S)

@@ -65,7 +65,7 @@ def dumps(value: Any) -> bytes:
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
-    """Return the flags and the pickle of the parts of a step that are not in shared memory, or None if all are."""
+    """Return the flags and the pickle of a step's parts that are not in shared memory; None if there are none."""
     if not flags:
         return WITH_SPECS, dumps((dict(steps), specs))
     infos = {}

@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method through a weak reference, and returns None if the object is gone."""
+    """Return a function that calls a bound method by weak reference, or returns None if the object was deleted."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -132,7 +132,7 @@ class Calls:
                     self.lock.release()
 
     def draw_on(self, track: Track) -> None:
-        """Record the begin and end of each later call as a span on ``track``, one of the trace's timelines."""
+        """Record each later call as a span on ``track``, one of the timelines of the trace."""
         self.named.update({name: _DrawnCall(self, name, track) for name in self.named})
 
     def leave(self) -> None:

@@ -87,7 +87,7 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait for ``wait.min_ready`` ready workers, or until the deadline. Raises UsageError if none can get ready."""
+        """Wait for ``wait.min_ready`` ready workers or the deadline. Raises UsageError if no response can arrive."""
         table = self._table
         if not table.n_waiting:
             errors = [entry.error for entry in table.entries if entry.error is not None]

@@ -48,7 +48,7 @@ class ResponseSource(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Wait for responses and return them. The result is empty after ``timeout`` seconds or ``wake``.
+        """Wait for responses and return them. Return none after ``timeout`` seconds, or when the manager is closed.
 
         ``n_wanted`` is the number of responses that the caller needs. The method may wait until that many steps have
         arrived, if each return is expensive, but must return a failure at once.
@@ -140,7 +140,7 @@ class WorkerHost(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the workers and release everything. Called when no call is in progress; again if it was interrupted."""
+        """End the workers and release everything. Called when no call is in progress, and again after an interrupt."""
 
     def await_start(self) -> dict[int, StartReport]:
         """Wait until the workers of generation 0 have made their environments. Return their reports by worker_id.

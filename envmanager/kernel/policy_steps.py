@@ -41,7 +41,7 @@ class PolicyStepper:
         self._check_values = check_values
 
     def send_actions(self, wait: Wait) -> None:
-        """Call policies for idle workers, except any ``wait.max_lead`` steps ahead of the slowest. Send the actions."""
+        """Call policies for idle workers not ``wait.max_lead`` steps ahead of the slowest, and send the actions."""
         table = self._table
         idle = [entry for entry in table.entries if entry.state is _IDLE]
         if wait.max_lead is not None:

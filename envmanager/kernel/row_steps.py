@@ -72,7 +72,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Queue the last reset's observations for delivery by ``recv``. Raises UsageError like ``_find_behavior``."""
+        """Queue the last reset's observations for ``recv``. Raises UsageError if an environment has several agents."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
@@ -83,7 +83,7 @@ class BatchStepper:
     # Actions.
 
     def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
-        """Send actions to the workers of these environments. ``begin``, if any, is called between checks and sending.
+        """Send actions to the workers of ``env_ids``. ``begin``, if given, is called after the checks, before sending.
 
         Raises BadAction, before anything is sent, for invalid actions and for a worker whose response has not been
         delivered. Raises the error of a worker that was given up.

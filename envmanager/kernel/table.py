@@ -126,7 +126,7 @@ class Entry:
 
     @property
     def is_nominal(self) -> bool:
-        """Whether the worker has not failed, is not being replaced, and its next action is not to be discarded."""
+        """Whether nothing is wrong with the worker: it has no error, no replacement, and no action to discard."""
         return self.error is None and self.replacement is None and not self.ignores_action
 
     @property
@@ -230,7 +230,7 @@ class WorkerTable:
             entry.state = to
 
     def _move_rarely(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Do what ``move`` does, if some of the workers are not in the state that usually precedes ``to``."""
+        """Do the work of ``move`` if some worker is not in the state that usually precedes ``to``."""
         for entry in entries:
             if to not in _MOVES[entry.state]:
                 raise RuntimeError(f"worker {entry.worker_id} cannot go from {entry.state.name} to {to.name}")
