@@ -135,7 +135,7 @@ class WorkerHost(ABC):
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start and return a worker. Only hosts that use ``context.create``, which calls this, need to define it."""
+        """Start and return a worker. Need not be defined by hosts whose ``launch`` does not call ``context.create``."""
         raise NotImplementedError
 
     @abstractmethod

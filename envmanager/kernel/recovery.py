@@ -85,7 +85,7 @@ class Supervisor:
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Return Replace or GiveUp for a worker that failed at ``now`` (monotonic s). A Replace uses up one restart."""
+        """Return Replace or GiveUp for a worker that failed at ``now`` (monotonic s). A Replace uses up a restart."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
