@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method through a weak reference; None is its result if the object is gone."""
+    """Return a function that calls a bound method through a weak reference; it returns None if the object is gone."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:

@@ -140,7 +140,7 @@ class WorkerHost(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the workers and release everything. Called when no call is in progress, and again after an interrupt."""
+        """End the workers and release everything. Called when no call is in progress, and again if interrupted."""
 
     def await_start(self) -> dict[int, StartReport]:
         """Wait until the workers of generation 0 have made their environments. Return their reports by worker_id.

@@ -188,7 +188,7 @@ def checked_actions(
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:
-    """Return a dict of copies of a policy's outputs. Raises BadAction unless each is an array of ``n`` rows."""
+    """Return copies of a policy's outputs. Raises BadAction unless they are a mapping to arrays of ``n`` rows."""
     policy = f"the policy of behavior {behavior!r}"
     if not isinstance(outputs, Mapping):
         raise BadAction(

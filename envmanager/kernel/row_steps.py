@@ -48,7 +48,7 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Store the only behavior. Raises UsageError before a reset, or if an environment has more than one agent.
+        """Store the only behavior. Raises UsageError before a reset, or for several behaviors or agents in one env.
 
         Agents are counted unless ``is_begun`` (not the first call since the reset), as later steps may lack some.
         """
