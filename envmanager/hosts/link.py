@@ -92,7 +92,7 @@ class WorkerPlan:
 
 
 class WorkerProcess(Protocol):
-    """The interface of the process of a worker, or of a substitute object if the process runs on another machine."""
+    """The interface of a worker's process, or of a substitute object for a process that the manager did not start."""
 
     @property
     def pid(self) -> int | None:

@@ -214,7 +214,7 @@ def _require_batch(entry: Entry, rows: np.ndarray) -> None:
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
-    """Return the last batches that together have a row of each of the worker's environments, oldest first.
+    """Return the batches that together have the last row of each of the worker's environments, oldest first.
 
     ``batch`` is the newest. Views are copied, because the memory that they show is overwritten by later steps.
     """
