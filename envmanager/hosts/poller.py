@@ -77,7 +77,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._stop_watching(link, fd)
 
     def retire(self, link: AnyLink) -> None:
-        """Keep watching a worker that was asked to exit until it has ended. Its replacement has the same worker_id."""
+        """Keep watching a worker that was asked to exit, until it ends. Its replacement has the same worker_id."""
         self._retiring.add(link)
 
     def wake(self) -> None:

@@ -101,7 +101,7 @@ class Resets:
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
     """Return ``values`` if it is a sequence (not text) or an array with axes, else a list that repeats it ``n`` times.
 
-    Raises UsageError if there are not ``n`` values, or if ``values`` might be one value or a sequence.
+    Raises UsageError if there are not ``n`` values, or if ``values`` may be meant as one value or as several.
     """
     if not _is_many(values):
         return [values] * n
