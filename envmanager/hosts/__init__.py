@@ -1,1 +1,1 @@
-"""Hosts, which start, drive, replace and end workers in other processes or in the trainer's (the local worker)."""
+"""Hosts, which start, replace and end workers in other processes, and the local worker in the trainer's process."""

@@ -1,8 +1,8 @@
-"""Waits for file descriptors, and closes the library's descriptors in forked children.
+"""Functions to create, register, wait for and close the library's file descriptors.
 
-The rule: every descriptor the library opens in the trainer is registered here. A child that the user's code forks
-closes all of them, so that it can neither keep workers alive nor stop them. None of them has the number of a standard
-stream (0, 1 or 2).
+The rule: every descriptor the library opens in the trainer is registered here. In a child that the user's code forks,
+all of them are closed, so that the child can neither keep workers alive nor stop them. No registered descriptor has the
+number of a standard stream (0, 1 or 2).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ else:
     read, write, set_blocking, _close = os.read, os.write, os.set_blocking, os.close
 
 READABLE = 1
-"""POLLIN and EPOLLIN, which not every system has."""
+"""Value of POLLIN and EPOLLIN, which not every system defines."""
 CLOSED = -1
 """Sentinel that replaces a closed descriptor, because another file may reuse the number."""
 _registered: set[int] = set()
@@ -69,9 +69,9 @@ def is_registered(fd: int) -> bool:
 
 
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
-    """Wait until descriptors are ready or hung up, or for ``timeout_s``, at most an hour. Return the ready descriptors.
+    """Wait until a descriptor is ready or hung up, for ``timeout_s`` (at most an hour). Return the set of ready ones.
 
-    Uses ``poll``, because ``select`` takes no descriptor above 1023. ``poll`` takes no timeout above 24 days.
+    Uses ``poll``, as ``select`` takes no descriptor above 1023. ``poll`` takes at most 24 days, hence the limit.
     On Windows, which has no ``poll``, calls ``select`` several times, so that a Ctrl-C is raised in between.
     """
     if not hasattr(select, "poll"):
@@ -114,7 +114,7 @@ class Waiter:
 
 
 def make_waiter() -> Any:
-    """Return a ``select.epoll``, or a Waiter on systems that lack it."""
+    """Return a new ``select.epoll``, whose descriptor is registered, or a Waiter on systems that lack epoll."""
     if not hasattr(select, "epoll"):
         return Waiter()
     epoll = select.epoll()
@@ -140,7 +140,7 @@ def socket_pair() -> tuple[int, int]:
 
 
 def require_room(n_more: int) -> None:
-    """Raise UsageError if the limit of this process does not allow ``n_more`` open descriptors.
+    """Raise UsageError if this process may not open ``n_more`` descriptors in addition to those that are open.
 
     Without /proc, the number of open descriptors is unknown and nothing is raised; opening too many fails later.
     """
@@ -162,7 +162,7 @@ def require_room(n_more: int) -> None:
 
 
 def open_standard() -> None:
-    """Open /dev/null on closed standard descriptors.
+    """Open /dev/null on those of the standard descriptors 0, 1 and 2 that are closed.
 
     Otherwise a pipe of the library might get such a number, and output of environments would be written into the pipe.
     """
@@ -172,7 +172,7 @@ def open_standard() -> None:
 
 
 def lead_nowhere(fds: Sequence[int]) -> None:
-    """Redirect descriptors to /dev/null. Code that still uses them does no harm, and no new file gets their numbers."""
+    """Redirect open descriptors to /dev/null, so that code may still use them and no new file gets their numbers."""
     with contextlib.suppress(OSError):
         os.close(fds[0])  # frees a number for the next line
     null = os.open(os.devnull, os.O_RDWR)
@@ -184,19 +184,19 @@ def lead_nowhere(fds: Sequence[int]) -> None:
 
 
 def forget(fd: int) -> None:
-    """Unregister ``fd``, because another object closes it."""
+    """Remove ``fd`` from the registered descriptors without closing it, because another object closes it."""
     _registered.discard(fd)
 
 
 def create_memory(name: str) -> int:
-    """Create a memfd with mode 0600. Return its descriptor, which is registered."""
+    """Create a memfd (anonymous file in memory) with mode 0600. Return its descriptor, which is registered."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)
     return register(fd)
 
 
 def close(fd: int) -> int:
-    """Close a registered descriptor. Return CLOSED, for the caller to store instead of the number."""
+    """Close ``fd`` if it is registered. Return CLOSED, for the caller to store instead of the number."""
     if fd in _registered:
         _registered.discard(fd)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Carries out a worker's commands, in the worker's process or in the trainer's.
+"""Makes a worker's environments and carries out its commands, in the worker's process or in the trainer's.
 
 The rule: no code here depends on pipes or shared memory. One table maps each command to its function.
 """
@@ -27,7 +27,7 @@ from envmanager.options import KindOptions, ResetConfig
 def make_contexts(
     env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
 ) -> list[EnvContext]:
-    """Return the contexts of one worker's environments, for their factories."""
+    """Return one EnvContext per environment of a worker. ``slot`` numbers count from ``first_slot``."""
     seeds = derive_seeds(seed, env_ids, generation)
     return [
         EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir, len(env_ids))
@@ -37,7 +37,7 @@ def make_contexts(
 
 @attrs.frozen
 class GroupFactory:
-    """A factory of all environments of one worker. If the first is a vector environment, it is the only one made."""
+    """A factory of one worker's EnvGroup. It makes all environments, or one vector environment that holds them all."""
 
     factories: Sequence[Any]
     contexts: Sequence[EnvContext]
@@ -55,7 +55,7 @@ class GroupFactory:
         generation: int,
         first_slot: int,
     ) -> GroupFactory:
-        """Return the factory of the worker that hosts ``env_ids``. ``factories`` has one for every environment."""
+        """Return the factory for the worker that hosts ``env_ids``. ``factories`` has one per env of the manager."""
         contexts = make_contexts(
             env_ids,
             worker_id=worker_id,
@@ -145,7 +145,7 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
 def failed(
     error: BaseException, name: CommandName, *, worker_id: int, env_ids: Sequence[int], group: EnvGroup | None
 ) -> EnvironmentResponse:
-    """Return the "failed" response to a command that raised ``error``. Its error names the environment, if known."""
+    """Return the "failed" response to a command that raised ``error``. It names the one env at fault, if known."""
     if group is not None and group.current_env_id is not None:
         env_ids, group.current_env_id = (group.current_env_id,), None
     failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase=phase_of(name))

@@ -34,7 +34,7 @@ from envmanager.system.interrupts import allow_interrupts
 from envmanager.system.machine import advice
 
 SIGKILL = getattr(signal, "SIGKILL", 9)
-"""Number of the signal that kills. Windows does not define it; there it is a sign for ``WorkerProcess.signal``."""
+"""Number of the signal SIGKILL. Windows does not define it; there ``WorkerProcess.signal`` accepts the number."""
 WHILE_BYTES_COME_S = 1.0
 """Extra seconds granted each time bytes of a late message arrive."""
 _STEP = CommandName.STEP
@@ -58,7 +58,7 @@ _MOVES = {
 
 
 class Alarm:
-    """The reasons for a poller to check all its links: a time, and unread messages. The links share one Alarm."""
+    """The conditions for a poller to check all its links: a time, or unread messages. The links share one Alarm."""
 
     __slots__ = ("at", "has_unread")
 
@@ -79,7 +79,7 @@ class WorkerPlan:
     timeouts: Timeouts
 
     def not_started(self, what: str, error: OSError, more: str = "") -> WorkerError:
-        """Return the error of a worker that cannot start. ``what`` is the kind of process, ``more`` is advice."""
+        """Return the error to raise if a worker cannot start. ``what`` is the kind of process, ``more`` is a hint."""
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
         told = " ".join(filter(None, (f"{cause}.", more, advice(error))))
         return WorkerError(
@@ -92,7 +92,7 @@ class WorkerPlan:
 
 
 class WorkerProcess(Protocol):
-    """The process of a worker, or a stand-in for one that was not started here."""
+    """The interface of a worker's process, or of a substitute object for a process that the manager did not start."""
 
     @property
     def pid(self) -> int | None:
@@ -119,17 +119,17 @@ class ResponseDecoder(Protocol):
     """A converter of one worker's messages to responses."""
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """Return the response that reports this error."""
+        """Return the "failed" response that reports ``error``."""
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
         """Return the response to the command ``asked`` that the message contains."""
 
 
 class Link:
-    """The link to one worker. It sends commands and receives responses; the poller delivers responses to steps.
+    """The manager's side of one worker outside this process. It sends commands and receives responses.
 
-    Set ``process`` and ``decoder`` after construction. A subclass may override ``encode``, ``step_response``,
-    ``have_started_again`` and ``output_tail``.
+    A poller delivers responses to steps. Set ``process`` and ``decoder`` after construction. A subclass may override
+    ``encode``, ``step_response``, ``have_started_again`` and ``output_tail``.
     """
 
     FAILED: ClassVar[int] = FAILED_CODE
@@ -204,7 +204,7 @@ class Link:
     # Responses.
 
     def recv(self) -> EnvironmentResponse:
-        """Return the response to the last command. It is "failed" if the worker died, is late or broke the protocol."""
+        """Wait for and return the last command's response; a "failed" one after a death, timeout or protocol error."""
         try:
             return self._received()
         finally:
@@ -231,7 +231,7 @@ class Link:
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def take(self, ticket: int) -> Message | None:
-        """Remove and return the message with this ticket; None until all of it has arrived. Discard late ones."""
+        """Remove and return the message with this ticket, or None if it is not there. Discard outdated messages."""
         messages, found = self.channel.messages, None
         for message in list(messages):
             if message.ticket == ticket and found is None:
@@ -245,7 +245,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Return the response in a message to the last non-step command. The first response makes the state RUNNING."""
+        """Return the response that ``message`` has for the last non-step command. The first makes the state RUNNING."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -264,7 +264,7 @@ class Link:
         return self.decoder.response(message, self._asked)
 
     def step_response(self, message: Message) -> EnvironmentResponse:
-        """Return the response in a message to the step in flight, and stop awaiting it."""
+        """Decode and return the response to the step in flight, and stop awaiting it."""
         response = self.decoder.response(message, _STEP)  # the decoder may set the times of the message
         self.await_nothing()
         self.times.stepped(message.busy_ns, message.ended_ns)
@@ -278,12 +278,12 @@ class Link:
     # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
 
     def begin_again(self, config: ResetConfig) -> None:
-        """Schedule a reset. The poller sends it once the worker has started, and delivers the response."""
+        """Schedule the reset of a replacement. The poller sends it after the start and delivers the response."""
         self._first_reset = config
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Send the reset once the worker has started. Return the reset's response or a failure, or None so far."""
+        """Send the reset once a replacement has started. Return its response or a failure; None before one arrives."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -297,7 +297,7 @@ class Link:
         return None
 
     def have_started_again(self) -> None:
-        """Prepare a replacement between its start and its reset. Subclasses may override this."""
+        """Prepare a replacement between its start and its reset. Does nothing here; subclasses may override this."""
 
     def _await(self, command: CommandName, due_at: float) -> None:
         self.awaited, self.due_at = command, due_at
@@ -321,21 +321,21 @@ class Link:
         return WorkerTimedOut(**self._facts(during), timeout_s=self._timeouts_s[during], output=self.output_tail())
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
-        """Kill a worker that violated its protocol. Return the error to report."""
+        """Kill a worker that violated the protocol. Return the error to report."""
         self.kill()
         return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
-        """Return the arguments that all errors about this worker take."""
+        """Return the arguments that all errors about this worker take. ``during`` is the awaited command, if any."""
         phase = "idle" if during is None else phase_of(during)
         return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 
     def output_tail(self) -> str:
-        """Return the end of the process's output, with the report of a crash; empty if unknown."""
+        """Return the last output of the process, which may report a crash. Here empty; subclasses may override this."""
         return ""
 
     def kill(self) -> None:
-        """Kill the process and the processes that it started. A second call does nothing."""
+        """Kill the process and the processes that it started, and set the state to GONE. A second call does nothing."""
         self.await_nothing()
         if self.state is not State.GONE:
             self.process.signal(SIGKILL)
@@ -349,7 +349,7 @@ class Link:
             self.move(State.CLOSING)
 
     def retire(self) -> None:
-        """Ask a running worker that is being replaced to exit. The poller kills it after ``close_s``."""
+        """Ask a running worker that is being replaced to exit. The poller kills it after ``close_s`` seconds."""
         self.await_nothing()
         self.ask_to_close()
         self._await(CommandName.CLOSE, time.monotonic() + self._timeouts.close_s)

@@ -1,4 +1,4 @@
-"""The base class of hosts whose workers are other processes: start, replacement, end.
+"""The base class of hosts whose workers are other processes, and the resources that such workers share.
 
 ::
 
@@ -73,13 +73,13 @@ class Resources(Generic[AnyLink]):
         raise ManagerClosed("the start of a worker")
 
     def drop(self, link: AnyLink) -> None:
-        """Kill a worker, unless it has ended, and release it."""
+        """Kill a worker, unless it has ended. Stop watching it, and close its descriptors."""
         self._links.discard(link)
         self.poller.forget(link)
         link.release()
 
     def retire(self, link: AnyLink) -> None:
-        """Ask a running worker that is to be replaced to exit. Release a worker in any other state at once."""
+        """Ask a running worker that is to be replaced to exit. Kill and release a worker in any other state at once."""
         if link.state is State.RUNNING:
             link.retire()
             self.poller.retire(link)
@@ -89,7 +89,7 @@ class Resources(Generic[AnyLink]):
     def close(self) -> None:
         """End the workers within ``close_s`` seconds, by a request, SIGTERM, then SIGKILL. Then release everything.
 
-        An interrupt skips the rest of the waiting.
+        An interrupt ends the waiting early. Does nothing in a process forked from the trainer.
         """
         if os.getpid() != self._owner_pid or self._closed:
             return  # the workers do not belong to a forked copy of the trainer
@@ -136,7 +136,7 @@ def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
 
 
 class LinkHost(WorkerHost, Generic[AnyLink]):
-    """The base class of hosts whose workers are other processes."""
+    """The base class of hosts whose workers are other processes, each with a Link that ``make_worker`` returns."""
 
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             self._starting.clear()  # await_start() is for the first workers only
 
     def _replace(self, worker: Any) -> None:
-        """Retire a worker that is about to be replaced."""
+        """Ask a worker that is about to be replaced to exit. Do nothing for an object that is not a Link."""
         if isinstance(worker, Link):
             self._resources.retire(worker)
 
@@ -203,7 +203,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         )
 
     def plan_of(self, entry: Entry) -> WorkerPlan:
-        """Return the plan of a worker's current generation."""
+        """Return the WorkerPlan (ids and time limits) with which to start a worker's current generation."""
         return WorkerPlan(
             worker_id=entry.worker_id,
             env_ids=entry.env_ids,

@@ -48,10 +48,10 @@ _MAX_KEPT = 3
 
 
 class LentBuffers:
-    """Buffers whose observations are delivered without a copy. The other arrays are small and copied.
+    """A pool of RowBuffers whose observations are delivered without a copy. The other arrays are small and copied.
 
-    A lent array is a view of a root array on the buffer's memory. NumPy makes the root the base of every view of a
-    view, so the root lives as long as any view. A buffer is free when all its roots have been garbage-collected.
+    The trainer receives (is lent) views of root arrays on the buffer's memory. NumPy makes the root the base of every
+    view of a view, so it exists as long as any view. A buffer is free when all its roots have been garbage-collected.
     """
 
     def __init__(self, make: Callable[[], RowBuffer]) -> None:
@@ -69,7 +69,7 @@ class LentBuffers:
         return self._next[0]
 
     def delivered(self, steps: Steps) -> Steps:
-        """Return ``steps`` for the trainer: observations in the buffer of ``next`` are lent, other arrays copied."""
+        """Return ``steps`` with copies of all arrays except observations in the buffer that ``next`` returned last."""
         own = {}
         for behavior, each in steps.items():
             lent = None
@@ -156,13 +156,13 @@ class LocalWorker:
         return report
 
     def attach(self, worker_rows: Any) -> None:
-        """Use the buffers of these ``SharedRows`` in turn for the environments' steps, if every slot has a buffer."""
+        """Let environments write into the buffers of these ``SharedRows`` in turn, if every slot has a buffer."""
         if None not in worker_rows.buffers:
             self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
 
     @property
     def lends(self) -> bool:
-        """Whether observations stay unchanged while the trainer holds them, so that no copy is needed."""
+        """Whether observations stay unchanged while the trainer holds them, so they need not be copied for it."""
         return self._lent is not None or (self._next_buffer is None and self.group.returns_new_arrays)
 
     def close_quietly(self) -> None:
@@ -174,7 +174,7 @@ class LocalWorker:
                 _logger.exception("an environment failed to close")
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Store a command until its response is requested. A stored step is taken first, or discarded by a reset."""
+        """Store a command for ``recv`` or ``take_step``. First carry out a stored step, or discard it for a reset."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)
@@ -186,7 +186,7 @@ class LocalWorker:
         self._asked = (command, payload)
 
     def recv(self) -> EnvironmentResponse:
-        """Carry out the stored command and return its response. Create the environments first if there are none yet."""
+        """Carry out the stored command and return its response. Make the environments first if there are none yet."""
         if self._asked is None:
             raise RuntimeError("recv() without send()")
         (name, payload), self._asked = self._asked, None
@@ -207,9 +207,9 @@ class LocalWorker:
         return response
 
     def take_step(self) -> Sequence[EnvironmentResponse]:
-        """Take the step that was sent and return its response, or nothing if no step was sent.
+        """Carry out the step that was sent. Return a tuple of its response, empty if no step was sent.
 
-        If an interrupt has cut the step short, the response is a failure, and the environments must be reset.
+        If an interrupt has cut the step short before, the response is a failure, and the environments must be reset.
         """
         if self._stepped is None:
             if self._step is None:
@@ -255,7 +255,7 @@ class LocalWorker:
 class LocalStepQueue(ResponseSource):
     """The step queue of a local worker and of any worker processes, whose responses come first.
 
-    ``workers`` is the manager's own list. The local worker is at index ``worker_id``, even after a replacement.
+    ``workers`` is the manager's own list of workers. The local worker, or its replacement, is at index ``worker_id``.
     """
 
     def __init__(self, workers: list[Any], worker_id: int = 0, others: ResponseSource | None = None) -> None:
@@ -265,7 +265,7 @@ class LocalStepQueue(ResponseSource):
         self._n_of_others = 0
 
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Return the responses of worker processes. When all have responded, or without any, step the local worker."""
+        """Return worker processes' responses, and the local worker's, which steps when all others have responded."""
         if self._others is None:
             return self._workers[self._worker_id].take_step()  # type: ignore[no-any-return]
         if self._n_of_others < len(self._workers) - 1:
@@ -276,9 +276,9 @@ class LocalStepQueue(ResponseSource):
         return [*own, *self._others.take()]
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Return ready responses; otherwise step the local worker; otherwise wait for a worker process.
+        """Return ready responses. If there are none, step the local worker; if it has no step, wait for the others.
 
-        Without worker processes and responses, the local worker is about to be replaced: sleep for ``timeout`` seconds.
+        With neither worker processes nor a step, the local worker is about to be replaced: sleep ``timeout`` seconds.
         """
         if self._others is not None:
             return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)

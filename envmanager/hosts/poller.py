@@ -2,7 +2,7 @@
 
 ::
 
-    one epoll: the bell (a socket), a host's own descriptors, every worker's pidfd, every worker's connection
+    one epoll: the bell (to wake it), a host's own descriptors, every worker's pidfd, every worker's connection
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
 A retired worker is watched until it has ended. The end of any other worker is delivered once, as a "failed" response.
@@ -37,7 +37,7 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class Poller(ResponseSource, Generic[AnyLink]):
-    """A source of the responses to "step" and the first observations of replacements, in order of completion.
+    """The step queue of a host with links. It waits for responses to steps and replacements' first observations.
 
     A subclass whose steps do not arrive through the links' own channels overrides ``read_other`` or ``collect``.
     """
@@ -71,13 +71,13 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._start_watching(link, fd)
 
     def forget(self, link: AnyLink) -> None:
-        """Stop watching a worker."""
+        """Stop watching a worker's connection and pidfd."""
         self._retiring.discard(link)
         for fd in (link.process.pidfd, link.channel.fd):
             self._stop_watching(link, fd)
 
     def retire(self, link: AnyLink) -> None:
-        """Keep watching a worker that was asked to exit, although its replacement has the same worker_id."""
+        """Keep watching a worker that was asked to exit, until it ends. Its replacement has the same worker_id."""
         self._retiring.add(link)
 
     def wake(self) -> None:
@@ -88,7 +88,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
                 descriptors.write(self._ring_fd, b"!")
 
     def close(self) -> None:
-        """Close the epoll and the bell. All workers must have been forgotten."""
+        """Close the epoll and the bell (the sockets of ``wake``). ``forget`` must have been called for all workers."""
         descriptors.forget(self.epoll.fileno())
         self.epoll.close()
         self.bell_fd, self._ring_fd = map(descriptors.close, (self.bell_fd, self._ring_fd))
@@ -138,7 +138,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # Messages.
 
     def collect(self) -> bool:
-        """Take responses that ``epoll`` does not report. Return whether any response has arrived.
+        """Add to ``arrived`` the responses that ``epoll`` does not report. Return whether it has any.
 
         Such responses are in messages that a link's ``recv`` read while it waited for another response.
         """
@@ -150,10 +150,10 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return bool(self.arrived)
 
     def read_other(self, fd: int) -> None:
-        """Read from a descriptor in ``epoll`` that belongs to no link. Does nothing here, as the bell needs no read."""
+        """Handle a readable descriptor in ``epoll`` that belongs to no link. Does nothing unless overridden."""
 
     def look(self) -> bool:
-        """Take responses, without blocking or checking for deaths. Return whether any has arrived."""
+        """Add new responses to ``arrived``, without blocking or checking for deaths. Return whether it has any."""
         self.collect()
         for fd, _ in self.epoll.poll(0):  # several times as fast as a read that raises
             link = self._by_fd.get(fd)
@@ -164,7 +164,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return bool(self.arrived)
 
     def pump(self, link: AnyLink) -> None:
-        """Read a worker's messages and take its responses. Kill a worker that has broken the protocol."""
+        """Read a worker's messages and add the responses to ``arrived``. Kill the worker if it broke the protocol."""
         channel = link.channel
         if channel.pump():
             link.due_at = max(link.due_at, time.monotonic() + WHILE_BYTES_COME_S)
@@ -178,7 +178,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
                 self._note_end(link, link.broke_protocol)
 
     def _take_messages(self, link: AnyLink) -> None:
-        """Take a replacement's first observations or the response to the step in flight, if it has arrived."""
+        """If the response to a step or a replacement's reset is in the link's messages, move it to ``arrived``."""
         if link.awaited in _FIRST:
             first = link.take_first()
             if first is not None:
@@ -192,7 +192,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # Deaths and deadlines.
 
     def _watch(self, timeout_s: float) -> None:
-        """Wait for any event. Then handle all events, responses before deaths and timeouts."""
+        """Wait at most ``timeout_s`` for any event. Then handle all events, responses before deaths and timeouts."""
         events: list[tuple[int, int]] = []
         if timeout_s > 0:
             with allow_interrupts():

@@ -47,13 +47,13 @@ from envmanager.system.machine import advice
 IN_MEMORY = 8
 """Flag of a message whose steps (in a command, the actions) are in the block."""
 FULL = 1
-"""Flag of a step with all rows, all acting, written in place by the environments; or of a command for all rows."""
+"""Flag of a step with all rows, all acting, written in place by the environments; or of actions for all rows."""
 _ALIGNMENT = 64  # a cache line, at which each array begins
 
 
 @attrs.frozen
 class BehaviorLayout:
-    """The rows of one behavior. Worker w has the rows ``[first[w], first[w] + capacity[w])``."""
+    """The rows of one behavior in the block. Worker w has the rows ``[first[w], first[w] + capacity[w])``."""
 
     name: str
     spec: BehaviorSpec
@@ -67,7 +67,7 @@ class BehaviorLayout:
 
 @attrs.frozen
 class BlockLayout:
-    """A description of the block, from which both sides lay the same arrays over the same bytes."""
+    """A description of the block, from which manager and workers lay the same arrays over the same bytes."""
 
     n_slots: int
     n_workers: int
@@ -77,7 +77,7 @@ class BlockLayout:
     def of(
         cls, specs: Mapping[str, BehaviorSpec], max_agents: Sequence[Mapping[str, int]], *, n_slots: int
     ) -> BlockLayout:
-        """Return the layout for workers with ``max_agents`` per behavior, without behaviors that have object leaves."""
+        """Return a layout for ``max_agents`` (per worker, by behavior), without behaviors that have Python objects."""
         behaviors = []
         for name, spec in specs.items():
             if not spec.has_objects:
@@ -88,7 +88,7 @@ class BlockLayout:
 
 
 class Block:
-    """Arrays over a writable buffer of ``size_bytes``. Without a buffer only ``size_bytes`` is usable."""
+    """The arrays of a layout over ``memory``, a writable buffer. Without a buffer, only ``size_bytes`` is usable."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
@@ -112,11 +112,11 @@ class Block:
 
     @classmethod
     def shared(cls, layout: BlockLayout, fd: int | str) -> Block:
-        """Return a block in the memory of ``fd``, which must have the block's size."""
+        """Return a block in the shared memory of ``fd`` (on Windows its name), which must have the block's size."""
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
-        """Replace the memory by a private copy, in a forked process. The arrays keep their values."""
+        """In a forked process, replace the shared memory of ``fd`` by a private copy. The arrays keep their values."""
         make_private(self.memory, fd)
 
     @property
@@ -148,7 +148,7 @@ class Columns:
     row: np.ndarray
 
     def steps(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
-        """Return views of ``n`` rows and ``m`` final rows of one slot, both from row ``first`` on."""
+        """Return views of ``n`` rows and ``m`` final observations of one slot, both from row ``first`` on."""
         own = slice(first, first + n)
         final = slice(first, first + m)
         arrays: dict[str, Any] = {name: array[slot, own] for name, array in self.arrays.items()}
@@ -178,7 +178,7 @@ def _libc() -> ctypes.CDLL:
 def map_memory(fd: int | str, size_bytes: int) -> Any:
     """Return a buffer over the memory of ``fd``, which is unmapped when no array over the buffer exists any more.
 
-    On Windows ``fd`` is the name of the memory, which exists as long as a process has it mapped.
+    On Windows ``fd`` is its name, and it exists as long as a process has it mapped. Raises UsageError on failure.
 
     Calls the C library's mmap, because ``make_private`` needs the address. Also, Python's own mmap (up to 3.12) keeps a
     descriptor open as long as the trainer holds a zero-copy array, or the traceback of an error.
@@ -202,7 +202,7 @@ def map_memory(fd: int | str, size_bytes: int) -> Any:
 
 
 def make_private(memory: Any, fd: int) -> None:
-    """Replace ``memory`` by a private copy at the same address, in a forked process."""
+    """In a forked process, replace ``memory`` (shared, of ``fd``) by a private copy at its address. Raises OSError."""
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
     address = ctypes.addressof(memory)
     if _libc().mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
@@ -239,7 +239,7 @@ def _readable(size_bytes: int) -> str:
 
 
 def available_bytes() -> int:
-    """Return the available memory of the machine in bytes (the total memory without /proc)."""
+    """Return the available memory of this machine in bytes, or its total memory on a system without /proc."""
     try:
         words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
     except OSError:
@@ -263,7 +263,7 @@ class SharedRows:
         self.full: list[dict[str, AgentSteps]] = []
         """Views of all rows, by slot, as a step in which every agent is present and acts."""
         self._finals: list[dict[str, Tree]] = []
-        """Views of all final rows, by slot."""
+        """Views of all final observations, by slot."""
         self.buffers: list[RowBuffer | None] = []
         """Buffers, by slot, into which environments of one agent each write. None for other environments."""
         fixed_ids = only_agents(env_ids)  # agent ids of environments with one agent each, which are not in the block
@@ -300,9 +300,9 @@ class SharedRows:
     # Steps.
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
-        """Write steps into a slot, unless they are the slot's own arrays.
+        """Write steps into a slot, unless they are the slot's own arrays, which environments have written.
 
-        Return the flags of the response (0 if the steps do not fit), and the number of final rows (0 without FULL).
+        Return the response's flags (0 if the steps do not fit) and number of final observations (0 without FULL).
         """
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:
@@ -346,7 +346,7 @@ class SharedRows:
     # Actions.
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
-        """Write actions for ``rows`` of the worker (None: all). Return the command's flags; 0 without enough room."""
+        """Write actions for ``rows`` of the worker (None: all). Return the command's flags, or 0 if they do not fit."""
         plain = self._plain_action
         if plain is not None and rows is None and len(actions) == 1:
             action = actions.get(plain[0])
@@ -369,7 +369,7 @@ class SharedRows:
         return IN_MEMORY
 
     def read_payload(self, name: CommandName, flags: int) -> Any:
-        """Return the payload of a step command with these flags. Its actions are views of the block."""
+        """Return the payload of the step command ``name`` with these flags. Its actions are views of the block."""
         if flags & FULL:
             return self.actions
         found, n = {}, 0

@@ -1,8 +1,8 @@
 """Waits that spin (poll repeatedly) for a short time before they sleep, when this is faster.
 
-To wake a sleeping core takes tens of microseconds, to poll after ``sched_yield`` a few. So after a short wait the next
-wait spins first; after a long wait it sleeps at once. If another program keeps the core for long after a yield, the
-next ``REST`` waits sleep at once.
+Waking a sleeping core takes tens of microseconds; polling after ``sched_yield`` takes a few. So after a short wait, the
+next wait spins first; after a long wait, it sleeps at once. If another program keeps the core for long after a yield,
+the next ``REST`` waits sleep at once.
 
 The rule: a spin always yields and is bounded, so it never keeps a core from others, and a wait on slow environments
 costs no CPU time. With many workers no wait spins, because each spin would take a core that another worker needs.
@@ -19,7 +19,7 @@ from envmanager.system.machine import count_cores
 SPIN_NS = 200_000
 """Maximum duration of a spin in nanoseconds: four times as long as it takes to wake a core."""
 TAKEN_NS = 1_500_000
-"""Duration of a yield (ns) above which another program must have used the core for a time slice. Workers use less."""
+"""Duration of a yield (ns) above which another program must have used the core. Workers use it for less time."""
 REST = 200
 """Number of waits that sleep at once after a yield of more than ``TAKEN_NS``."""
 MANY = 4
@@ -29,12 +29,12 @@ the trainer would never sleep, because responses would arrive too often.
 
 
 def spin_ns(n_workers: int) -> int:
-    """Return the maximum spin (ns) of a wait with ``n_workers`` workers; 0 if such waits should not spin."""
+    """Return the maximum time (ns) for which a wait for ``n_workers`` workers spins; 0 if it should not spin."""
     return SPIN_NS if hasattr(os, "sched_yield") and n_workers <= MANY * count_cores() else 0
 
 
 class Spinner:
-    """Waits that spin before they sleep if the last wait was short."""
+    """A helper for repeated waits, each of which spins before it sleeps if the last one was short."""
 
     def __init__(self, limit_ns: int) -> None:
         """``limit_ns``: maximum duration of a spin. After a wait shorter than this, the next wait spins."""
@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Spin, if this is faster, until ``ready()`` is true. If it does not become true, call ``sleep()`` once."""
+        """If the last wait was short, spin and return if ``ready()`` becomes true. Otherwise call ``sleep()`` once."""
         began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1

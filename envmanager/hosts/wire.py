@@ -1,4 +1,4 @@
-"""The protocol between manager and worker, and the trainer's side of it.
+"""The protocol between manager and worker: the format of messages, and the trainer's end of a connection.
 
 ::
 
@@ -8,9 +8,9 @@
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
 The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. Processes share no lock. So
-the step pipe stays usable for all others, at whatever moment a worker is killed. All other responses are messages
-through the worker's own connection (a socket pair), where half a message affects no other worker. Every response
-repeats the ticket of its request.
+the step pipe stays usable if a worker is killed at any moment. All other responses are messages through the worker's
+own connection (a socket pair), where half a message affects no other worker. Every response repeats the ticket of its
+request.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
 from envmanager.system.interrupts import begin_deferring, end_deferring
 
 COMMAND = struct.Struct("<QBBHIQ")
-"""Fields: ticket, command code, slot, flags, unused, length of the pickle that follows."""
+"""Header of a command: ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
 RECORD = struct.Struct("<QIIHHIQQ")
-"""Fields: ticket, worker_id, generation, slot, flags, final rows, busy ns, time (ns) of the step's end."""
+"""Record of a step: ticket, worker_id, generation, slot, flags, number of final observations, busy ns, end (ns)."""
 
 MESSAGE = struct.Struct("<QBBHIQQQ")
-"""Fields: ticket, command code, flags, unused, final rows, length of the pickle, busy ns, time (ns) of the end."""
+"""Header of a message: ticket, command code, flags, unused, final observations, length of the pickle, busy ns, end."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
@@ -53,7 +53,7 @@ WITH_SPECS = 16
 
 
 class Undecoded(bytes):
-    """The pickled payload of a command. The worker unpickles it within the command, so an error fails the command."""
+    """A command's pickled payload. A worker unpickles it as part of the command, so an error fails the command."""
 
 
 def dumps(value: Any) -> bytes:
@@ -65,7 +65,7 @@ def dumps(value: Any) -> bytes:
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
-    """Return the flags and the pickle of the parts of a step that are not in shared memory, or None if all are."""
+    """Return the flags and the pickle of a step's parts that are not in shared memory; None if there are none."""
     if not flags:
         return WITH_SPECS, dumps((dict(steps), specs))
     infos = {}
@@ -76,7 +76,7 @@ def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple
 
 
 def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, bytes]:
-    """Return the flags and the pickle of a response to a command other than a step."""
+    """Return the flags and the pickle of the response to a command other than a step, with ``specs`` if not None."""
     return (0, dumps(payload)) if specs is None else (WITH_SPECS, dumps((payload, specs)))
 
 
@@ -98,7 +98,7 @@ EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.
 
 
 def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
-    """Return an error of the library for ``error``, which code in a worker raised.
+    """Return the library's error that reports ``error``, which code in a worker raised.
 
     At the start, the library's own errors (no adapter, no such environment) are returned unchanged. Later they are
     wrapped like others, because they come from an environment that uses the library itself.
@@ -136,7 +136,7 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
 
 
 def dumps_failure(error: EnvManagerError) -> bytes:
-    """Return the pickle of an error, with its cause if the cause can be pickled and unpickled."""
+    """Return the pickle of an error, with its ``__cause__`` if that can be pickled and unpickled."""
     original = None
     if error.__cause__ is not None:
         try:
@@ -151,7 +151,7 @@ def dumps_failure(error: EnvManagerError) -> bytes:
 
 
 def loads_failure(data: bytes) -> EnvManagerError:
-    """Return the error that ``dumps_failure`` pickled, with its cause if that was sent."""
+    """Return the error that ``dumps_failure`` pickled, with its ``__cause__`` if that was sent and can be unpickled."""
     error, original = pickle.loads(data)
     if original is not None:
         try:
@@ -177,11 +177,11 @@ class Message:
     ended_ns: int
     """Time (``perf_counter_ns``) at which the command ended, or of arrival if the worker has another clock."""
     n_ended: int = 0
-    """Number of final rows of a step whose rows are in a block."""
+    """Number of final observations of a step whose rows are in a block."""
 
 
 class Channel:
-    """The connection to one worker, to write commands and read messages."""
+    """The connection to one worker: a socket, to write commands to and to read messages from."""
 
     def __init__(self) -> None:
         self.fd = descriptors.CLOSED
@@ -248,7 +248,7 @@ class Channel:
     # In.
 
     def pump(self) -> bool:
-        """Read all bytes that have arrived into ``messages``, without blocking. Return whether there were any."""
+        """Read what has arrived, without blocking. Add complete messages to ``messages``. Return whether bytes came."""
         n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
@@ -284,24 +284,24 @@ class Decoder:
         """Responses, by slot, to steps that were written in place and in which no episode ended."""
 
     def attach(self, worker_rows: SharedRows | None) -> None:
-        """Set the shared rows from which later steps are read. Pass ``None`` to release them."""
+        """Set the shared rows from which later steps are read. None releases the current ones."""
         self._worker_rows = worker_rows
         slots = [] if worker_rows is None else worker_rows.full
         self._full = [EnvironmentResponse(CommandName.STEP, self._worker_id, steps) for steps in slots]
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """Return the response that reports this error."""
+        """Return the "failed" response that reports ``error``."""
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
-        """Return the response to a step that is completely in a slot of shared memory, with ``n_ended`` final rows."""
+        """Return the response to a step that is wholly in shared memory, with ``n_ended`` final observations."""
         if flags & FULL and not n_ended:
             return self._full[slot]
         assert self._worker_rows is not None
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Return the response in a message to the command ``asked``. A step's arrays may be in ``slot`` instead."""
+        """Return the response to ``asked`` that ``message`` has. Rows of a step may be in ``slot`` of shared memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         if not message.data:  # a step without anything but its rows in shared memory

@@ -1,1 +1,1 @@
-"""Code that all kinds of managers share: states of workers, waiting, delivery, replacement, resets, calls."""
+"""The code that all kinds of managers share: worker states, steps, resets, calls, replacement of failed workers."""

@@ -1,6 +1,6 @@
-"""Guards a manager's calls: runs one at a time, refuses invalid ones, and defers a Ctrl-C until the call ends.
+"""Runs a manager's calls one at a time, refuses invalid calls, and defers a Ctrl-C until the call in progress ends.
 
-The rule: interrupts are deferred from before the lock is acquired until it is released. So none can leave it locked.
+The rule: interrupts are deferred from before the lock is acquired until it is released, so none can leave it acquired.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _QUESTIONS = ("call", "get_attr", "set_attr", "render")
 
 
 class Use(enum.Enum):
-    """The calls used until the next reset: ``step()`` (STEP), or ``send()`` and ``recv()`` (SEND_RECV)."""
+    """The trainer's way to step until the next reset: ``step()`` (STEP), or ``send()`` and ``recv()`` (SEND_RECV)."""
 
     RESETTING = enum.auto()
     """A reset began and did not end; only another reset may follow."""
@@ -51,7 +51,7 @@ class Use(enum.Enum):
     SEND_RECV = enum.auto()
 
     def require(self, wanted: Use) -> None:
-        """Raise UsageError unless the calls of ``wanted`` may be used now."""
+        """Raise UsageError if the last reset did not end, or if the trainer steps in another way than ``wanted``."""
         if self is Use.RESETTING:
             raise UsageError("the last reset() did not end: call reset() again.")
         if self not in (wanted, Use.UNDECIDED):
@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method through a weak reference, and returns None if the object is gone."""
+    """Return a function that calls a bound method through a weak reference; it returns None if the object is gone."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -70,7 +70,7 @@ def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Forks:
-    """The number of forks from the program's first process to this one. Reading it is faster than ``os.getpid()``."""
+    """A counter of the forks between the program's first process and this one. Faster to read than ``os.getpid()``."""
 
     __slots__ = ("count",)
 
@@ -86,7 +86,7 @@ after_fork_in_child(_forks.one_more)
 
 
 class Calls:
-    """The lock of one manager's calls, and the calls in progress."""
+    """The lock that each call to one manager acquires, and the names of the calls in progress."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         """``give_back()`` releases everything. It is called when the manager is closed and no call is in progress."""
@@ -100,7 +100,7 @@ class Calls:
         self._give_back = give_back
 
     def require_usable(self, what: str) -> None:
-        """Raise UsageError in a forked process, ManagerClosed after close()."""
+        """Raise UsageError in a forked process, ManagerClosed after close(). ``what`` is the name of the call."""
         self.require_owner(what)
         self.require_open(what)
 
@@ -118,7 +118,7 @@ class Calls:
             raise ManagerClosed(what)
 
     def end(self, stop: Callable[[], None] | None) -> None:
-        """Release everything. While a call is in progress, only run ``stop``; the call's end releases everything."""
+        """Release everything. During a call, run ``stop`` instead; the call will release everything when it ends."""
         with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
@@ -132,11 +132,11 @@ class Calls:
                     self.lock.release()
 
     def draw_on(self, track: Track) -> None:
-        """Record all later calls as spans on a track of the trace."""
+        """Record each later call as a span on ``track``, one of the timelines of the trace."""
         self.named.update({name: _DrawnCall(self, name, track) for name in self.named})
 
     def leave(self) -> None:
-        """End a call during which the manager was closed. The outermost call releases everything."""
+        """End a call during which the manager was closed. The outermost call releases everything, not only the lock."""
         self.on_their_way.pop()
         try:
             if not self.on_their_way:
@@ -153,7 +153,7 @@ class Calls:
                 pass
 
     def refuse_inside_a_call(self, what: str) -> None:
-        """Raise the UsageError of the call ``what`` (a step or reset) that was made inside another call."""
+        """Raise UsageError, because the call ``what`` (a step or reset) was made inside another call."""
         outer = self.on_their_way[-1]
         raise UsageError(
             f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
@@ -162,7 +162,7 @@ class Calls:
 
 
 class _Call:
-    """A context manager around one call. It keeps no state, so one object serves all calls of one name.
+    """A context manager around a call, such as ``step``. All calls of one name use the same object.
 
     ``send`` and ``recv`` call ``begin`` and ``end`` themselves, which is a third faster than ``with``.
     """
@@ -183,7 +183,7 @@ class _Call:
         self.end(error)
 
     def begin(self) -> None:
-        """Begin the call: defer interrupts and acquire the lock. Raises UsageError or ManagerClosed if not allowed."""
+        """Begin a call: defer interrupts, acquire the lock. Raises UsageError or ManagerClosed if it is not allowed."""
         calls = self._calls
         if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)
@@ -203,7 +203,7 @@ class _Call:
         self._on_their_way.append(self._what)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the call, which raised ``error``, if any. Raises ManagerClosed if the manager was closed meanwhile."""
+        """End a call, which may have raised ``error``: release the lock. Raises ManagerClosed after ``close()``."""
         calls = self._calls
         if calls.closed:
             calls.leave()
@@ -220,7 +220,7 @@ class _Call:
 
 
 class _DrawnCall(_Call):
-    """A context manager around one call that also records the call as a span in the trace."""
+    """A ``_Call`` that also records each call as a span in the trace."""
 
     __slots__ = ("_began_ns", "_track")
 

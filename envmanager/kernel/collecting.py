@@ -1,4 +1,4 @@
-"""Applies the rules of Wait: how many responses a call waits for, and which of them it delivers.
+"""Applies the rules of ``options.Wait``: how many responses a call waits for, and which of them it delivers.
 
 ::
 
@@ -28,7 +28,7 @@ _ALL = Wait.all()
 
 
 class Collector:
-    """The part of one manager that receives the workers' responses, and chooses those to deliver."""
+    """The part of a manager that receives the workers' responses and chooses which to deliver to the trainer."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self.source: ResponseSource
@@ -38,10 +38,10 @@ class Collector:
         self._calls = calls
 
     def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
-        """Return the entries of the responses to deliver, by the rules of ``wait``.
+        """Wait for responses by the rules of ``wait``. Return the entries whose next response is to be delivered.
 
-        Raises the error of the first failure among these, and UsageError if no response can arrive. With ``max_lead``,
-        the steps of workers that are that many steps ahead of the slowest are held back.
+        If failures are among these responses, raises the first. Raises UsageError if no response can arrive. Steps
+        of workers that are at least ``max_lead`` steps ahead of the slowest worker are kept for a later call.
         """
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         table = self._table
@@ -67,7 +67,7 @@ class Collector:
         return chosen
 
     def receive(self, responses: Sequence[EnvironmentResponse]) -> None:
-        """Put the responses into the outboxes of their workers, in order. Start the replacements that are due."""
+        """Add the responses to the outboxes of their workers' entries. Then start the replacements that are due."""
         table, entries, recycles = self._table, self._table.entries, self._recovery.recycles
         arrived: list[Entry] = []
         for response in responses:
@@ -87,7 +87,7 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait for enough ready workers, or until the deadline. Raises UsageError if no response can arrive."""
+        """Wait for ``wait.min_ready`` ready workers or the deadline. Raises UsageError if no response can arrive."""
         table = self._table
         if not table.n_waiting:
             errors = [entry.error for entry in table.entries if entry.error is not None]
@@ -131,14 +131,14 @@ class Collector:
             self.receive(responses)
 
     def _wake_at(self, deadline: float | None) -> float | None:
-        """Return the deadline or the time of the next due replacement (monotonic seconds), whichever comes first."""
+        """Return the earlier of ``deadline`` and the time at which the next replacement is due; None without either."""
         start_at = self._recovery.next_start_at() if self._table.replacing else None
         if start_at is None or deadline is None:
             return deadline if start_at is None else start_at
         return min(start_at, deadline)
 
     def await_replacement(self, entry: Entry) -> None:
-        """Wait until the worker's replacement, if any, has sent its first observations or was given up."""
+        """If the worker is being replaced, wait until the new one has sent its first observations or was given up."""
         self.receive(())
         while entry.replacement is not None and not entry.replacement.has_begun:
             wake_at = self._wake_at(None)
@@ -148,7 +148,7 @@ class Collector:
             self.receive(responses)
 
     def drain(self) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
-        """Wait for all responses in flight. Return each worker's last response, and the first failure or None."""
+        """Wait for all outstanding responses. Return the last ones by worker_id, and the first failure or None."""
         responses: dict[int, EnvironmentResponse] = {}
         failure: EnvManagerError | None = None
         while self._table.n_waiting:

@@ -26,7 +26,7 @@ from envmanager.options import ResetConfig
 
 
 class Resets:
-    """The part of one manager that resets or replaces workers, and returns their first StepInfos."""
+    """The part of a manager that implements ``reset``. It resets or replaces the workers."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
         """``seed``: seed of the first reset, unless its config has one. Later resets continue the random sequence."""
@@ -37,7 +37,7 @@ class Resets:
         self._collector = collector
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
-        """Return the config to send to the workers, and its ResetConfig, both with the manager's seed if they lack one.
+        """Return the config to send, and its ResetConfig. If no seed is given, the first reset uses the manager's seed.
 
         Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
         """
@@ -54,9 +54,9 @@ class Resets:
             entries[0].require_alive()
 
     def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
-        """Reset all workers except dropped ones; replace those that are gone. Return the first StepInfo of each.
+        """Reset all workers but dropped ones. Replace those that have ended. Return the first StepInfo of each.
 
-        If a reset fails, the first WorkerError is raised after all workers have responded.
+        If a worker fails and is neither replaced nor dropped, its error is raised after all workers have responded.
         """
         table, recovery, workers = self._table, self._recovery, self.host.workers
         self._collector.drain()  # a failure does not matter: the reset revives the worker
@@ -101,7 +101,7 @@ class Resets:
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
     """Return ``values`` if it is a sequence (not text) or an array with axes, else a list that repeats it ``n`` times.
 
-    Raises UsageError if there are not ``n`` values, or if it is unclear whether ``values`` is one value.
+    Raises UsageError if there are not ``n`` values, or if ``values`` may be meant as one value or as several.
     """
     if not _is_many(values):
         return [values] * n
@@ -129,7 +129,7 @@ def _is_many(values: Any) -> bool:
 
 
 class Asker:
-    """The part of one manager that sends commands to workers and returns their results."""
+    """The part of a manager that implements ``call``, ``get_attr``, ``set_attr`` and ``render``."""
 
     def __init__(
         self,
@@ -148,14 +148,14 @@ class Asker:
         self._env_rows = env_rows
 
     def ids(self, env_ids: Any) -> np.ndarray:
-        """Return ``env_ids`` (None: all) as int64[n]. Raises UsageError for an unknown or repeated id."""
+        """Return ``env_ids`` (None: all) as an int64 array. Raises UsageError for an unknown or repeated id."""
         return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
         """Send a command with ``payload(rows, places)`` to each worker of ``env_ids``. Return one result per env_id.
 
-        ``rows`` are indices within the worker, ``places`` indices into ``env_ids``. Waits for replacements. The first
-        failure is raised when all have responded. A worker whose environment raised is kept; a dead one is replaced.
+        ``rows`` are environments' indices in the worker, ``places`` in ``env_ids``. Waits first until none of the
+        workers is being replaced. Raises the first failure when all have responded. Replaces workers that have ended.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

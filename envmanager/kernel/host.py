@@ -29,9 +29,9 @@ from envmanager.options import ResetConfig
 
 
 class StepQueue(Protocol):
-    """A queue of all workers' responses to "step", and of replacements' responses to "reset".
+    """The interface of a queue of responses to "step", and of replacement workers' responses to "reset".
 
-    ``get_nowait`` and ``get`` raise ``queue.Empty``.
+    ``get_nowait`` raises ``queue.Empty`` if there is no response, ``get`` if none arrives within ``timeout`` seconds.
     """
 
     def get_nowait(self) -> EnvironmentResponse: ...
@@ -40,23 +40,23 @@ class StepQueue(Protocol):
 
 
 class ResponseSource(ABC):
-    """A source of the responses of all workers, in order of completion."""
+    """The base class of step queues, from which a manager takes its workers' responses, in order of completion."""
 
     @abstractmethod
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Remove the responses that have arrived and return them. There may be none."""
+        """Remove and return the responses that have arrived so far. The result may be empty."""
 
     @abstractmethod
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Wait for at least one response; return none after ``timeout`` seconds or if the manager was closed.
+        """Wait for responses and return them. Return none after ``timeout`` seconds, or when the manager is closed.
 
-        ``n_wanted`` is the number of responses that the caller needs. A source with expensive wake-ups may wait until
-        that many steps have arrived, but must return a failure at once.
+        ``n_wanted`` is the number of responses that the caller needs. The method may wait until that many steps have
+        arrived, if each return is expensive, but must return a failure at once.
         """
 
 
 class QueueSource(ResponseSource):
-    """A source that reads a step queue."""
+    """An adapter that makes a ResponseSource of a StepQueue, such as a ``queue.Queue`` in a test."""
 
     def __init__(self, step_queue: StepQueue) -> None:
         self._queue = step_queue
@@ -77,23 +77,23 @@ class QueueSource(ResponseSource):
 
 
 class EnvWorker(Protocol):
-    """The interface of a worker, as its manager uses it."""
+    """The interface through which a manager sends commands to a worker and receives the responses."""
 
     worker_id: int
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Send a command, without blocking.
+        """Send a command, without waiting for its response.
 
         The response to "step" arrives in the step queue. ``recv`` returns the responses to all other commands.
         """
 
     def recv(self) -> EnvironmentResponse:
-        """Return the response to the last command, or a "failed" response if none arrives before the deadline."""
+        """Wait for and return the response to the last command; a "failed" response if the worker fails or is late."""
 
 
 @attrs.frozen
 class HostContext:
-    """The parts of a manager that its host uses."""
+    """The parts of a manager that are passed to its host in ``WorkerHost.open``."""
 
     entries: Sequence[Entry]
     calls: Calls
@@ -103,7 +103,7 @@ class HostContext:
 
 
 class WorkerHost(ABC):
-    """The owner of a manager's workers. ``launch`` and ``close`` are abstract; the other methods have defaults."""
+    """The base class of hosts, which start, replace and end workers. Subclasses define ``launch`` and ``close``."""
 
     step_queue: StepQueue | ResponseSource
     """Queue of all workers' responses to "step"."""
@@ -115,7 +115,7 @@ class WorkerHost(ABC):
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
     hands_on_foreign = False
-    """Whether actions reach the environments as arrays of PyTorch or JAX, if they are such."""
+    """Whether actions in PyTorch or JAX arrays reach the environments without conversion to NumPy."""
 
     context: HostContext
 
@@ -124,26 +124,26 @@ class WorkerHost(ABC):
         """Workers in order of worker_id."""
 
     def open(self, context: HostContext) -> None:
-        """Acquire the resources that the workers share. Called once, before the first launch."""
+        """Store ``context``. Subclasses also acquire the workers' shared resources. Called before the first launch."""
         self.context = context
 
     @abstractmethod
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        """Start and return a worker, without waiting until its predecessor has ended. Generation 0 is the first.
+        """Start and return a worker. With ``generation`` above 0, it replaces another, whose end is not awaited.
 
-        Raises OSError if the worker cannot be started. The manager counts this as a failure of the worker.
+        Raises OSError or EnvManagerError if it cannot start. For a replacement, this counts as another failure.
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start and return a worker. Only hosts whose ``launch`` calls ``context.create`` implement this method."""
+        """Start and return a worker. Need not be defined by hosts whose ``launch`` does not call ``context.create``."""
         raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything. Called when no call is in progress, and again if the first time was interrupted."""
+        """End the workers and release everything. Called when no call is in progress, and again if interrupted."""
 
     def await_start(self) -> dict[int, StartReport]:
-        """Wait until the first workers have made their environments. Return their reports by worker_id.
+        """Wait until the workers of generation 0 have made their environments. Return their reports by worker_id.
 
         Raises the error of the first worker that failed to make its environments.
         """
@@ -152,46 +152,46 @@ class WorkerHost(ABC):
         return {worker.worker_id: start_report(worker.recv()) for worker in self.workers}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:  # noqa: B027
-        """Prepare for the first step. All workers have started, and ``specs`` has all behaviors."""
+        """Prepare for steps, once all workers have sent their ``reports`` (by worker_id). Does nothing by default."""
 
     def stop(self) -> None:  # noqa: B027  (workers may end with close)
-        """End the workers while a call is in progress, in another thread or further up the stack. ``close`` follows."""
+        """End the workers while a call is in progress, which calls ``close`` when it ends. Does nothing by default."""
 
     def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
-        """Unblock a thread that waits on the step queue, because the manager was closed. It receives no response."""
+        """Unblock any thread that waits on the step queue, because the manager was closed. Its wait returns nothing."""
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        """Reset a replacement that was just launched.
+        """Reset a replacement that was just launched, with the seed and options in ``config``.
 
-        Return its response, or None if the response will arrive in the step queue.
+        Return the response to the reset, or None if it will arrive in the step queue.
         """
         self.workers[worker_id].send(CommandName.RESET, config)
         return self.workers[worker_id].recv()  # type: ignore[no-any-return]
 
     def is_gone(self, worker_id: int) -> bool:
-        """Return whether a worker that failed must be replaced before it can be reset."""
+        """Return whether a worker that failed cannot be reset, for instance because its process has ended."""
         return False
 
     def check_can_travel(self, payload: Any) -> None:  # noqa: B027  (within one process it can)
         """Raise UsageError if ``payload`` cannot be sent to a worker. Called before anything is sent."""
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return one view of all ``parts`` (one per worker, in order), without ``final_obs`` and infos.
+        """Return all ``parts`` (one per worker, in order) as one AgentSteps of views, without ``final_obs`` and infos.
 
-        Return None unless the parts are adjacent in memory.
+        Return None unless the arrays of the parts are adjacent in memory.
         """
         return None
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        """Return ``known`` with the fields filled in that only the host knows, for one worker."""
+        """Return ``known``, the stats of one worker, with the fields added that only the host has, such as ``pid``."""
         return known
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """Return ``known`` with the fields filled in that only the host knows, for all workers."""
+        """Return ``known``, the stats of the whole manager, with the fields added that only the host has."""
         return known
 
     def copy_if_shared(self, steps: Steps) -> Steps:
-        """Return ``steps``, or a copy if a worker may write into the arrays."""
+        """Return ``steps``, or a copy of them if a worker may overwrite their arrays."""
         if not self.rewrites_arrays:
             return steps
         own = {}
@@ -201,7 +201,7 @@ class WorkerHost(ABC):
 
 
 def start_report(response: EnvironmentResponse) -> StartReport:
-    """Return the report in a response to "start". Raise the error in a "failed" response."""
+    """Return the report in a response to "start". If the response is "failed", raise its error instead."""
     if response.name is CommandName.FAILED:
         raise response.payload
     return response.payload  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ _IDLE, _IN_FLIGHT, _STEP = WorkerState.IDLE, WorkerState.IN_FLIGHT, CommandName.
 
 
 class PolicyStepper:
-    """The part of one manager that calls policies, sends their actions and makes StepInfos of the responses."""
+    """The part of a manager that calls policies, sends their actions and makes StepInfos of the responses."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
         self.host: WorkerHost
@@ -41,7 +41,7 @@ class PolicyStepper:
         self._check_values = check_values
 
     def send_actions(self, wait: Wait) -> None:
-        """Call the policies. Send their actions to every worker that is idle and not too far ahead."""
+        """Call policies for idle workers not ``wait.max_lead`` steps ahead of the slowest, and send the actions."""
         table = self._table
         idle = [entry for entry in table.entries if entry.state is _IDLE]
         if wait.max_lead is not None:
@@ -80,7 +80,7 @@ class PolicyStepper:
             table.move(sent, _IN_FLIGHT)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
-        """Raise UsageError if a worker would receive no action, or too few for its environments."""
+        """Raise UsageError if a behavior has no policy, unless environments can step with the actions of the others."""
         for info in infos:
             if self.policies.keys() >= info.current.keys():
                 continue
@@ -93,7 +93,7 @@ class PolicyStepper:
                 )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Mark each entry's next response as delivered. Return a StepInfo of each, also stored as ``previous_step``."""
+        """Return a StepInfo of each entry's next response, also stored as ``previous_step``. Mark all as delivered."""
         infos = []
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
@@ -120,7 +120,7 @@ def call_policies(
     """Return ``{behavior: ActionInfo}`` for each of ``infos``, without the behaviors that have no policy.
 
     Each policy is called once, with the rows of all workers that need an action. Raises BadAction if its actions or
-    outputs have the wrong shape or type.
+    outputs have the wrong shape or type. ``strict`` and ``foreign``: see ``checked_actions``.
     """
     shares: list[dict[str, ActionInfo]] = []
     members: dict[str, list[dict[str, ActionInfo]]] = {}
@@ -165,12 +165,12 @@ def _call(
 def checked_actions(
     spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool, foreign: bool = False
 ) -> Tree:
-    """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged without a spec.
+    """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged without a spec. ``what`` names it in errors.
 
     With ``foreign``, arrays of PyTorch and JAX are not converted, and their values are not checked.
 
-    Raises BadAction for a wrong shape, and if ``strict`` for another kind of dtype (floats for integers), which is cast
-    otherwise. The arrays are copies, because a policy may write its next actions into the arrays that it returned.
+    Raises BadAction for a wrong shape or value, and if ``strict`` for another kind of dtype (floats for integers), else
+    casts it. The arrays are copies, because a policy may write its next actions into the arrays that it returned.
     """
     if spec is None:
         return action
@@ -188,7 +188,7 @@ def checked_actions(
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:
-    """Return copies of ``outputs``, whose arrays a policy may reuse. Raises BadAction for a wrong type or length."""
+    """Return copies of a policy's outputs. Raises BadAction unless they are a mapping to arrays of ``n`` rows."""
     policy = f"the policy of behavior {behavior!r}"
     if not isinstance(outputs, Mapping):
         raise BadAction(

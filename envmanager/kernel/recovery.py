@@ -52,12 +52,12 @@ _FAILURES: dict[type[Exception], type[events.Failed]] = {
 }
 
 _RECYCLED = "recycled"
-"""Phase in the cause of a planned replacement."""
+"""``phase`` of the error that stands for a planned replacement."""
 
 
 @attrs.frozen
 class Replace:
-    """Decision to replace a worker in ``delay_s`` seconds, as its ``number``-th restart within ``within_s``."""
+    """A decision to replace a worker after ``delay_s`` seconds. ``number`` counts its recent restarts, from 1."""
 
     delay_s: float
     number: int
@@ -65,7 +65,7 @@ class Replace:
 
 @attrs.frozen
 class GiveUp:
-    """Decision not to replace a worker, but to raise ``error``, or with ``drop`` to go on without the worker."""
+    """A decision not to replace a worker, but to raise ``error``, or with ``drop`` to go on without the worker."""
 
     error: Exception
     drop: bool = False
@@ -85,7 +85,7 @@ class Supervisor:
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Return the decision on a worker that failed with ``error`` at ``now`` (monotonic s). Charge its budget."""
+        """Return Replace or GiveUp for a worker that failed at ``now`` (monotonic s). A Replace uses up a restart."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
@@ -112,12 +112,12 @@ class Supervisor:
         return Replace(longest * self._jitter.uniform(0.5, 1.0), number)
 
     def forgive(self, worker_id: int) -> None:
-        """Restore the whole budget of a worker."""
+        """Restore the whole restart budget of a worker."""
         self._recent[worker_id].clear()
 
 
 class Recovery:
-    """The part of one manager that replaces failed workers, or gives them up."""
+    """The part of a manager that replaces failed workers, or stops using them."""
 
     def __init__(self, table: WorkerTable, policy: RestartPolicy, seed: int | None) -> None:
         self.host: WorkerHost
@@ -200,7 +200,7 @@ class Recovery:
         )
 
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
-        """Record failures outside the outboxes, because the caller raises one itself. Start due replacements."""
+        """Record failures, but queue no error for delivery, as the caller raises one itself. Start due replacements."""
         for entry, error in failures:
             self.fail(entry, error)
         self.start_due()
@@ -224,7 +224,7 @@ class Recovery:
         return min((each.start_at for each in planned if not each.is_started), default=None)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
-        """Launch the next generation of a worker. Reset it with the options of the last reset and with new seeds."""
+        """Launch a replacement and reset it, with the last reset's options and new seeds. Record any failure."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
@@ -248,7 +248,7 @@ class Recovery:
                 self.arrive(response)
 
     def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
-        """Return the steps to deliver and the cause of the loss, or None if no episodes were cut.
+        """Return the step that ends a replaced worker's old episodes, and a Lost with the cause; None if none were cut.
 
         Episodes were cut if the worker's next response is the first after a replacement, other than at a reset.
         """
@@ -260,7 +260,7 @@ class Recovery:
         return payload, Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """Plan the replacement of a worker that reached ``recycle_after_steps``, if this response ends an episode."""
+        """Count a step. If ``recycle_after_steps`` is reached and this step ended an episode, plan a replacement."""
         entry.steps_of_generation += 1
         limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
         if limit is None or n_steps < limit:
@@ -279,20 +279,20 @@ class Recovery:
     # Actions and resets.
 
     def discard_action(self, entry: Entry) -> None:
-        """Count an action as lost, because its worker failed before the action was sent."""
+        """Count an action as lost, without sending it, because its worker failed since the last observation."""
         entry.ignores_action = False
         self.steps_lost += 1
         self._table.recount()
 
     def take_back(self, entry: Entry) -> None:
-        """Clear the error of a worker that was given up, and restore its whole budget. Called at a reset."""
+        """If a worker was given up, clear its error and restore its restart budget. Called at a reset."""
         if entry.error is not None:
             entry.error = None
             self._supervisor.forgive(entry.worker_id)
             self._table.set_pending(entry)
 
     def revive(self, entry: Entry) -> None:
-        """Plan the replacement of a worker that cannot be reset. Clear its error and restore its whole budget."""
+        """Plan the replacement of a worker that cannot be reset. Clear its error and restore its restart budget."""
         self.take_back(entry)
         entry.replacement = Replacement(entry.generation + 1, None, time.monotonic())
         self._table.set_pending(entry)
@@ -306,7 +306,7 @@ def _error(entry: Entry, text: str, phase: str, cause: str) -> WorkerError:
 
 
 def last_steps(entry: Entry) -> Steps:
-    """Return the steps of a worker's last StepInfo, with the last observations that ``recv`` has delivered since."""
+    """Return the steps of a worker's last StepInfo, with the observations that ``recv`` has delivered since then."""
     if entry.previous_step is None:
         return {}
     if not entry.batches:

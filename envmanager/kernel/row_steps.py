@@ -30,7 +30,7 @@ _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
 class BatchStepper:
-    """The part of one manager that sends actions to environments and makes batches of their steps."""
+    """The part of a manager that implements ``send`` and ``recv``: sends actions, makes batches of the responses."""
 
     def __init__(
         self, table: WorkerTable, recovery: Recovery, env_rows: EnvIndex, *, zero_copy: bool, check_values: bool
@@ -48,9 +48,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Store the only behavior. Raises UsageError before a reset, and for several behaviors, or agents in one env.
+        """Store the only behavior. Raises UsageError before a reset, or for several behaviors or agents in one env.
 
-        Without ``is_begun``, agents are counted in the first observations, because only these have all agents.
+        Agents are counted unless ``is_begun`` (not the first call since the reset), as later steps may lack some.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -72,7 +72,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Queue the reset's observations, so that ``recv`` delivers them. Raises UsageError like ``_find_behavior``."""
+        """Queue the last reset's observations for ``recv``. Raises UsageError if an environment has several agents."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
@@ -83,7 +83,7 @@ class BatchStepper:
     # Actions.
 
     def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
-        """Send actions to the workers of these environments. ``begin`` is called before the first send after a reset.
+        """Send actions to the workers of ``env_ids``. ``begin``, if given, is called after the checks, before sending.
 
         Raises BadAction, before anything is sent, for invalid actions and for a worker whose response has not been
         delivered. Raises the error of a worker that was given up.
@@ -177,7 +177,7 @@ class BatchStepper:
         return batch
 
     def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
-        """Return one batch of the rows of all parts, sorted by env_id if all environments are in it."""
+        """Return one batch of all ``parts``, the steps of ``holders``. Sort it by env_id if it has all environments."""
         if not parts:
             some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
             return Batch.copied(some.current[self.behavior].take(np.arange(0)))
@@ -198,7 +198,7 @@ class BatchStepper:
 
 
 def _require_batch(entry: Entry, rows: np.ndarray) -> None:
-    """Raise BadAction if a row is in flight already, or if too few rows would be in flight for a batch."""
+    """Raise BadAction if one of ``rows`` is in flight already, or fewer than ``batch_size`` rows would be in flight."""
     twice = entry.rows_in_flight.intersection(rows.tolist())
     if twice:
         raise BadAction(
@@ -214,7 +214,7 @@ def _require_batch(entry: Entry, rows: np.ndarray) -> None:
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
-    """Return the batches that have the last row of each of the worker's environments, oldest first.
+    """Return the batches that together have the last row of each of the worker's environments, oldest first.
 
     ``batch`` is the newest. Views are copied, because the memory that they show is overwritten by later steps.
     """

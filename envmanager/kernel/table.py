@@ -1,4 +1,4 @@
-"""The state of every worker: an entry per worker, an enum of states, and one method that assigns the states.
+"""The state of every worker: an enum of states, an entry per worker, and a table with the method to change states.
 
 ::
 
@@ -53,7 +53,7 @@ _MOVES = (
     set[_S](),  # from DROPPED
 )
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
-"""Whether a response is outstanding in each state, as 1 or 0."""
+"""``Entry.waiting`` in each state, as 1 or 0."""
 _USUAL = {**dict.fromkeys(_S), _S.IN_FLIGHT: _S.IDLE, _S.READY: _S.IN_FLIGHT, _S.IDLE: _S.READY}
 """Usual predecessor of each state."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
@@ -61,7 +61,7 @@ _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.
 
 @attrs.define(eq=False)
 class Replacement:
-    """The next generation of a worker, until its first observations are delivered."""
+    """A planned or started replacement of a worker. The entry keeps it until its first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
@@ -75,7 +75,7 @@ class Replacement:
 
 @attrs.define(eq=False)
 class Entry:
-    """The data that a manager has about one worker, over all its generations."""
+    """The state, undelivered responses and counters of one worker, kept when its process is replaced."""
 
     worker_id: int
     env_ids: tuple[int, ...]
@@ -98,7 +98,7 @@ class Entry:
     """Actions of the step in flight, if ``step()`` sent them."""
     n_envs_in_flight: int = 0
     batch_size: int = 0
-    """Minimum number of environments in flight, if the worker returns those that are ready first; else 0."""
+    """Number of environments in each response, if the worker returns those that are ready first; else 0."""
     rows_in_flight: set[int] = attrs.field(factory=set)
     """Rows in flight, if there is a ``batch_size``. They stay in flight when the worker has responded without them."""
     batches: Sequence[Batch] = ()
@@ -106,12 +106,12 @@ class Entry:
     steps: int = 0
     """Number of steps delivered."""
     steps_since_reset: int = 0
-    """Number of steps delivered since the last reset, which ``max_lead`` limits."""
+    """Number of steps delivered since the last reset. ``max_lead`` limits how far workers may differ in it."""
     times: WorkerTimes = attrs.field(factory=WorkerTimes)
 
     @property
     def waiting(self) -> bool:
-        """Whether a response is outstanding."""
+        """Whether the trainer has yet to receive a response of the worker, which may have arrived already."""
         return bool(_IS_WAITING[self.state])
 
     def require_alive(self) -> None:
@@ -126,7 +126,7 @@ class Entry:
 
     @property
     def is_nominal(self) -> bool:
-        """Whether the worker has neither failed nor is being replaced."""
+        """Whether nothing is wrong with the worker: it has no error, no replacement, and no action to discard."""
         return self.error is None and self.replacement is None and not self.ignores_action
 
     @property
@@ -163,9 +163,9 @@ class WorkerTable:
         self.ready: list[Entry] = []
         """READY entries, in the order of arrival."""
         self.n_waiting = 0
-        """Number of workers with an outstanding response."""
+        """Number of entries whose ``waiting`` is true."""
         self.all_nominal = True
-        """Whether no worker has failed or is being replaced."""
+        """Whether ``is_nominal`` is true for all entries."""
         self.replacing: list[Entry] = []
         """Entries with a replacement."""
         self.n_changes = 0
@@ -181,7 +181,7 @@ class WorkerTable:
         """Number of workers with ``_slowest`` steps since the reset, or 0 if they must be counted again."""
 
     def learn(self, specs: BehaviorSpecs, worker_id: int) -> None:
-        """Add a worker's specs. Raise SpecConflict if a behavior has different specs already."""
+        """Add the specs of a worker's behaviors. Raise SpecConflict if a behavior has different specs already."""
         merge_specs(self.specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
         self.has_objects = any(spec.has_objects for spec in self.specs.values())
 
@@ -230,7 +230,7 @@ class WorkerTable:
             entry.state = to
 
     def _move_rarely(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Do what ``move`` does, if some of the workers are not in the state that usually precedes ``to``."""
+        """Do the work of ``move`` if some worker is not in the state that usually precedes ``to``."""
         for entry in entries:
             if to not in _MOVES[entry.state]:
                 raise RuntimeError(f"worker {entry.worker_id} cannot go from {entry.state.name} to {to.name}")
@@ -245,7 +245,7 @@ class WorkerTable:
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
         """Set the outbox of a worker (at most two responses, in order) and its state.
 
-        The entry keeps its place in ``ready`` if the first response is unchanged. Called after every rare change.
+        The entry keeps its place in ``ready`` if the first response is unchanged. Also calls ``recount``.
         """
         keeps_turn = bool(responses and entry.outbox and responses[0] is entry.outbox[0])
         entry.outbox = responses
@@ -265,7 +265,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Remove each entry's next response from its outbox and count it. The StepInfo or batch must exist already."""
+        """Remove each entry's next response, which is in a StepInfo or batch now. Count steps and change the states."""
         now_ns = time.perf_counter_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:
@@ -297,7 +297,7 @@ class WorkerTable:
         self.move(ordinary, _IDLE)
 
     def recount(self) -> None:
-        """Update the table after a rare change: a failure, a replacement, an action to discard."""
+        """Update ``all_nominal``, ``replacing`` and ``n_changes`` after a failure, a replacement or a reset."""
         self.all_nominal = all(entry.is_nominal for entry in self.entries)
         self.replacing = [entry for entry in self.entries if entry.replacement is not None]
         self.n_changes += 1
@@ -318,7 +318,7 @@ class WorkerTable:
         self._n_slowest = 0
 
     def clear(self) -> None:
-        """Drop the references to all arrays and responses."""
+        """Remove all steps, batches and responses from the entries, so that their memory can be freed."""
         self.ready.clear()
         for entry in self.entries:
             entry.outbox, entry.batches = (), ()
