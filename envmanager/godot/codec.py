@@ -64,7 +64,7 @@ class Acting(NamedTuple):
 
 
 def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, Acting]) -> bytes:
-    """Return the body of a step frame for the agents in ``acting`` (``StepsDecoder.acting``).
+    """Return the body of a step frame with ``actions``, by behavior, for the agents in ``acting`` of the StepsDecoder.
 
     The manager has checked that ``actions`` fit their specs. A behavior without actions plays by its heuristic. Raises
     ValueError for a wrong number of rows or an unknown behavior.
@@ -90,7 +90,7 @@ def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping
 
 
 class Decoded(NamedTuple):
-    """The steps in a steps frame, and the time in µs that the engine took for them."""
+    """The steps in a steps frame, by behavior, and the time in µs that the engine took for them."""
 
     steps: dict[str, AgentSteps]
     busy_us: int
@@ -218,7 +218,7 @@ class StepsDecoder:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """The agents of a section: ``agent_id`` int64[n]. ``order``: index that sorts them by env_id; None if sorted."""
+    """The rows of a section: ``agent_id`` int64[n]; ``order`` sorts them by env_id, and is None if they are sorted."""
 
     agent_id: np.ndarray
     order: np.ndarray | None
@@ -226,7 +226,7 @@ class _Rows:
 
 @attrs.define(eq=False)
 class _Section:
-    """The section of a steps frame for one behavior."""
+    """The section of a steps frame with the agents of one behavior, and methods that check and convert it."""
 
     behavior: BehaviorLayout
     flags: int
@@ -242,7 +242,7 @@ class _Section:
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``PlainFrame`` can read such a section: the same rows in order, no ends, all act, no copies."""
+        """Whether PlainFrame can read such sections: same rows in order, no ended episode, all acting, aligned."""
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
@@ -332,7 +332,7 @@ class Cursor:
         self._at = 0
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Return the values in the next block, which has this layout."""
+        """Return the values in the next block, by its struct ``layout``. ``what`` names the block in errors."""
         at = self._advance(layout.size, what)
         return layout.unpack_from(self._body, at)
 
@@ -358,7 +358,7 @@ class Cursor:
         return flat.reshape(n, *layout.shape) if layout.shape else flat
 
     def block(self, n_bytes: int, what: str) -> memoryview:
-        """Return the bytes of the next block."""
+        """Return a view of the next ``n_bytes`` bytes, and skip their padding. ``what`` names them in errors."""
         at = self._advance(n_bytes, what)
         return self._body[at : at + n_bytes]
 
@@ -380,13 +380,13 @@ class Cursor:
 
 
 class PlainFrame:
-    """A fast reader of steps frames like ``body``: with the same rows, no ended episode, and all agents acting.
+    """A fast reader of steps frames that have the rows of an earlier frame, no ended episode, and all agents acting.
 
-    The rule: it reads a frame only if all bytes but the time, observations and rewards are equal to those of ``body``.
+    The rule: it reads a frame only if all bytes but the time, observations and rewards equal those of that frame.
     """
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
-        """``sections``: the sections of ``body``, all plain. ``arrays_read``: the places of all arrays in ``body``."""
+        """``body``: the earlier frame's body. ``sections``: its sections. ``arrays_read``: the places of its arrays."""
         self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []

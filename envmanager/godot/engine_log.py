@@ -41,7 +41,7 @@ class EngineLog:
         self._may_cut = log_dir is None
 
     def started(self) -> None:
-        """Close ``write_fd``, because the engine has inherited it."""
+        """Close ``write_fd`` in this process. Call this once the engine has inherited it."""
         self.write_fd = descriptors.close(self.write_fd)
 
     def new_error(self) -> EngineError | None:
@@ -60,7 +60,7 @@ class EngineLog:
         return None if at < 0 else _parsed(new[at:].decode(errors="replace"))
 
     def tail(self) -> str:
-        """Return the end of the output."""
+        """Return the end of the engine's output; an empty text after ``close``."""
         return "" if self._fd == descriptors.CLOSED else read_tail(self._fd, self._start)
 
     def close(self) -> None:

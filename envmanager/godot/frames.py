@@ -58,9 +58,9 @@ MAX_DIGITS = 20
 
 
 class BadFrame(Exception):
-    """Error of bytes that are no frame of this protocol, or of a body that does not fit its frame's kind.
+    """Error raised for bytes that are no frame of this protocol, or for a body that does not fit its frame's kind.
 
-    ``reason`` is one line. A caller that knows the worker reports it as a ``ProtocolError``.
+    ``reason`` is one line. The link to the engine reports it as a ``ProtocolError``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -69,7 +69,7 @@ class BadFrame(Exception):
 
 
 class TooLarge(BadFrame):
-    """Error of arrays that are larger than the protocol allows. The game is at fault, not the protocol."""
+    """Error raised for arrays that are larger than the protocol allows. They follow from the game, not from a bug."""
 
 
 class Frame(NamedTuple):
@@ -133,7 +133,7 @@ class FrameReader:
         return space
 
     def received(self, n_bytes: int) -> None:
-        """Count ``n_bytes`` as written into ``space()``."""
+        """Record that ``n_bytes`` bytes were written into the buffer that ``space`` returned."""
         if self._frame is None:
             self._end += n_bytes
         else:

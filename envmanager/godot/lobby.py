@@ -71,7 +71,7 @@ class Lobby:
             _logger.warning("waiting for a game at %s: %s", self.address, self.how_to_play)
 
     def look(self) -> Arrival | None:
-        """Return the engine if it has sent its hello, else None. Does not block."""
+        """Accept connections and read hellos, without blocking. Return the engine if it has sent its hello, or None."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
@@ -120,7 +120,7 @@ class Lobby:
         del self._pending[fd]
 
     def close(self) -> None:
-        """Close the listener and all connections. A second call does nothing."""
+        """Close the listener and the connections that have sent no hello. A second call does nothing."""
         if self.fd != descriptors.CLOSED:
             for fd in self._pending:
                 descriptors.close(fd)
