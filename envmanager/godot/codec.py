@@ -332,12 +332,12 @@ class Cursor:
         self._at = 0
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Return the values in the next block, by its struct ``layout``. ``what`` names the block in errors."""
+        """Unpack the next block, which has the struct ``layout``; return its values. ``what`` names it in errors."""
         at = self._advance(layout.size, what)
         return layout.unpack_from(self._body, at)
 
     def arrays(self, layouts: tuple[ArrayLayout, ...], n: int, what: str) -> Tree:
-        """Return the next block as an array, or the next several as a dict of arrays, each ``[n, …]``."""
+        """Return the next blocks, one per layout, as a dict of arrays ``[n, …]`` by name; a single one as an array."""
         if len(layouts) == 1:
             return self.array(layouts[0], n, what)
         return {layout.name: self.array(layout, n, what) for layout in layouts}

@@ -69,7 +69,7 @@ class EngineDecoder:
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
     def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to a reset or a step: a failure if checked numbers break their spec."""
+        """Return the response to a reset or a step; with ``check_values``, a failure if numbers break their spec."""
         bad = bad_numbers(specs, steps) if self._check_values else None
         if bad is not None:
             return self._mismatched(*bad, asked)

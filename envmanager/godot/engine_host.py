@@ -39,7 +39,7 @@ _ENGINE_SEEDS = 2**31
 
 
 def engines_may_spin(n_engines: int) -> bool:
-    """Return whether engines may spin while they wait: with a core for each engine, and another for the trainer.
+    """Return whether engines may spin while they wait, which takes a core for each of them and one for the trainer.
 
     GDScript cannot yield, so an engine that spins needs a core that no other process of this training needs.
     """

@@ -188,7 +188,7 @@ class EngineLink(Link):
     ) -> EnvironmentResponse:
         """Return the response, or a failure if the message breaks the protocol or a script printed an error.
 
-        After an error in a script Godot goes on with null. When the bridge receives that null, it answers with an
+        After an error in a script Godot goes on with null. When the addon receives that null, it answers with an
         error. The printed error is returned instead, because it says where the null came from.
         """
         try:

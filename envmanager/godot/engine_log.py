@@ -1,6 +1,6 @@
 """The output of an engine: kept for error messages, and searched for errors of its scripts.
 
-After an error in a script Godot prints the error, returns null and goes on. It prints before the bridge answers, so new
+After an error in a script Godot prints the error, returns null and goes on. It prints before the addon answers, so new
 output at the time of an answer belongs to that request.
 
 The rule: the output goes to a file, because a full pipe would block the game. Without a log_dir the file is in memory

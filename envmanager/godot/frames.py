@@ -69,7 +69,7 @@ class BadFrame(Exception):
 
 
 class TooLarge(BadFrame):
-    """Error raised for arrays that are larger than the protocol allows. They follow from the game, not from a bug."""
+    """Error raised for arrays that are larger than the protocol allows. The cause is the game's specs."""
 
 
 class Frame(NamedTuple):

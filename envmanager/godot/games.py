@@ -160,7 +160,7 @@ def _on_path(major: int) -> str | None:
 
 
 def version_of(binary: str) -> str | None:
-    """Return the version that an engine reports, such as ``"4.6.3"``; None if it reports none within 30 s."""
+    """Return the version that ``binary --version`` prints, such as ``"4.6.3"``; None if it prints none within 30 s."""
     status = os.stat(binary)
     return _version_of(binary, status.st_mtime_ns, status.st_size)
 
@@ -189,7 +189,7 @@ def find_major(chosen: str | None) -> int | None:
 
 
 def _any_engine(chosen: str | None) -> tuple[int, str]:
-    """Return major version and path of the engine ``chosen``, or else of any. Raises UsageError if there is none."""
+    """Return the major version and path of ``chosen``, else of any engine found. Raises UsageError if there is none."""
     major = find_major(chosen)
     if major is not None:
         return major, find_binary(major, chosen)
@@ -313,14 +313,17 @@ def copy_addon(major: int, project: Path) -> Path:
 
 
 def copy_demo(name: str, major: int, to: Path | str) -> Path:
-    """Copy a demo for Godot 4 or 3, with the addon, into ``to``; return ``to``. Raises UsageError for other names."""
+    """Copy a demo for Godot 4 or 3, with the addon, into ``to``; return ``to``. Raises UsageError for a wrong name."""
     if name not in demos():
         raise UsageError(f"there is no demo {name!r}; there are {', '.join(demos())}.")
     return _copy(HERE / "demos" / name, major, Path(to))
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Create a game to start from, named after its folder, with an arena, an agent and the addon; return the folder."""
+    """Create a game to start from in the folder ``to``, named after it, with an arena, an agent and the addon.
+
+    Returns the folder. Raises UsageError if it has a ``project.godot`` already.
+    """
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")

@@ -141,7 +141,7 @@ class Agents:
         """Return the steps in the answer to a reset or an action.
 
         Raises BadFrame for a malformed answer, and SpecMismatch for an observation of another size than env_info said.
-        The answer has one observation per agent. At an end it is the old episode's last and the next one's first.
+        The answer has one observation per agent. When an episode ends, it counts as its last and the next one's first.
         """
         is_step = message["type"] == "step"
         seen = self._listed(message, "obs")
@@ -211,7 +211,7 @@ def _action(name: str, space: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stacked(layout: ArrayLayout, seen: Sequence[Any], rows: Sequence[int]) -> np.ndarray:
-    """Return one observation of some agents as an array. Raises SpecMismatch, which names the first wrong agent."""
+    """Return one observation of the agents ``rows`` as an array. Raises SpecMismatch for the first agent at fault."""
     try:
         values = [_number_array(layout, seen[index][layout.name]) for index in rows]
         return np.array(values, layout.dtype).reshape(len(rows), *layout.shape)

@@ -71,7 +71,7 @@ class Lobby:
             _logger.warning("waiting for a game at %s: %s", self.address, self.how_to_play)
 
     def look(self) -> Arrival | None:
-        """Accept connections and read hellos, without blocking. Return the engine if it has sent its hello, or None."""
+        """Accept connections and read hellos, without blocking. Return the engine once its hello has come, or None."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
@@ -95,7 +95,7 @@ class Lobby:
             self._epoll.register(fd, select.EPOLLIN)
 
     def _read_hello(self, fd: int) -> Hello | None:
-        """Return the hello of a connection, or None while it is incomplete. Close the connection if it is refused."""
+        """Return a connection's hello; None while it is incomplete or if it is refused (then also close ``fd``)."""
         reader, hello = self._pending[fd], None
         try:
             n_bytes = os.readv(fd, [reader.space()])

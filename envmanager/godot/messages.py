@@ -72,7 +72,7 @@ class EngineSpecs:
 
 @attrs.frozen
 class Hello:
-    """An engine's first message. ``protocol``: (major, minor). ``ticks_per_second``: 0 if the major is unknown."""
+    """An engine's first message. ``protocol``: (major, minor). ``ticks_per_second``: 0 if major is unsupported."""
 
     protocol: tuple[int, int]
     token: str
@@ -203,7 +203,7 @@ def read_note(body: Body) -> tuple[str, dict[str, Any]]:
 
 
 def read_specs(body: Body) -> EngineSpecs:
-    """Return the specs in the body of a specs frame. Raises BadFrame if it is invalid, TooLarge above a limit."""
+    """Return the specs in the body of a specs frame. Raises BadFrame, or TooLarge for too many agents or numbers."""
     message = parse_json(body)
     entries = _typed(message.get("behaviors"), list, "the behaviors of the specs")
     if not 1 <= len(entries) <= MAX_BEHAVIORS:

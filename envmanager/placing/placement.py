@@ -140,7 +140,7 @@ def choose(
 
 
 def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe: Probe) -> Placement:
-    """Return ``vector`` if the vectorised form is equivalent and clearly faster, else ``single``; add to the reason."""
+    """Return ``vector`` if the vectorised form is equivalent and clearly faster, else ``single``. Extend the reason."""
     if vector_probe.behavior_specs != probe.behavior_specs:
         why = "not in their vectorised form, which has other observations or actions"
     elif vector_probe.begins_late:
@@ -159,7 +159,7 @@ def isolate(
 ) -> Placement:
     """Return the placement of environments that crash or hang: one worker each, none in the trainer's process.
 
-    ``reason``: a text that says what happened. A number as ``n_workers`` or ``local_envs`` is the user's and is kept.
+    ``reason``: text that says what happened. ``n_workers``, ``local_envs``: numbers are the user's choice and are kept.
     """
     n_local = 0 if local_envs == "auto" else local_envs
     n_apart = n_envs - n_local

@@ -57,7 +57,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class ProbeEnded(Exception):
-    """Error raised when an environment fails while it is probed. Names the failed call; ``error`` is the failure."""
+    """Error raised when an environment fails during its probe. The text names the call; ``error`` is the failure."""
 
     def __init__(self, error: WorkerError, doing: str) -> None:
         super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
@@ -72,10 +72,10 @@ def place(
     in_process: bool,
     vectorised: Any = None,
 ) -> Placement:
-    """Probe the first environment of ``env_factory``; return and log the placement of all its environments.
+    """Probe the first environment of ``env_factory``; return and log the placement of all environments.
 
-    ``manager_class`` is SubprocessEnvManager. ``in_process``: whether this process may run them. ``vectorised``: their
-    vectorised form, which is probed too. A probe takes half a second plus the start and close of a worker. If the
+    ``manager_class`` is SubprocessEnvManager. ``in_process``: whether they may run in this process. ``vectorised``:
+    their vectorised form, which is probed too. A probe takes half a second plus the start and close of a worker. If the
     environment cannot be made, or raises, its error is raised.
     """
     if options.n_envs == 1 and not in_process:
@@ -162,7 +162,7 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
 
 @attrs.frozen
 class ProbeFactory:
-    """A factory that wraps the environment, or the vector of ``n_envs``, that ``factory`` makes, to measure it."""
+    """A factory of a ProbedEnvironment around one environment, or around a vector of ``n_envs`` environments."""
 
     factory: Any
     n_envs: int = 1
@@ -218,7 +218,7 @@ class ProbedEnvironment(Environment):
 
     @property
     def probe(self) -> Probe:
-        """Costs of the steps taken so far."""
+        """A Probe with the costs of the steps taken so far; for a vector, the costs per row."""
         obs_bytes = sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs))
         probe = attrs.evolve(summarize(self._times, obs_bytes), behavior_specs=dict(self._group.behavior_specs))
         if self._n_rows is None:
@@ -291,7 +291,7 @@ class StepTime(NamedTuple):
 
 
 def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
-    """Return a Probe with the mean step time and its spread, without the steps of the warm-up."""
+    """Return a Probe with the means and the unevenness of these step times, without those of the warm-up."""
     counted = times[max(1, int(len(times) * WARM_UP)) :]
     walls = sorted(step.wall_ns for step in counted)
     mean_ns = statistics.fmean(walls)
@@ -306,7 +306,7 @@ def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
 
 
 class RunDelay:
-    """A clock for the time that this thread waits for a free core, which would make steps seem slow if it counted."""
+    """A clock that measures how long this thread has waited for a free core, to subtract that from step times."""
 
     def __init__(self) -> None:
         try:
@@ -336,7 +336,7 @@ def actions_for(
     specs: BehaviorSpecs,
     make_policy: Callable[[BehaviorSpec], Policy],
 ) -> dict[str, Tree]:
-    """Return the actions of ``policies`` for ``steps`` of one environment. ``make_policy`` makes missing policies."""
+    """Return the actions of ``policies`` for ``steps`` of one environment. Add missing ones made by ``make_policy``."""
     for behavior, spec in specs.items():
         if behavior not in policies:
             policies[behavior] = make_policy(spec)

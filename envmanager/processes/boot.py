@@ -67,7 +67,7 @@ def set_environ(environ: Mapping[str, str]) -> None:
 
 
 def python(executable: str, imports: str) -> list[str]:
-    """Return a command that calls a function in a new Python with the same options. Append integers as arguments."""
+    """Return the command that calls a function in a new Python with the same options. Append its integer arguments."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]

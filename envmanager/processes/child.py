@@ -71,13 +71,13 @@ class TrainerGone(ConnectionError):
 
 @attrs.frozen
 class CannotObey:
-    """A stand-in for the payload of a command. The command then fails with the error ``reason``."""
+    """A stand-in for the payload of a command, which makes the command fail with the error ``reason``."""
 
     reason: Exception
 
 
 class TrainerConnection:
-    """The worker's end of its connection and of the step pipe. It receives commands and sends responses."""
+    """The worker's end of its connection to the trainer and of the step pipe. Receives commands and sends responses."""
 
     def __init__(self, fds: Mapping[str, Any], worker_id: int, generation: int, spin_ns: int) -> None:
         self._fds = fds
@@ -182,7 +182,7 @@ class TrainerConnection:
     # Responses.
 
     def send(self, response: EnvironmentResponse) -> None:
-        """Send a response. A step's arrays go to shared memory if they fit. Other data and responses are messages."""
+        """Send a response. A step's arrays are written to shared memory if they fit; other data is a message."""
         if response.name is _FAILED:
             self._write_message(FAILED_CODE, dumps_failure(response.payload))
             return

@@ -146,7 +146,7 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Carry out requests and reap children. Kill them and return when the trainer dies. Also returns in a fork."""
+        """Carry out requests and reap children. When the trainer dies, kill them and return. Children return too."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
@@ -162,7 +162,7 @@ class _Helper:
                     return
 
     def _obey(self) -> bool:
-        """Carry out one request. Return whether to continue: not in a new fork, nor when out of file descriptors."""
+        """Carry out one request. Return False in a new child, or if file descriptors have run out, else True."""
         data, fds, flags, _ = socket.recv_fds(self._requests, _MOST_BYTES, _MOST_DESCRIPTORS)
         if not data:  # the trainer is dying; the life pipe closes when it has died
             self._poll.unregister(self._requests)
@@ -200,7 +200,7 @@ class _Helper:
             gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
-        """Fork, and report the pid. Returns in both processes, unless the child executes a program. Raises OSError."""
+        """Fork and report the pid. Also returns in a child that executes no program. Raises OSError on failure."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -279,7 +279,7 @@ VARIABLE = "ENVMANAGER_LIFELINE"
 
 
 def line_for(life_fd: int, owner: int) -> int:
-    """Return a descriptor by which the kernel kills ``owner`` (pid or -pgid) when the trainer dies. Raises OSError."""
+    """Return a descriptor that has the kernel kill ``owner`` (pid or -pgid) when the trainer dies. Raises OSError."""
     if os.environ.get(VARIABLE) == "thread":
         raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -35,7 +35,7 @@ class OutputLog:
 
     @classmethod
     def open(cls, log_dir: str, worker_id: int, generation: int) -> tuple[OutputLog, int]:
-        """Open a worker's log with mode 0600; return it and a descriptor to append to it. Raises UsageError."""
+        """Open a worker's log (mode 0600); return it and a descriptor to append. Raises UsageError if that fails."""
         path = os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
         try:
             os.makedirs(log_dir, exist_ok=True)
@@ -62,7 +62,7 @@ class OutputLog:
 
 
 def read_tail(fd: int, start: int) -> str:
-    """Return the end of a file from offset ``start`` on as text, without the list of modules in a crash report."""
+    """Return the end of a file, nothing before offset ``start``, as text without the module list of a crash report."""
     size = os.fstat(fd).st_size
     start = max(start if size >= start else 0, size - _READ_BYTES)  # below ``start`` if the file was truncated
     if hasattr(os, "pread"):
@@ -74,7 +74,7 @@ def read_tail(fd: int, start: int) -> str:
 
 
 def enable_crash_report(fd: int | None, worker_id: int) -> int:
-    """Enable faulthandler in a worker, for its part of the file ``fd``. Return the descriptor that faulthandler uses.
+    """Have faulthandler write to this worker's part of the file ``fd``. Return the descriptor that faulthandler uses.
 
     Without ``fd`` or /proc, crashes are reported on stderr.
     """

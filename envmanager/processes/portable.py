@@ -114,7 +114,7 @@ class PortableProcess:
             descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def _await_end(self) -> int | None:
-        """Wait until the process has ended, kill the rest of its group, and reap it. Return its exit code, or None."""
+        """Wait for the end of the process, kill the rest of its group, and reap it. Return its exit code, if known."""
         code = None
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):  # the user's code has reaped it
@@ -136,7 +136,7 @@ class PortableProcess:
             os.close(self._life_fd)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, unless it has ended. On Windows SIGTERM is ignored, and any other one kills."""
+        """Send a signal to the process, unless it has ended. On Windows SIGTERM is ignored; other signals kill."""
         with self._lock:
             if self._has_ended:
                 return
@@ -214,14 +214,14 @@ def close_memory(memory: int | str) -> None:
 
 
 class PortableChannel(Channel):
-    """A channel that also carries steps. ``take_step`` reads a step without a payload without making a Message."""
+    """A channel that also carries steps. Steps that are entirely in shared memory are read without making a Message."""
 
     def __init__(self) -> None:
         super().__init__()
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Read a step; return its flags, number of final rows, busy ns and end (ns). None if ``pump`` must read it."""
+        """Read a step; return its flags, number of final observations, duration and end (ns). None if ``pump`` must."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:
@@ -242,7 +242,7 @@ class PortableChannel(Channel):
 
 
 class PortablePoller(Poller["PortableLink"]):
-    """A poller with a fast path for steps without a payload."""
+    """A poller with a fast path for steps that are entirely in shared memory."""
 
     def pump(self, link: PortableLink) -> None:
         step = link.channel.take_step(link.step_ticket) if link.step_ticket else None

@@ -33,7 +33,7 @@ _DESCRIPTORS_TO_START = 16
 
 @attrs.frozen(kw_only=True)
 class LaunchPlan(WorkerPlan):
-    """The arguments for the start of a worker process, except its factory."""
+    """The arguments for the start of a worker process, except the pickled factory of its environments."""
 
     seed: int
     start_method: str | None
@@ -79,7 +79,7 @@ class ProcessLink(Link):
 
     @abstractmethod
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
-        """Start the process. Return the process and the trainer's end of its connection.
+        """Start the process. Return the process and a descriptor, the trainer's end of its connection.
 
         ``output_fd``: descriptor of its standard output and standard error; None for the trainer's. Raises
         TimeoutError after ``timeouts.start_s``, and another OSError if the process cannot be started.

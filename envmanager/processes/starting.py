@@ -94,7 +94,7 @@ class Helper:
             raise HelperGone from error
 
     def wait_for(self, fd: int, deadline: float) -> None:
-        """Wait until ``fd`` is readable. Raises HelperGone, or TimeoutError at ``deadline`` (in monotonic seconds)."""
+        """Wait until ``fd`` is readable. Raises HelperGone if the helper ends, or TimeoutError at ``deadline``."""
         while True:
             left_s = deadline - time.monotonic()
             with allow_interrupts():

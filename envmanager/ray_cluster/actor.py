@@ -94,7 +94,7 @@ def unpack_answer(value: Any, at_ns: int) -> Answer:
 
 
 class EnvActor:
-    """The class of a Ray actor, which hosts the environments of one worker and executes commands for it."""
+    """The class of a Ray actor that hosts the environments of one worker and executes the manager's commands."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], pickled_factory: bytes) -> None:
         self._worker_id = worker_id

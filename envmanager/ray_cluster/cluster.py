@@ -74,7 +74,7 @@ class ActorHandle:
     def obey(self, command: bytes, on_answer: Callable[[Any], None]) -> None:
         """Send a command to the actor, which executes commands in order.
 
-        ``on_answer`` is called with the future of the answer, in a thread of Ray's. Raises UsageError after a shutdown.
+        ``on_answer`` is called with the future of the answer, in a thread of Ray's. UsageError after ``ray.shutdown``.
         """
         if not ray.is_initialized():  # otherwise Ray would start another cluster
             raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
@@ -128,7 +128,7 @@ class Cluster:
         return bool(ray.is_initialized())
 
     def shortage(self) -> dict[str, str]:
-        """Return texts for NotPlaced: ``wanted`` by a worker, ``missing`` (why no node has room), and ``cluster``."""
+        """Return texts for NotPlaced, by field: a worker's resources, why no node has room, the cluster's size."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         resources = in_words(dict(sorted(ray.cluster_resources().items())))
         return {

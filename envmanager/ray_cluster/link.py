@@ -41,7 +41,7 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """The channel and the process of an ActorLink. Each message is a call of the actor, and fails if it has ended."""
+    """The channel and the process of an ActorLink. Each message is a method call; if it fails, the actor has ended."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class ActorPoller(Poller[ActorLink]):
                         descriptors.write(self._bring_fd, b"!")
 
     def drain(self) -> None:
-        """Pass each queued answer to its connection."""
+        """Pass each queued answer to its connection. Called in the trainer's thread."""
         with contextlib.suppress(OSError):  # empty the bell first: an answer that comes meanwhile rings again
             descriptors.read(self.answers_fd, _BELL_BYTES)
         while True:

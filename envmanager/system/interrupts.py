@@ -155,7 +155,7 @@ def end_deferring() -> None:
 
 
 def _leave() -> None:
-    """Leave the outermost block: restore the handler that ours replaced, if required, and pass it the interrupt."""
+    """Leave the outermost block: restore the handler that ours replaced, if required; pass on a recorded interrupt."""
     if len(_levels) == 1 and (_state.found_another or not _state.managers):
         _go_away()
     _raise_what_came()
@@ -214,8 +214,8 @@ class allow_interrupts:  # noqa: N801
 def keep_handler_for(manager: object) -> Callable[[], Any]:
     """Keep our handler installed between calls while ``manager`` is open. Return the function to call at its close.
 
-    Garbage collection of the manager has the same effect as the returned function. After the last manager, the next
-    ``defer_interrupts`` block removes the handler.
+    Garbage collection of the manager has the same effect as the returned function. After the last manager has been
+    closed, the next ``defer_interrupts`` block removes the handler.
     """
     leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C, so it cannot be interrupted
     _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())

@@ -1,6 +1,6 @@
-"""Functions about processes, CPU cores and private files, and advice for the user on errors of the system.
+"""Functions for processes, CPU cores and private files, and advice for the user on operating system errors.
 
-The rule: this needs only the standard library, since benchmarks of other libraries import it without our requirements.
+The rule: this needs only the standard library, because benchmarks import it in other libraries' virtual environments.
 """
 
 from __future__ import annotations
