@@ -193,7 +193,7 @@ class StepsDecoder:
         return _Rows(self._first_ids[arenas] + rows[:, 1], order)
 
     def _check_distinct(self, rows: list[_Rows]) -> None:
-        """Raise BadFrame if an agent occurs twice, in one behavior or in two."""
+        """Raise BadFrame if an agent occurs twice, in one behavior or in two, or if there are too many rows."""
         together = np.sort(np.concatenate([own.agent_id for own in rows])) if rows else np.zeros(0, np.int64)
         if len(together) > MAX_AGENTS:
             raise BadFrame(f"{len(together)} rows, where {MAX_AGENTS} are the most")
@@ -203,7 +203,7 @@ class StepsDecoder:
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
     def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior: {} if the engine sent none, None if infos were not requested."""
+        """Return the infos by behavior: {} if none were sent, None if none were requested. Raises BadFrame."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
@@ -386,7 +386,7 @@ class PlainFrame:
     """
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
-        """``body``: the earlier frame's body. ``sections``: its sections. ``arrays_read``: the places of its arrays."""
+        """Prepare to read frames like ``body``, which has these sections, and arrays at the places ``arrays_read``."""
         self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []

@@ -213,7 +213,7 @@ class EngineLink(Link):
         return self._printed_error(during) or super().broke_protocol(during)
 
     def _printed_error(self, during: CommandName | None) -> EnvManagerError | None:
-        """Return the first new error that a script has printed, and kill the engine; None if there is none."""
+        """If a script has printed a new error, kill the engine and return the error; else return None."""
         error = self._log.new_error()
         if error is None:
             return None

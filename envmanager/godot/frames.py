@@ -21,7 +21,7 @@ PROTOCOL = (1, 0)
 """Major and minor version. Another major version is refused. Another minor version may add keys, which are ignored."""
 
 HEADER = struct.Struct("<IBBHI")
-"""Length of the body, kind, 0, 0, ticket."""
+"""Fields of a frame's header: length of the body, kind, 0, 0, ticket."""
 
 TICKETS = 2**32
 """Modulus of the tickets in frames: a frame carries the command's ticket modulo this number."""
@@ -126,7 +126,7 @@ class FrameReader:
         """Number of bytes of the incomplete body that were received."""
 
     def space(self) -> memoryview:
-        """Return the buffer for the next received bytes. First call ``next`` until it returns None."""
+        """Return the buffer for the next bytes. Raises RuntimeError if ``next`` must first return a frame."""
         space = self._scratch[self._end :] if self._frame is None else self._frame.body[self._filled :]
         if not space:  # recv_into would return 0, as at the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")

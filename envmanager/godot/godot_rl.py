@@ -111,7 +111,7 @@ class Agents:
 
     @classmethod
     def of(cls, env_info: dict[str, Any]) -> Agents:
-        """Return the agents that the answer to env_info describes. Raises BadFrame if it cannot be read."""
+        """Return the agents that the answer to env_info describes. Raises BadFrame if the answer is invalid."""
         try:
             n = min(int(env_info["n_agents"]), MAX_AGENTS + 1)  # read_specs refuses more than MAX_AGENTS
             names = env_info.get("agent_policy_names") or [_ONE_POLICY] * n
@@ -140,7 +140,7 @@ class Agents:
     def steps(self, message: dict[str, Any], env_id: int, *, infos: bool) -> dict[str, AgentSteps]:
         """Return the steps in the answer to a reset or an action.
 
-        Raises BadFrame for a malformed answer, and SpecMismatch for an observation of another size than env_info said.
+        Raises BadFrame for a malformed answer, and SpecMismatch for an observation whose size contradicts env_info.
         The answer has one observation per agent. When an episode ends, it counts as its last and the next one's first.
         """
         is_step = message["type"] == "step"

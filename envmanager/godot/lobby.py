@@ -23,7 +23,7 @@ from envmanager.godot.messages import Hello, read_hello
 from envmanager.hosts import descriptors
 
 _MOST_PENDING = 16
-"""Most connections without a hello. When one more arrives, the oldest is closed."""
+"""Maximum number of connections without a hello. When one more arrives, the oldest is closed."""
 _logger = logging.getLogger("envmanager")
 
 
@@ -41,7 +41,7 @@ class Lobby:
     """Advice for the user on how to make a game connect to ``attach``."""
 
     def __init__(self, attach: str | None = None) -> None:
-        """``attach``: address at which to wait for a game that the user starts; None for an engine started here.
+        """Listen for one engine. ``attach``: address for a game that the user starts; None for an engine started here.
 
         With ``attach``, logs how to start the game, and raises UsageError if the port cannot be used.
         """

@@ -24,9 +24,9 @@ Body = bytes | bytearray | memoryview
 MAX_BEHAVIORS = 64
 MAX_AGENTS = 65_536
 MAX_NUMBERS = 2**24
-"""Most numbers in one array."""
+"""Maximum number of elements of one array."""
 MAX_DIMENSIONS = 16
-"""Most dimensions of one agent's array; NumPy allows 32."""
+"""Maximum number of dimensions of one agent's array; NumPy allows 32."""
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64", "float64")}
 """Dtypes of arrays. The last two are for engines other than Godot."""

@@ -42,7 +42,7 @@ class Probe:
     n_steps: int = 1
     """Number of steps measured."""
     n_rows: int | None = None
-    """Number of environments of a vector, whose times and sizes are those of a row; None without a vector."""
+    """Number of environments of a probed vector, for which times and sizes are per row; None without a vector."""
     fixed_s: float = 0.0
     """Time in which a vector's step waits, however many rows it has. It is not part of ``wall_s``."""
     begins_late: bool = False

@@ -20,7 +20,7 @@ from typing import NamedTuple
 LENGTH = struct.Struct("<Q")
 """Length of the pickle that ``run`` reads from standard input."""
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Numbers of threads of math libraries. 1 in workers, because n_workers × n_cores threads would share the cores."""
+"""Variables that limit math libraries' threads: 1 in workers, because n_workers × n_cores threads would be too many."""
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"

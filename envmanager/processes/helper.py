@@ -146,7 +146,7 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Carry out requests and reap children. When the trainer dies, kill them and return. Children return too."""
+        """Carry out requests and reap children until the trainer dies; then kill them. Also returns in each child."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
@@ -279,7 +279,7 @@ VARIABLE = "ENVMANAGER_LIFELINE"
 
 
 def line_for(life_fd: int, owner: int) -> int:
-    """Return a descriptor that has the kernel kill ``owner`` (pid or -pgid) when the trainer dies. Raises OSError."""
+    """Return a descriptor that makes the kernel kill ``owner`` (pid or -pgid) when the trainer dies. Raises OSError."""
     if os.environ.get(VARIABLE) == "thread":
         raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -183,7 +183,7 @@ def _start_python(
 def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
     """Return a function that kills ``process`` and the processes that it has started.
 
-    It kills the process group or, on Windows, closes a job object, which the kernel does too when the trainer dies.
+    It kills the process group or, on Windows, closes a job object. The kernel closes that too when the trainer dies.
     """
     if sys.platform != "win32":
         return partial(os.killpg, process.pid, signal.SIGKILL)
@@ -221,7 +221,7 @@ class PortableChannel(Channel):
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Read a step; return its flags, number of final observations, duration and end (ns). None if ``pump`` must."""
+        """Return a step's flags, number of final rows, busy time and end (ns); None if ``pump`` must read a message."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:

@@ -28,7 +28,7 @@ from envmanager.processes.output import OutputLog
 
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 _DESCRIPTORS_TO_START = 16
-"""Number of free descriptors required before a start. It needs fewer, so no start runs out of them half-way."""
+"""Number of free descriptors required before a start. A start needs fewer, so none runs out of them half-way."""
 
 
 @attrs.frozen(kw_only=True)

@@ -55,7 +55,7 @@ class Helper:
     """The trainer's side of one helper process, which runs until this process dies or calls ``stop``."""
 
     def __init__(self, life_fd: int) -> None:
-        """Start the helper, without waiting for it."""
+        """Start the helper, without waiting until it is ready. ``life_fd``: the read end of the life pipe."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs, blocked_in_children():
@@ -84,7 +84,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request without blocking, or raise HelperGone. The response arrives at the other end of ``fds[0]``."""
+        """Send a request and ``fds`` without blocking, or raise HelperGone. The peer of ``fds[0]`` gets the response."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:

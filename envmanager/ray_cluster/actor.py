@@ -45,7 +45,7 @@ from envmanager.hosts.wire import (
 )
 
 WHO_CODE = 0
-"""Code of a command that asks for the actor's process id and host name. The answer also shows that it is alive."""
+"""Code of a command that asks for the actor's process id and host name, and shows whether the actor still runs."""
 WHO = COMMAND.pack(0, WHO_CODE, 0, 0, 0, 0)
 LARGE_BYTES = 100_000
 """Size in bytes from which the steps of an answer are sent as an array, because Ray sends arrays without a copy."""

@@ -48,7 +48,7 @@ class ActorConnection(Channel):
         self.pidfd, self._end_fd = descriptors.socket_pair()
         self.pid: int | None = None
         self.node = ""
-        """Host of the actor; empty until the actor has been placed."""
+        """Name of the host on which the actor runs; empty until the actor has been placed."""
         self.error = ""
         """Ray's message about the actor's end; empty while the actor runs."""
         self._exit_name = "KILLED"
@@ -145,7 +145,7 @@ class ActorConnection(Channel):
 
 
 class ActorLink(Link):
-    """The link to a worker in a Ray actor. Both have SentRows, whose bytes are sent as steps and actions."""
+    """The link to a worker in a Ray actor. Both sides hold SentRows; their bytes are sent as steps and actions."""
 
     channel: ActorConnection
     decoder: Decoder

@@ -172,7 +172,7 @@ def _raise_what_came() -> None:
 levels, state, Handler, take_over, leave, thread_id, handler_of = (
     _levels, _state, _Handler, _take_over, _leave, _thread, _get_handler
 )  # fmt: skip
-"""Parts of ``begin_deferring`` and ``end_deferring``, which ``kernel.calls`` has in line to save calls."""
+"""Parts of ``begin_deferring`` and ``end_deferring``, for ``kernel.calls``, which inlines both to save time."""
 
 
 class defer_interrupts:  # noqa: N801  (used like a function)
