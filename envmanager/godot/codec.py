@@ -34,9 +34,9 @@ from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
-"""Flags of a section of a steps frame: same rows as before, some episodes ended, all agents want an action."""
+"""Flags of a section of a steps frame: same rows as before, some episodes ended, all agents need an action."""
 TERMINATED, TRUNCATED, ACTING = 1, 2, 4
-"""Bits of a row: the episode terminated, the episode was truncated, the agent wants an action."""
+"""Bits of a row: the episode terminated, the episode was truncated, the agent needs an action."""
 
 COUNT = struct.Struct("<I")
 STEP_SECTION = struct.Struct("<HHI")
@@ -54,7 +54,7 @@ _ZEROS = tuple(bytes(n) for n in range(4))
 
 
 class Acting(NamedTuple):
-    """The ``n`` agents of a behavior that want an action.
+    """The ``n`` agents of a behavior that need an action.
 
     ``order``: index array that sorts the returned rows into the engine's order; None if both orders are equal.
     """
@@ -105,7 +105,7 @@ class StepsDecoder:
 
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
         self.acting: dict[str, Acting] = {}
-        """Agents that want an action after the last frame, by behavior. The next step frame has a row for each."""
+        """Agents that need an action after the last frame, by behavior. The next step frame has a row for each."""
         self.specs = specs
         self._first_ids = only_agents(env_ids)
         self._infos = infos
@@ -294,7 +294,7 @@ class _Section:
         return steps if self.rows.order is None else steps.take(self.rows.order)
 
     def who_acts(self) -> Acting:
-        """Return the number of agents that want an action, and the index that sorts them into the engine's order."""
+        """Return the number of agents that need an action, and the index that sorts them into the engine's order."""
         order = self.rows.order
         if order is None:
             return Acting(self.n_acting)

@@ -138,7 +138,7 @@ def _check_json(value: Any, what: str) -> None:
 
 
 def _import_assets(game: Game, within_s: float) -> None:
-    """Import a project's images and sounds unless they are imported. Raises UsageError if this takes too long."""
+    """Import a project's images and sounds unless that was done before. Raises UsageError if it takes too long."""
     if import_command(game) is None:
         return
     folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

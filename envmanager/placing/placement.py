@@ -157,7 +157,7 @@ def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe
 def isolate(
     reason: str, n_envs: int, *, n_workers: int | None = None, local_envs: int | Literal["auto"] = 0
 ) -> Placement:
-    """Return the placement of environments that crash or hang: one worker each, none in the trainer's process.
+    """Return the placement of environments that failed when probed: one worker each, none in this process.
 
     ``reason``: text that says what happened. ``n_workers``, ``local_envs``: numbers are the user's choice and are kept.
     """

@@ -182,7 +182,7 @@ class TrainerConnection:
     # Responses.
 
     def send(self, response: EnvironmentResponse) -> None:
-        """Send a response. A step's arrays are written to shared memory if they fit; other data is a message."""
+        """Send a response. A step's arrays are put into shared memory if they fit; other data is sent as a message."""
         if response.name is _FAILED:
             self._write_message(FAILED_CODE, dumps_failure(response.payload))
             return

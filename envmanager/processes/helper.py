@@ -107,7 +107,7 @@ def main(requests_fd: int, life_fd: int) -> None:
 
 
 def _end_fork() -> None:
-    """Flush the output and exit at once, if this is a fork of the helper. It is the last ``atexit`` function to run.
+    """If this process is a fork of the helper, flush its output and exit at once. Runs as the last ``atexit`` function.
 
     Python's usual shutdown frees all modules inherited from the helper, which takes longer than starting a process.
     """

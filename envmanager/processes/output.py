@@ -4,7 +4,7 @@ With ``log_dir`` each generation of a worker has a log file. All workers share o
 each worker has a part. So crash reports need no descriptor per worker, block on no pipe, and outlive the process.
 
 The rule: the trainer opens a log, so that an unusable one is refused before a process starts. No error quotes text that
-was in the log before.
+was in the log file before the process started.
 """
 
 from __future__ import annotations
