@@ -336,7 +336,7 @@ def actions_for(
     specs: BehaviorSpecs,
     make_policy: Callable[[BehaviorSpec], Policy],
 ) -> dict[str, Tree]:
-    """Return the actions of ``policies`` for ``steps`` of one environment. Add missing ones made by ``make_policy``."""
+    """Return the actions for ``steps`` of one environment. Add missing policies, made by ``make_policy``."""
     for behavior, spec in specs.items():
         if behavior not in policies:
             policies[behavior] = make_policy(spec)

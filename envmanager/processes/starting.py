@@ -84,7 +84,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request and ``fds`` without blocking. The response comes to the peer of ``fds[0]``. Raises HelperGone."""
+        """Send a request and ``fds`` without blocking. The peer of ``fds[0]`` gets the response. Raises HelperGone."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:
