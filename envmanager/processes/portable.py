@@ -114,7 +114,7 @@ class PortableProcess:
             descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def _await_end(self) -> int | None:
-        """Wait for the process's end, kill the rest of its group, and reap it. Return the exit code, None if unknown."""
+        """Wait for the process's end, kill the rest of its group, and reap it. Return the exit code or None."""
         code = None
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):  # the user's code has reaped it

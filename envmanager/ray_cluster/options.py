@@ -103,7 +103,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, options: ClusterOptions | Mapping[str, Any] | None) -> ClusterOptions:
-        """Convert a mapping, or None for the defaults, to ClusterOptions. Raises ConfigError for mistakes in it."""
+        """Convert ``options`` to ClusterOptions; None means the defaults. Raises ConfigError for a mistake in it."""
         return options if isinstance(options, ClusterOptions) else structure(cls, options or {}, where="cluster")
 
 
