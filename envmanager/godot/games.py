@@ -313,7 +313,7 @@ def copy_addon(major: int, project: Path) -> Path:
 
 
 def copy_demo(name: str, major: int, to: Path | str) -> Path:
-    """Copy a demo for Godot 4 or 3, with the addon, into ``to``; return ``to``. Raises UsageError for a wrong name."""
+    """Copy a demo for Godot 4 or 3 and the addon into ``to``; return ``to``. Raises UsageError for an unknown name."""
     if name not in demos():
         raise UsageError(f"there is no demo {name!r}; there are {', '.join(demos())}.")
     return _copy(HERE / "demos" / name, major, Path(to))

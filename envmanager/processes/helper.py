@@ -123,7 +123,7 @@ def _flush_output() -> None:
 
 
 class _Helper:
-    """The helper's loop, and the processes that it has started."""
+    """The main loop of the helper process, and the table of the child processes that it has started."""
 
     def __init__(self, requests_fd: int, life_fd: int) -> None:
         self._requests = socket.socket(fileno=requests_fd)

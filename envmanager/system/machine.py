@@ -18,7 +18,7 @@ from envmanager.errors import UsageError
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the pids of a process's children, including zombies. Empty if it has ended, or without /proc."""
+    """Return the pids of a process's children, including zombies; none if the process has ended, or without /proc."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(f"/proc/{pid}/task"):
