@@ -26,7 +26,7 @@ class EngineLog:
     """The output of one engine. Once the engine has inherited ``write_fd``, call ``started``, which closes it here."""
 
     def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
-        """Open a log file in ``log_dir``, or a file in memory for None. Raises UsageError if the log cannot be written."""
+        """Open a log file in ``log_dir``, or a file in memory if it is None. Raises UsageError if that fails."""
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
             # Opened again in append mode, so that after a truncation the engine writes at the new end, without a hole.
