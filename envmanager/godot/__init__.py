@@ -1,1 +1,1 @@
-"""Godot engines as workers: an engine process hosts environments and exchanges frames with the trainer by a socket."""
+"""Godot engines as workers: an engine process hosts environments and exchanges frames with the trainer over TCP."""

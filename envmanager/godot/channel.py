@@ -49,7 +49,7 @@ class EngineChannel(Channel):
         self.broken, self.hung_up = reason, True
 
     def close(self) -> None:
-        """Close all descriptors."""
+        """Close the connection, or the lobby if no engine has connected. A second call does nothing."""
         if self._lobby is not None:
             self._lobby.close()
             self._lobby, self.fd = None, descriptors.CLOSED
@@ -89,7 +89,7 @@ class EngineChannel(Channel):
         return has_read
 
     def _meet(self, lobby: Lobby) -> bool:
-        """Return whether the engine can be used. Once it has connected, send it the queued commands or refuse it."""
+        """Check whether the engine has connected. If so, send the queued commands, and return whether it is usable."""
         arrival = lobby.look()
         if arrival is None:
             return False

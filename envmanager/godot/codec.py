@@ -34,9 +34,9 @@ from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
-"""Flags of a section of a steps frame: same rows as before, some episodes ended, all agents want an action."""
+"""Flags of a section of a steps frame: same rows as before, some episodes ended, all agents need an action."""
 TERMINATED, TRUNCATED, ACTING = 1, 2, 4
-"""Bits of a row: the episode terminated, the episode was truncated, the agent wants an action."""
+"""Bits of a row: the episode terminated, the episode was truncated, the agent needs an action."""
 
 COUNT = struct.Struct("<I")
 STEP_SECTION = struct.Struct("<HHI")
@@ -54,7 +54,7 @@ _ZEROS = tuple(bytes(n) for n in range(4))
 
 
 class Acting(NamedTuple):
-    """The ``n`` agents of a behavior that want an action.
+    """The ``n`` agents of a behavior that need an action.
 
     ``order``: index array that sorts the returned rows into the engine's order; None if both orders are equal.
     """
@@ -64,7 +64,7 @@ class Acting(NamedTuple):
 
 
 def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, Acting]) -> bytes:
-    """Return the body of a step frame for the agents in ``acting`` (``StepsDecoder.acting``).
+    """Return the body of a step frame with ``actions``, by behavior, for the agents in ``acting`` of the StepsDecoder.
 
     The manager has checked that ``actions`` fit their specs. A behavior without actions plays by its heuristic. Raises
     ValueError for a wrong number of rows or an unknown behavior.
@@ -90,7 +90,7 @@ def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping
 
 
 class Decoded(NamedTuple):
-    """The steps in a steps frame, and the time in µs that the engine took for them."""
+    """The steps in a steps frame, by behavior, and the time in µs that the engine took for them."""
 
     steps: dict[str, AgentSteps]
     busy_us: int
@@ -105,7 +105,7 @@ class StepsDecoder:
 
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
         self.acting: dict[str, Acting] = {}
-        """Agents that want an action after the last frame, by behavior. The next step frame has a row for each."""
+        """Agents that need an action after the last frame, by behavior. The next step frame has a row for each."""
         self.specs = specs
         self._first_ids = only_agents(env_ids)
         self._infos = infos
@@ -193,7 +193,7 @@ class StepsDecoder:
         return _Rows(self._first_ids[arenas] + rows[:, 1], order)
 
     def _check_distinct(self, rows: list[_Rows]) -> None:
-        """Raise BadFrame if an agent occurs twice, in one behavior or in two."""
+        """Raise BadFrame if an agent occurs twice, in one behavior or in two, or if there are too many rows."""
         together = np.sort(np.concatenate([own.agent_id for own in rows])) if rows else np.zeros(0, np.int64)
         if len(together) > MAX_AGENTS:
             raise BadFrame(f"{len(together)} rows, where {MAX_AGENTS} are the most")
@@ -203,7 +203,7 @@ class StepsDecoder:
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
     def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior: {} if the engine sent none, None if infos were not requested."""
+        """Return the infos by behavior: {} if none were sent, None if none were requested. Raises BadFrame."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
@@ -218,7 +218,7 @@ class StepsDecoder:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """The agents of a section: ``agent_id`` int64[n]. ``order``: index that sorts them by env_id; None if sorted."""
+    """The rows of a section: ``agent_id`` int64[n]; ``order`` sorts them by env_id, and is None if they are sorted."""
 
     agent_id: np.ndarray
     order: np.ndarray | None
@@ -226,7 +226,7 @@ class _Rows:
 
 @attrs.define(eq=False)
 class _Section:
-    """The section of a steps frame for one behavior."""
+    """The section of a steps frame with the agents of one behavior, and methods that check and convert it."""
 
     behavior: BehaviorLayout
     flags: int
@@ -242,7 +242,7 @@ class _Section:
 
     @property
     def is_plain(self) -> bool:
-        """Whether ``PlainFrame`` can read such a section: the same rows in order, no ends, all act, no copies."""
+        """Whether PlainFrame can read such sections: same rows in order, no ended episode, all acting, aligned."""
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
@@ -294,7 +294,7 @@ class _Section:
         return steps if self.rows.order is None else steps.take(self.rows.order)
 
     def who_acts(self) -> Acting:
-        """Return the number of agents that want an action, and the index that sorts them into the engine's order."""
+        """Return the number of agents that need an action, and the index that sorts them into the engine's order."""
         order = self.rows.order
         if order is None:
             return Acting(self.n_acting)
@@ -332,12 +332,12 @@ class Cursor:
         self._at = 0
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Return the values in the next block, which has this layout."""
+        """Unpack the next block, which has the struct ``layout``; return its values. ``what`` names it in errors."""
         at = self._advance(layout.size, what)
         return layout.unpack_from(self._body, at)
 
     def arrays(self, layouts: tuple[ArrayLayout, ...], n: int, what: str) -> Tree:
-        """Return the next block as an array, or the next several as a dict of arrays, each ``[n, …]``."""
+        """Return the next blocks, one per layout, as a dict of arrays ``[n, …]`` by name; a single one as an array."""
         if len(layouts) == 1:
             return self.array(layouts[0], n, what)
         return {layout.name: self.array(layout, n, what) for layout in layouts}
@@ -358,7 +358,7 @@ class Cursor:
         return flat.reshape(n, *layout.shape) if layout.shape else flat
 
     def block(self, n_bytes: int, what: str) -> memoryview:
-        """Return the bytes of the next block."""
+        """Return a view of the next ``n_bytes`` bytes, and skip their padding. ``what`` names them in errors."""
         at = self._advance(n_bytes, what)
         return self._body[at : at + n_bytes]
 
@@ -380,13 +380,13 @@ class Cursor:
 
 
 class PlainFrame:
-    """A fast reader of steps frames like ``body``: with the same rows, no ended episode, and all agents acting.
+    """A fast reader of steps frames that have the rows of an earlier frame, no ended episode, and all agents acting.
 
-    The rule: it reads a frame only if all bytes but the time, observations and rewards are equal to those of ``body``.
+    The rule: it reads a frame only if all bytes but the time, observations and rewards equal those of that frame.
     """
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
-        """``sections``: the sections of ``body``, all plain. ``arrays_read``: the places of all arrays in ``body``."""
+        """Prepare to read frames like ``body``, which has these sections, and arrays at the places ``arrays_read``."""
         self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []

@@ -24,7 +24,7 @@ _REWARD = ArraySpec()
 
 
 class EngineDecoder:
-    """A decoder that converts one engine's answers to responses."""
+    """A converter of one engine's answer frames to responses. It keeps the engine's specs and last error."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], *, infos: bool, check_values: bool) -> None:
         self.steps = StepsDecoder(EngineSpecs((), {}), env_ids, infos=infos)
@@ -39,7 +39,7 @@ class EngineDecoder:
         self._check_values = check_values
 
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """Return the response that reports this error."""
+        """Return the "failed" response that reports ``error``."""
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
@@ -69,7 +69,7 @@ class EngineDecoder:
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
     def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to a reset or a step: a failure if checked numbers break their spec."""
+        """Return the response to a reset or a step; with ``check_values``, a failure if numbers break their spec."""
         bad = bad_numbers(specs, steps) if self._check_values else None
         if bad is not None:
             return self._mismatched(*bad, asked)
@@ -81,13 +81,13 @@ class EngineDecoder:
         return self.failed(describe_failure(mismatch, worker_id=self._worker_id, env_ids=env_ids, phase=phase))
 
     def env_ids_of(self, error: EngineError) -> tuple[int, ...]:
-        """Return the environment of the error's arena, or all environments if the engine named no arena."""
+        """Return the env_id of the error's arena, or all env_ids of the engine if the error names no arena."""
         return self._env_ids if error.arena is None else (self._env_ids[error.arena],)
 
     def raised(
         self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None, *, advice: str = ""
     ) -> EnvRaised:
-        """Return EnvRaised for an engine's error. ``asked``: the pending command; None between commands."""
+        """Return, without raising it, EnvRaised for an engine's error. ``asked``: the pending command, or None."""
         traceback = error.traceback
         if error.script and not traceback:
             line = "" if error.line is None else f", line {error.line}"

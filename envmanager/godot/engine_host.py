@@ -1,4 +1,4 @@
-"""The host of engines: finds the game, starts engines that play it, replaces and ends them."""
+"""The host of a GodotEnvManager: finds the game, and starts, replaces and ends the engines that play it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ENGINE_SEEDS = 2**31
 
 
 def engines_may_spin(n_engines: int) -> bool:
-    """Return whether there is a core for each of ``n_engines``, and another for the trainer.
+    """Return whether engines may spin while they wait, which takes a core for each of them and one for the trainer.
 
     GDScript cannot yield, so an engine that spins needs a core that no other process of this training needs.
     """
@@ -47,7 +47,7 @@ def engines_may_spin(n_engines: int) -> bool:
 
 
 def trainer_spin_ns(n_engines: int) -> int:
-    """Return how long the trainer may spin while it waits for its engines; 0 if it must sleep instead."""
+    """Return the time (ns) that the trainer may poll for answers before it sleeps; 0 if it must sleep at once."""
     return LONG_SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 
@@ -109,7 +109,7 @@ class EngineHost(LinkHost[EngineLink]):
         return environ
 
     def check_can_travel(self, payload: Any) -> None:
-        """Raise UsageError for a function to call, and for reset options or arguments that are not JSON values."""
+        """Raise UsageError if ``payload`` has a function, or reset options or arguments that are not JSON values."""
         if not isinstance(payload, list):
             options = None if payload is None else ResetConfig.of(payload).options
             _check_json(dict(options or {}), "the reset options")
@@ -138,7 +138,7 @@ def _check_json(value: Any, what: str) -> None:
 
 
 def _import_assets(game: Game, within_s: float) -> None:
-    """Import a project's assets unless that was done before. Without the import a game lacks its images and sounds."""
+    """Import a project's images and sounds unless that was done before. Raises UsageError if it takes too long."""
     if import_command(game) is None:
         return
     folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -51,7 +51,7 @@ _MOST_BUSY = 10
 
 @attrs.frozen(kw_only=True)
 class EnginePlan(WorkerPlan):
-    """The parameters of an engine's start."""
+    """Everything that an EngineLink needs to start one engine: command line, variables, cores, seed and options."""
 
     options: GodotOptions = attrs.field(repr=False)  # may hold secrets, as environ may
     command: Sequence[str]
@@ -76,7 +76,7 @@ class AttachedGame:
         channel.on_hung_up = self.signal
 
     def signal(self, _: int = 0) -> None:
-        """Mark the game as ended, without sending a signal. The game will notice that its connection is closed."""
+        """Mark the game as ended, without sending a signal. The game detects the closed connection by itself."""
         if self.pidfd != descriptors.CLOSED:
             os.eventfd_write(self.pidfd, 1)
 
@@ -94,7 +94,7 @@ class AttachedGame:
 
 
 class EngineLink(Link):
-    """A link to an engine. Commands and responses are frames of its connection."""
+    """The manager's link to one engine. It sends commands and receives responses as frames of one connection."""
 
     FAILED = Kind.ERROR
     channel_class: ClassVar[type[EngineChannel]] = EngineChannel
@@ -188,7 +188,7 @@ class EngineLink(Link):
     ) -> EnvironmentResponse:
         """Return the response, or a failure if the message breaks the protocol or a script printed an error.
 
-        After an error in a script Godot goes on with null. When the bridge receives that null, it answers with an
+        After an error in a script Godot goes on with null. When the addon receives that null, it answers with an
         error. The printed error is returned instead, because it says where the null came from.
         """
         try:
@@ -213,7 +213,7 @@ class EngineLink(Link):
         return self._printed_error(during) or super().broke_protocol(during)
 
     def _printed_error(self, during: CommandName | None) -> EnvManagerError | None:
-        """Return the first new error that a script has printed, and kill the engine; None if there is none."""
+        """If a script has printed a new error, kill the engine and return the error; else return None."""
         error = self._log.new_error()
         if error is None:
             return None
@@ -221,7 +221,7 @@ class EngineLink(Link):
         return self.decoder.raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
-        """Report a note, or extend the deadline of a busy engine by the whole timeout."""
+        """Add a note to the events, or, for a busy frame, restart the timeout of the pending command."""
         if frame.kind is Kind.NOTE:
             name, data = read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))

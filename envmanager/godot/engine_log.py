@@ -1,6 +1,6 @@
 """The output of an engine: kept for error messages, and searched for errors of its scripts.
 
-After an error in a script Godot prints the error, returns null and goes on. It prints before the bridge answers, so new
+After an error in a script Godot prints the error, returns null and goes on. It prints before the addon answers, so new
 output at the time of an answer belongs to that request.
 
 The rule: the output goes to a file, because a full pipe would block the game. Without a log_dir the file is in memory
@@ -26,7 +26,7 @@ class EngineLog:
     """The output of one engine. Once the engine has inherited ``write_fd``, call ``started``, which closes it here."""
 
     def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
-        """Open the file. Raises UsageError if it cannot be written."""
+        """Open a log file in ``log_dir``, or a file in memory if it is None. Raises UsageError if that fails."""
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
             # Opened again in append mode, so that after a truncation the engine writes at the new end, without a hole.
@@ -41,7 +41,7 @@ class EngineLog:
         self._may_cut = log_dir is None
 
     def started(self) -> None:
-        """Close ``write_fd``, because the engine has inherited it."""
+        """Close ``write_fd`` in this process. Call this once the engine has inherited it."""
         self.write_fd = descriptors.close(self.write_fd)
 
     def new_error(self) -> EngineError | None:
@@ -60,11 +60,11 @@ class EngineLog:
         return None if at < 0 else _parsed(new[at:].decode(errors="replace"))
 
     def tail(self) -> str:
-        """Return the end of the output."""
+        """Return the end of the engine's output; an empty text after ``close``."""
         return "" if self._fd == descriptors.CLOSED else read_tail(self._fd, self._start)
 
     def close(self) -> None:
-        """Close the file. A second call does nothing."""
+        """Close the file of the output, and ``write_fd``. A second call does nothing."""
         self.started()
         self._fd = descriptors.close(self._fd)
 

@@ -21,7 +21,7 @@ PROTOCOL = (1, 0)
 """Major and minor version. Another major version is refused. Another minor version may add keys, which are ignored."""
 
 HEADER = struct.Struct("<IBBHI")
-"""Length of the body, kind, 0, 0, ticket."""
+"""Fields of a frame's header: length of the body, kind, 0, 0, ticket."""
 
 TICKETS = 2**32
 """Modulus of the tickets in frames: a frame carries the command's ticket modulo this number."""
@@ -58,9 +58,9 @@ MAX_DIGITS = 20
 
 
 class BadFrame(Exception):
-    """Error of bytes that are no frame of this protocol, or of a body that does not fit its frame's kind.
+    """Error raised for bytes that are no frame of this protocol, or for a body that does not fit its frame's kind.
 
-    ``reason`` is one line. A caller that knows the worker reports it as a ``ProtocolError``.
+    ``reason`` is one line. The link to the engine reports it as a ``ProtocolError``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -69,7 +69,7 @@ class BadFrame(Exception):
 
 
 class TooLarge(BadFrame):
-    """Error of arrays that are larger than the protocol allows. The game is at fault, not the protocol."""
+    """Error raised for arrays that are larger than the protocol allows. The cause is the game's specs."""
 
 
 class Frame(NamedTuple):
@@ -126,14 +126,14 @@ class FrameReader:
         """Number of bytes of the incomplete body that were received."""
 
     def space(self) -> memoryview:
-        """Return the buffer for the next received bytes. First call ``next`` until it returns None."""
+        """Return the buffer for the next bytes. Raises RuntimeError if ``next`` must first return a frame."""
         space = self._scratch[self._end :] if self._frame is None else self._frame.body[self._filled :]
         if not space:  # recv_into would return 0, as at the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")
         return space
 
     def received(self, n_bytes: int) -> None:
-        """Count ``n_bytes`` as written into ``space()``."""
+        """Record that ``n_bytes`` bytes were written into the buffer that ``space`` returned."""
         if self._frame is None:
             self._end += n_bytes
         else:

@@ -1,4 +1,4 @@
-"""Finds a game and its engine, installs the addon in games, and copies the demos and the template.
+"""Finds a Godot game and its engine, installs the addon in games, and copies the demo games and the template.
 
 ::
 
@@ -100,7 +100,7 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
 
 
 def protocol_of(env: str) -> Protocol:
-    """Return the protocol of a game, which is "godot_rl" if it has that plugin and not this library's addon.
+    """Return "godot_rl" for a game with the plugin godot_rl_agents and without this library's addon, else "envmanager".
 
     A project has the addon when ``project.godot`` loads it. In exported games the names of their files are searched.
     """
@@ -126,7 +126,7 @@ def _holds(file: Path, text: bytes) -> bool:
 def find_binary(major: int, chosen: str | None = None) -> str:
     """Return the path of an engine of this major version: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    All are asked for their version, once. Raises UsageError when there is none, or if ``chosen`` has another version.
+    Each candidate is run once with ``--version``. Raises UsageError if none fits, or ``chosen`` has another version.
     """
     given = chosen or os.environ.get(VARIABLE)
     where = "engine.binary" if chosen else f"${VARIABLE}"
@@ -152,7 +152,7 @@ def find_binary(major: int, chosen: str | None = None) -> str:
 
 
 def _on_path(major: int) -> str | None:
-    """Return the path of the first engine of this major version on PATH."""
+    """Return the path of the first engine of this major version on PATH; None if there is none."""
     for found in filter(None, map(shutil.which, BY_MAJOR[major])):
         if (version_of(found) or f"{major}.").startswith(f"{major}."):
             return os.path.abspath(found)
@@ -160,7 +160,7 @@ def _on_path(major: int) -> str | None:
 
 
 def version_of(binary: str) -> str | None:
-    """Return the version that an engine reports, such as ``"4.6.3"``; None if it reports none within 30 s."""
+    """Return the version that ``binary --version`` prints, such as ``"4.6.3"``; None if it prints none within 30 s."""
     status = os.stat(binary)
     return _version_of(binary, status.st_mtime_ns, status.st_size)
 
@@ -176,9 +176,9 @@ def _version_of(binary: str, _mtime_ns: int, _size: int) -> str | None:
 
 
 def find_major(chosen: str | None) -> int | None:
-    """Return the major version of the engine that is ``chosen``, or named by $ENVMANAGER_GODOT; 4 if it reports none.
+    """Return the major version of the engine ``chosen``, else of $ENVMANAGER_GODOT; 4 if the engine reports none.
 
-    If neither is given, return that of an engine on PATH, 4 before 3, or None without one.
+    If neither is given, return the major version of an engine on PATH, preferably 4; None if there is no engine.
     """
     given = chosen or os.environ.get(VARIABLE)
     if given is not None:
@@ -189,7 +189,7 @@ def find_major(chosen: str | None) -> int | None:
 
 
 def _any_engine(chosen: str | None) -> tuple[int, str]:
-    """Return the major version and the path of an engine. Raises UsageError when there is none."""
+    """Return the major version and path of ``chosen``, else of any engine found. Raises UsageError if there is none."""
     major = find_major(chosen)
     if major is not None:
         return major, find_binary(major, chosen)
@@ -200,7 +200,7 @@ def _any_engine(chosen: str | None) -> tuple[int, str]:
 
 
 def command_for(game: Game, options: EngineOptions) -> list[str]:
-    """Return the command line that plays the game."""
+    """Return the command line that starts the engine with the game and these options."""
     command = [game.binary]
     if game.path.is_dir():
         command += ["--path", str(game.path)]
@@ -313,14 +313,17 @@ def copy_addon(major: int, project: Path) -> Path:
 
 
 def copy_demo(name: str, major: int, to: Path | str) -> Path:
-    """Copy a demo for Godot 4 or 3 into the folder ``to``, with the addon; return the folder."""
+    """Copy a demo for Godot 4 or 3 and the addon into ``to``; return ``to``. Raises UsageError for an unknown name."""
     if name not in demos():
         raise UsageError(f"there is no demo {name!r}; there are {', '.join(demos())}.")
     return _copy(HERE / "demos" / name, major, Path(to))
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Create a game to start from, named after its folder, with an arena, an agent and the addon; return the folder."""
+    """Create a game to start from in the folder ``to``, named after it, with an arena, an agent and the addon.
+
+    Returns the folder. Raises UsageError if it has a ``project.godot`` already.
+    """
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")

@@ -1,4 +1,4 @@
-"""Engines with games made for godot_rl_agents, which are played unchanged through that library's own protocol.
+"""Links and host for engines that play unchanged games of godot_rl_agents, through that library's own protocol.
 
 ::
 
@@ -59,7 +59,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class MessageReader(FrameReader):
-    """A parser of messages, whose header is only their length."""
+    """A parser of godot_rl_agents' messages, whose header is only the length of the body."""
 
     header = struct.Struct("<I")
 
@@ -111,7 +111,7 @@ class Agents:
 
     @classmethod
     def of(cls, env_info: dict[str, Any]) -> Agents:
-        """Return the agents that the answer to env_info describes. Raises BadFrame if it cannot be read."""
+        """Return the agents that the answer to env_info describes. Raises BadFrame if the answer is invalid."""
         try:
             n = min(int(env_info["n_agents"]), MAX_AGENTS + 1)  # read_specs refuses more than MAX_AGENTS
             names = env_info.get("agent_policy_names") or [_ONE_POLICY] * n
@@ -140,8 +140,8 @@ class Agents:
     def steps(self, message: dict[str, Any], env_id: int, *, infos: bool) -> dict[str, AgentSteps]:
         """Return the steps in the answer to a reset or an action.
 
-        Raises BadFrame for a malformed answer, and SpecMismatch for an observation of another size than env_info said.
-        The answer has one observation per agent: after an end, both the old episode's last and the new one's first.
+        Raises BadFrame for a malformed answer, and SpecMismatch for an observation whose size contradicts env_info.
+        The answer has one observation per agent. When an episode ends, it counts as its last and the next one's first.
         """
         is_step = message["type"] == "step"
         seen = self._listed(message, "obs")
@@ -180,7 +180,7 @@ class Agents:
         return value
 
     def actions(self, given: Mapping[str, Tree]) -> list[dict[str, Any]]:
-        """Return one dict of actions per agent, in the game's order."""
+        """Convert the actions of each behavior to one dict of actions per agent, in the game's order of agents."""
         found: list[dict[str, Any]] = [{} for _ in range(self.n)]
         for behavior in self.specs.behaviors:
             trees = leaves_like(behavior.spec.action, given[behavior.name])
@@ -191,7 +191,7 @@ class Agents:
 
 
 def _observation(name: str, space: dict[str, Any]) -> dict[str, Any]:
-    """Return an observation's entry in the specs. As in godot_rl_agents, one with "2d" in its name is an image."""
+    """Return an observation's entry for ``read_specs``. As in godot_rl_agents, "2d" in the name means an image."""
     if space["space"] == "discrete":
         return {"name": name, "shape": [], "dtype": "int64", "low": 0, "high": space["size"] - 1}
     if space["space"] != "box":
@@ -211,7 +211,7 @@ def _action(name: str, space: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stacked(layout: ArrayLayout, seen: Sequence[Any], rows: Sequence[int]) -> np.ndarray:
-    """Return one observation of some agents as an array. Raises SpecMismatch, which names the first wrong agent."""
+    """Return one observation of the agents ``rows`` as an array. Raises SpecMismatch for the first agent at fault."""
     try:
         values = [_number_array(layout, seen[index][layout.name]) for index in rows]
         return np.array(values, layout.dtype).reshape(len(rows), *layout.shape)
@@ -261,7 +261,7 @@ class GodotRLDecoder(EngineDecoder):
 
 
 class GodotRLLink(EngineLink):
-    """An EngineLink for a game of godot_rl_agents. Port and seed are arguments of its command line."""
+    """An EngineLink for a game of godot_rl_agents. The engine gets its port and seed on the command line."""
 
     channel_class = GodotRLChannel
     decoder_class = GodotRLDecoder

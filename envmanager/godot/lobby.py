@@ -23,7 +23,7 @@ from envmanager.godot.messages import Hello, read_hello
 from envmanager.hosts import descriptors
 
 _MOST_PENDING = 16
-"""Most connections without a hello. When one more arrives, the oldest is closed."""
+"""Maximum number of connections without a hello. When one more arrives, the oldest is closed."""
 _logger = logging.getLogger("envmanager")
 
 
@@ -41,7 +41,7 @@ class Lobby:
     """Advice for the user on how to make a game connect to ``attach``."""
 
     def __init__(self, attach: str | None = None) -> None:
-        """``attach``: address at which to wait for a game that the user starts; None for an engine started here.
+        """Listen for one engine. ``attach``: address for a game that the user starts; None for an engine started here.
 
         With ``attach``, logs how to start the game, and raises UsageError if the port cannot be used.
         """
@@ -71,7 +71,7 @@ class Lobby:
             _logger.warning("waiting for a game at %s: %s", self.address, self.how_to_play)
 
     def look(self) -> Arrival | None:
-        """Return the engine if it has sent its hello, else None. Does not block."""
+        """Accept connections and read hellos, without blocking. Return the engine once its hello has come, or None."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
@@ -95,7 +95,7 @@ class Lobby:
             self._epoll.register(fd, select.EPOLLIN)
 
     def _read_hello(self, fd: int) -> Hello | None:
-        """Return the hello of a connection, or None while it is incomplete. Close the connection if it is refused."""
+        """Return a connection's hello; None while it is incomplete or if it is refused (then also close ``fd``)."""
         reader, hello = self._pending[fd], None
         try:
             n_bytes = os.readv(fd, [reader.space()])
@@ -120,7 +120,7 @@ class Lobby:
         del self._pending[fd]
 
     def close(self) -> None:
-        """Close the listener and all connections. A second call does nothing."""
+        """Close the listener and the connections that have sent no hello. A second call does nothing."""
         if self.fd != descriptors.CLOSED:
             for fd in self._pending:
                 descriptors.close(fd)

@@ -89,7 +89,7 @@ class GodotEnvManager(EnvManager):
         self.start(self.make_host(env, options))
 
     def make_host(self, env: str, options: GodotOptions) -> EngineHost:
-        """Return a new host of the engines. A subclass may override this."""
+        """Return a new host, which will start and replace the engines. A subclass may override this."""
         if options.engine.protocol == "godot_rl":
             from envmanager.godot.godot_rl import GodotRLHost
 
@@ -100,7 +100,7 @@ class GodotEnvManager(EnvManager):
 
 
 def _with_an_engine_each(options: GodotOptions) -> GodotOptions:
-    """Return the options of engines that are one environment each. Raises UsageError for what such a game cannot do."""
+    """Return ``options`` with one engine per environment. Raises UsageError for options that godot_rl cannot use."""
     n_envs, engine = options.n_envs, options.engine
     if options.n_workers not in (None, "auto", n_envs):
         raise UsageError(

@@ -24,9 +24,9 @@ Body = bytes | bytearray | memoryview
 MAX_BEHAVIORS = 64
 MAX_AGENTS = 65_536
 MAX_NUMBERS = 2**24
-"""Most numbers in one array."""
+"""Maximum number of elements of one array."""
 MAX_DIMENSIONS = 16
-"""Most dimensions of one agent's array; NumPy allows 32."""
+"""Maximum number of dimensions of one agent's array; NumPy allows 32."""
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64", "float64")}
 """Dtypes of arrays. The last two are for engines other than Godot."""
@@ -72,7 +72,7 @@ class EngineSpecs:
 
 @attrs.frozen
 class Hello:
-    """The first message of an engine. ``protocol``: (major, minor); ``ticks_per_second``: 0 for another major."""
+    """An engine's first message. ``protocol``: (major, minor). ``ticks_per_second``: 0 if major is unsupported."""
 
     protocol: tuple[int, int]
     token: str
@@ -97,7 +97,7 @@ def read_hello(body: Body) -> Hello:
 
 
 def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool, may_spin: bool) -> bytes:
-    """Return the body of a configure frame.
+    """Return the body of a configure frame, the first that an engine receives.
 
     ``may_spin``: whether the engine may spin for a moment while it waits for the next request.
     """
@@ -144,7 +144,7 @@ def call_body(
 
 
 def read_values(body: Body, n: int) -> list[Any]:
-    """Return the ``n`` values, one per arena, in the answer to a call. Raises BadFrame."""
+    """Return the ``n`` values, one per arena, in the answer to a call. Raises BadFrame for any other body."""
     values = parse_json(body).get("values")
     if not isinstance(values, list) or len(values) != n:
         got = f"a list of {len(values)}" if isinstance(values, list) else describe_value(values)
@@ -154,7 +154,7 @@ def read_values(body: Body, n: int) -> list[Any]:
 
 @attrs.frozen
 class EngineError:
-    """An error in an engine. Parts of its place that the engine did not report are None.
+    """An error that an engine reported. Parts of its location are None if the engine did not report them.
 
     ``broken``: (path, expected, got) of a value that breaks its spec. Godot reports neither ``broken`` nor ``type`` nor
     ``traceback``; engines in languages with exceptions do.
@@ -176,7 +176,7 @@ class EngineError:
 
 
 def read_error(body: Body, n_arenas: int) -> EngineError:
-    """Return the error in the body of an error frame. Raises BadFrame."""
+    """Return the error in the body of an error frame. Raises BadFrame if the body is invalid."""
     said = {key: value for key, value in parse_json(body).items() if value is not None}
     found = {"message": _typed(said.get("message"), str, "the message of an error")}
     for key in said.keys() & {"script", "function", "type", "traceback"}:
@@ -194,7 +194,7 @@ def read_error(body: Body, n_arenas: int) -> EngineError:
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
-    """Return the name of the note in the body of a note frame, and a dict of the other entries. Raises BadFrame."""
+    """Return the name and a dict of the other entries in the body of a note frame. Raises BadFrame if invalid."""
     message = parse_json(body)
     return _name(message, "a note"), {key: value for key, value in message.items() if key != "name"}
 
@@ -203,7 +203,7 @@ def read_note(body: Body) -> tuple[str, dict[str, Any]]:
 
 
 def read_specs(body: Body) -> EngineSpecs:
-    """Return the specs in the body of a specs frame. Raises BadFrame."""
+    """Return the specs in the body of a specs frame. Raises BadFrame, or TooLarge for too many agents or numbers."""
     message = parse_json(body)
     entries = _typed(message.get("behaviors"), list, "the behaviors of the specs")
     if not 1 <= len(entries) <= MAX_BEHAVIORS:
@@ -221,7 +221,7 @@ def _behavior(number: int, entry: Any) -> BehaviorLayout:
 
 
 def _arrays(entry: dict[str, Any], key: str, where: str) -> tuple[tuple[ArrayLayout, ...], Tree]:
-    """Return the layouts of the arrays, and their specs as a tree."""
+    """Return the layouts of the arrays in ``entry[key]``, and their specs as a tree. Raises BadFrame if invalid."""
     described = _typed(entry.get(key), list, f"the {key} of {where}")
     if not described:
         raise BadFrame(f"{where} has no {key}")

@@ -1,4 +1,4 @@
-"""Options for engines (``engine:`` in a config)."""
+"""Options for Godot engines (``engine:`` in a config) and their manager, checked on construction."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def _engine(value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
 
 @attrs.frozen(kw_only=True)
 class GodotOptions(KindOptions):
-    """The options of GodotEnvManager: those of every kind, and ``engine``."""
+    """The options of GodotEnvManager: those that all kinds of managers have, and ``engine``."""
 
     engine: EngineOptions = attrs.field(default=None, converter=_engine)

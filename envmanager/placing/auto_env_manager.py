@@ -1,4 +1,4 @@
-"""``kind="auto"``: the choice of a manager's kind by a probe of the environment."""
+"""The manager kind "auto": a function that probes an environment and makes the manager that should be faster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
     """Probe the first environment; return a SimpleEnvManager or a SubprocessEnvManager, whichever should be faster.
 
-    A vectorised form of the environment with the same spaces is probed too, and used if it is faster.
+    If the environment has a vectorised form with the same spaces, that is probed too, and used if it is faster.
 
     ``options`` are those of SubprocessEnvManager. A number as ``n_workers`` is used only if processes are chosen.
     ``local_envs="auto"`` allows some environments in this process and the others in workers. In the result,

@@ -7,8 +7,8 @@
 
 A few layouts are compared by the time of a *round*, one step of all environments. In this process a round takes the sum
 of their step times. In workers it takes the longest of three times: the time of the slowest worker, the time in which
-the cores can do all work, and the time of the trainer, which serves one worker after the other. A probe has measured
-the costs of a step and a message before. This module only computes.
+the cores can do all work, and the time of the trainer, which serves one worker after the other. The costs of a step and
+a message come from a probe. Nothing is measured in this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Probe:
     n_steps: int = 1
     """Number of steps measured."""
     n_rows: int | None = None
-    """Number of environments of a vector, whose times and sizes are those of a row; None without a vector."""
+    """Number of environments of a probed vector, for which times and sizes are per row; None without a vector."""
     fixed_s: float = 0.0
     """Time in which a vector's step waits, however many rows it has. It is not part of ``wall_s``."""
     begins_late: bool = False
@@ -140,7 +140,7 @@ def choose(
 
 
 def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe: Probe) -> Placement:
-    """Return ``vector``, the placement in vectorised form, if it is equivalent and clearly faster, else ``single``."""
+    """Return ``vector`` if the vectorised form is equivalent and clearly faster, else ``single``. Extend the reason."""
     if vector_probe.behavior_specs != probe.behavior_specs:
         why = "not in their vectorised form, which has other observations or actions"
     elif vector_probe.begins_late:
@@ -157,9 +157,9 @@ def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe
 def isolate(
     reason: str, n_envs: int, *, n_workers: int | None = None, local_envs: int | Literal["auto"] = 0
 ) -> Placement:
-    """Return the placement of environments that end their process: one worker each, none in the trainer's process.
+    """Return the placement of environments that failed when probed: one worker each, none in this process.
 
-    ``reason`` says what happened. If ``n_workers`` or ``local_envs`` is a number, the user chose it, so it is kept.
+    ``reason``: text that says what happened. ``n_workers``, ``local_envs``: numbers are the user's choice and are kept.
     """
     n_local = 0 if local_envs == "auto" else local_envs
     n_apart = n_envs - n_local
@@ -170,7 +170,7 @@ def isolate(
 
 
 def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0) -> float:
-    """Return the expected seconds of one step of all environments, if workers are stepped independently."""
+    """Return the expected time (s) of one step of all environments in ``n_workers`` workers (0: in this process)."""
     copied_s = n_envs * probe.obs_bytes * BYTE_S
     if n_workers == IN_PROCESS:
         return (
@@ -214,7 +214,7 @@ def _why(chosen: int, probe: Probe, apart: bool) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return a short time as text, in s, ms or µs."""
+    """Return a duration as text with three significant digits, in s, ms or µs."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

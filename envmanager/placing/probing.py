@@ -57,7 +57,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class ProbeEnded(Exception):
-    """Error of an environment that ended its probe. The text names the call that failed; ``error`` is the failure."""
+    """Error raised when an environment fails during its probe. The text names the call; ``error`` is the failure."""
 
     def __init__(self, error: WorkerError, doing: str) -> None:
         super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
@@ -72,11 +72,11 @@ def place(
     in_process: bool,
     vectorised: Any = None,
 ) -> Placement:
-    """Probe the first environment of ``env_factory``; return where all of them should run, and log the choice.
+    """Probe the first environment of ``env_factory``; return and log the placement of all environments.
 
-    ``manager_class`` is SubprocessEnvManager. ``vectorised`` is the vectorised form of ``env_factory``, which is tried
-    too. A probe takes half a second plus the start and close of a worker. If the environment cannot be made, or raises,
-    its error is raised.
+    ``manager_class`` is SubprocessEnvManager. ``in_process``: whether they may run in this process. ``vectorised``:
+    their vectorised form, which is probed too. A probe takes half a second plus the start and close of a worker. If the
+    environment cannot be made, or raises, its error is raised.
     """
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
@@ -116,11 +116,11 @@ def _fastest(probe: Probe, options: ProcessOptions, in_process: bool) -> Placeme
 
 
 def measure(manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions) -> Probe:
-    """Measure the first environment of ``env_factory`` in a worker process, which then ends; return its Probe.
+    """Measure the first environment of ``env_factory`` in a worker process, then end the process; return a Probe.
 
-    A vector is measured with all ``n_envs`` environments, if it can have as many; its Probe is that of one of them.
+    A vector is measured with all ``n_envs`` environments, if it can have as many; its Probe is for one of them.
 
-    Raises ProbeEnded if the reset or a step ends that process or takes too long, and WorkerError if the environment
+    Raises ProbeEnded if the reset or a step ends the process or takes too long, and WorkerError if the environment
     cannot be made. An exception of the environment is raised as EnvRaised, or ProbeEnded if it would cause a restart.
     """
     factory = factories_for(env_factory, options.n_envs)[0]
@@ -162,7 +162,7 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
 
 @attrs.frozen
 class ProbeFactory:
-    """A factory of one environment in a worker, or a vector of ``n_envs``, wrapped for the measurement."""
+    """A factory of a ProbedEnvironment around one environment, or around a vector of ``n_envs`` environments."""
 
     factory: Any
     n_envs: int = 1
@@ -170,7 +170,7 @@ class ProbeFactory:
     check_values: bool = False
 
     def __call__(self, context: EnvContext) -> ProbedEnvironment:
-        """Return a new environment, wrapped for the measurement. If it cannot be wrapped, close it and raise."""
+        """Return a ProbedEnvironment around a new environment. If that cannot be wrapped, close it and raise."""
         made = call_factory(self.factory, attrs.evolve(context, n_envs=self.n_envs))
         try:
             n_rows = n_envs_of(made)
@@ -186,8 +186,8 @@ class ProbedEnvironment(Environment):
     """A measurement that a manager steps like an environment. Each step doubles the number of random steps taken.
 
     An observation is ``[number of random steps, whether the measurement has ended]``. After the end ``probe`` is the
-    result, and further steps do nothing. So the trainer can tell whether the reset or a step failed, and about how many
-    steps preceded a crash.
+    result, and further steps do nothing. With these numbers the trainer can report whether the reset or a step failed,
+    and about how many steps preceded a crash.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
@@ -218,7 +218,7 @@ class ProbedEnvironment(Environment):
 
     @property
     def probe(self) -> Probe:
-        """Costs of the steps taken so far."""
+        """A Probe with the costs of the steps taken so far; for a vector, the costs per row."""
         obs_bytes = sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs))
         probe = attrs.evolve(summarize(self._times, obs_bytes), behavior_specs=dict(self._group.behavior_specs))
         if self._n_rows is None:
@@ -263,7 +263,7 @@ class ProbedEnvironment(Environment):
 
 
 def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
-    """Return the result of ``act()``, and the time that it took."""
+    """Return the result of ``act()`` and its StepTime. ``delay`` measures the waits for a core, which do not count."""
     delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.perf_counter_ns()
     result = act()
     wall_ns = time.perf_counter_ns() - wall_ns
@@ -291,7 +291,7 @@ class StepTime(NamedTuple):
 
 
 def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
-    """Return the Probe of the steps after the warm-up."""
+    """Return a Probe with the means and the unevenness of these step times, without those of the warm-up."""
     counted = times[max(1, int(len(times) * WARM_UP)) :]
     walls = sorted(step.wall_ns for step in counted)
     mean_ns = statistics.fmean(walls)
@@ -306,7 +306,7 @@ def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
 
 
 class RunDelay:
-    """A clock of this thread's waits for a free core. Without it, steps would seem slow on a busy machine."""
+    """A clock that measures how long this thread has waited for a free core, to subtract that from step times."""
 
     def __init__(self) -> None:
         try:
@@ -336,7 +336,7 @@ def actions_for(
     specs: BehaviorSpecs,
     make_policy: Callable[[BehaviorSpec], Policy],
 ) -> dict[str, Tree]:
-    """Return the actions of ``policies`` for ``steps`` of one environment. ``make_policy`` makes missing policies."""
+    """Return the actions for ``steps`` of one environment. Add missing policies, made by ``make_policy``."""
     for behavior, spec in specs.items():
         if behavior not in policies:
             policies[behavior] = make_policy(spec)

@@ -1,6 +1,6 @@
-"""Code that a new Python process of this library runs first, and that ends the process with the trainer.
+"""Code that a new Python process of this library runs first. It also kills the process when the trainer dies.
 
-The rule: only the standard library is imported here, and only parts that every system has.
+The rule: this module imports only the standard library, and only modules that exist on every system.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 LENGTH = struct.Struct("<Q")
 """Length of the pickle that ``run`` reads from standard input."""
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Numbers of threads of math libraries. 1 in workers, because n_workers × n_cores threads would share the cores."""
+"""Variables that limit math libraries' threads: 1 in workers, because n_workers × n_cores threads would be too many."""
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"
@@ -29,7 +29,7 @@ _FLAGS = (
 
 
 class Inheritance(NamedTuple):
-    """Values that a new Python process takes over from the trainer."""
+    """Environment variables, ``sys.path``, ``sys.argv`` and multiprocessing settings that a new process takes over."""
 
     environ: dict[str, str]
     path: list[str]
@@ -39,7 +39,7 @@ class Inheritance(NamedTuple):
 
 
 def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
-    """Return the values that a new process called ``name`` takes over from this process."""
+    """Return the Inheritance of a new process called ``name``: ``environ``, and the settings of this process."""
     import multiprocessing  # here, because an engine does not need it
 
     own = multiprocessing.current_process()
@@ -48,7 +48,7 @@ def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
 
 
 def take_over(inherited: Inheritance) -> None:
-    """Apply the values to this process. Called before the import of NumPy, which reads environment variables."""
+    """Apply ``inherited`` to this process. Called before the import of NumPy, which reads environment variables."""
     sys.path[:], sys.argv[:] = inherited.path, inherited.argv
     set_environ(inherited.environ)
     import multiprocessing
@@ -60,14 +60,14 @@ def take_over(inherited: Inheritance) -> None:
 
 
 def set_environ(environ: Mapping[str, str]) -> None:
-    """Replace all environment variables, except the one that Windows needs to make sockets."""
+    """Replace all environment variables by ``environ``. On Windows keep SYSTEMROOT, without which sockets fail."""
     needed = {name: os.environ[name] for name in ("SYSTEMROOT",) if sys.platform == "win32" and name in os.environ}
     os.environ.clear()
     os.environ.update({**needed, **environ})
 
 
 def python(executable: str, imports: str) -> list[str]:
-    """Return a command that starts a Python with this one's options and calls a function with appended arguments."""
+    """Return the command that calls a function in a new Python with the same options. Append its integer arguments."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]
@@ -86,10 +86,10 @@ def end_group() -> None:
 
 
 def run() -> None:
-    """Read a function and its arguments from standard input, and call the function. Kill the group if the trainer ends.
+    """Read a function, its arguments and settings from standard input, apply the settings, and call the function.
 
-    Standard input is a pipe whose other end only the trainer holds, so it ends with the trainer. A thread waits for it.
-    The thread needs the GIL, so a process that holds the GIL in native code outlives the trainer until it releases it.
+    Only the trainer holds the other end of standard input, a pipe. A thread waits until the pipe ends, and then kills
+    the process group. The thread needs the GIL, so native code that holds the GIL can outlive the trainer.
     """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

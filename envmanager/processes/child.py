@@ -66,18 +66,18 @@ _CLOSE, _FAILED = CommandName.CLOSE, CommandName.FAILED
 
 
 class TrainerGone(ConnectionError):
-    """Error of a connection or step pipe that the trainer has closed."""
+    """Error raised when the trainer has closed the connection or the step pipe."""
 
 
 @attrs.frozen
 class CannotObey:
-    """The payload of all commands of a worker that can carry out none, because of the error ``reason``."""
+    """A stand-in for the payload of a command, which makes the command fail with the error ``reason``."""
 
     reason: Exception
 
 
 class TrainerConnection:
-    """The worker's end of its connection and of the step pipe."""
+    """The worker's end of its connection to the trainer and of the step pipe. Receives commands and sends responses."""
 
     def __init__(self, fds: Mapping[str, Any], worker_id: int, generation: int, spin_ns: int) -> None:
         self._fds = fds
@@ -102,11 +102,11 @@ class TrainerConnection:
         self._header = b""
 
     def use_group(self, group: EnvGroup) -> None:
-        """Set the environments, which write into the shared memory and whose new specs are sent with responses."""
+        """Set the worker's environments. They write into shared memory, and their new specs are sent with responses."""
         self._group = group
 
     def cut_off(self) -> None:
-        """Disconnect from the trainer, and copy the shared memory. Called in a fork that an environment has made."""
+        """Disconnect this fork of a worker from the trainer, and replace the shared memory by a private copy."""
         if self._block is not None:
             self._block.make_private(self._fds["memory"])
         descriptors.lead_nowhere(list(self._fds.values()))
@@ -156,11 +156,11 @@ class TrainerConnection:
         return Undecoded(data) if data else None
 
     def _try_header(self) -> bool:
-        """Store the bytes of a header that have arrived, without blocking. Return whether there are any."""
+        """Store the bytes of a command's header that have arrived, without blocking. Return whether there were any."""
         return bool(self._poll.poll(0)) and self._read_header()
 
     def _read_header(self) -> bool:
-        """Block until bytes of a header have arrived, and store them. Return True, or raise TrainerGone."""
+        """Block until bytes of a command's header have arrived, and store them. Return True, or raise TrainerGone."""
         self._header = self._read(COMMAND.size)
         return True
 
@@ -182,7 +182,7 @@ class TrainerConnection:
     # Responses.
 
     def send(self, response: EnvironmentResponse) -> None:
-        """Send a response. The arrays of a step are written to shared memory if they fit; the rest is a message."""
+        """Send a response. A step's arrays are put into shared memory if they fit; other data is sent as a message."""
         if response.name is _FAILED:
             self._write_message(FAILED_CODE, dumps_failure(response.payload))
             return
@@ -225,7 +225,7 @@ class TrainerConnection:
 
 
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
-    """Make the environments. Then carry out commands until "close", or until ``recv`` raises EOFError.
+    """Make environments, carry out commands until "close" or until ``recv`` raises EOFError, and close them.
 
     Responses to "step" are put into ``step_queue``; all others are sent to ``parent_conn``. If a command fails, its
     response has the name "failed" and an error of this library as its payload.
@@ -279,7 +279,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
 def main(
     inherited: list[Any], worker_id: int, generation: int, seed: int, spin_ns: int, pickled_env_factory: bytes
 ) -> None:
-    """Run one worker process to its end. ``inherited`` has its descriptors, in the order of ``FDS``."""
+    """Set up signals, output and random seeds; then call ``worker``. ``inherited``: descriptors in the order of FDS."""
     fds = dict(zip(FDS, inherited, strict=False))
     # Only the trainer handles a Ctrl-C; it ends its workers. To ignore the signal also discards a pending one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

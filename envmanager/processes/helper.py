@@ -12,8 +12,8 @@ start method "forkserver" the fork keeps the libraries that the helper has loade
 Python, which calls ``run``. An engine executes its own program.
 
 The helper listens on no address, because it inherits the other end of the trainer's one socket. It is the parent of the
-processes that it starts. As soon as one ends, even while the trainer computes, the helper kills the rest of its process
-group and then reaps it. The order matters: no other group can have the number until the leader is reaped.
+processes that it starts. When one of them ends, even while the trainer computes, the helper kills the rest of the
+process group and then reaps the process, in this order: until then, no other group can have the same number.
 *Lifelines* kill all these processes when the trainer dies, for whatever reason::
 
     trainer ── write end ──▶ life pipe ◀── lifelines: one in each process, and two for each in the helper
@@ -71,7 +71,7 @@ _exit_code_of_fork: int | None = None
 
 
 class Birth(NamedTuple):
-    """Everything that a new process needs before it calls its function or executes another program."""
+    """The settings of a new process, which are applied before it calls its function or executes another program."""
 
     command: list[str]
     """Program to execute, with its arguments. Unused with the request FORK."""
@@ -107,9 +107,9 @@ def main(requests_fd: int, life_fd: int) -> None:
 
 
 def _end_fork() -> None:
-    """Exit a fork of the helper at once, as the last of its ``atexit`` functions.
+    """If this process is a fork of the helper, flush its output and exit at once. Runs as the last ``atexit`` function.
 
-    The usual shutdown frees all modules inherited from the helper, which takes longer than to start a process.
+    Python's usual shutdown frees all modules inherited from the helper, which takes longer than starting a process.
     """
     if _exit_code_of_fork is not None:
         _flush_output()
@@ -123,7 +123,7 @@ def _flush_output() -> None:
 
 
 class _Helper:
-    """The helper's loop, and the processes that it has started."""
+    """The main loop of the helper process, and the table of the child processes that it has started."""
 
     def __init__(self, requests_fd: int, life_fd: int) -> None:
         self._requests = socket.socket(fileno=requests_fd)
@@ -146,7 +146,7 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Carry out requests and reap children until the trainer dies. Returns in each forked process too."""
+        """Carry out requests and reap children until the trainer dies; then kill them. Also returns in each child."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
@@ -162,7 +162,7 @@ class _Helper:
                     return
 
     def _obey(self) -> bool:
-        """Carry out one request. Return whether this process continues as the helper."""
+        """Carry out one request. Return False in a new child, or if file descriptors have run out, else True."""
         data, fds, flags, _ = socket.recv_fds(self._requests, _MOST_BYTES, _MOST_DESCRIPTORS)
         if not data:  # the trainer is dying; the life pipe closes when it has died
             self._poll.unregister(self._requests)
@@ -189,7 +189,7 @@ class _Helper:
         return True
 
     def _load(self, modules: Iterable[str]) -> None:
-        """Import modules. Ignore errors, which a worker that imports the module raises again."""
+        """Import modules that forks will share. Ignore errors, which a worker that imports the module raises again."""
         missing = [name for name in modules if name not in self._loaded]
         if missing:
             self._loaded.update(missing)
@@ -200,7 +200,7 @@ class _Helper:
             gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
-        """Fork. Returns in parent and child, unless the child executes a program. Raises OSError if the start fails."""
+        """Fork and report the pid. Also returns in a child that executes no program. Raises OSError on failure."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -257,7 +257,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _respond(fd: int, number: int, *fds: int) -> bool:
-    """Send a response to the trainer. Return whether this succeeded."""
+    """Send a number and descriptors to the trainer, through a copy of the socket ``fd``. Return whether it worked."""
     try:
         with socket.socket(fileno=os.dup(fd)) as trainer:
             socket.send_fds(trainer, [RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -279,7 +279,7 @@ VARIABLE = "ENVMANAGER_LIFELINE"
 
 
 def line_for(life_fd: int, owner: int) -> int:
-    """Return a new lifeline of ``owner``, a pid or negative process group id. Raises OSError if the kernel refuses."""
+    """Return a descriptor that makes the kernel kill ``owner`` (pid or -pgid) when the trainer dies. Raises OSError."""
     if os.environ.get(VARIABLE) == "thread":
         raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -294,7 +294,7 @@ def line_for(life_fd: int, owner: int) -> int:
 
 
 def is_cut(fd: int, timeout_ms: int | None = 0) -> bool:
-    """Wait for the trainer's death for ``timeout_ms`` (None: for ever). Return whether the trainer has died."""
+    """Wait for at most ``timeout_ms`` (None: without limit) for the trainer's death. Return whether it has died."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_ms))
@@ -316,7 +316,7 @@ def watch(life_fd: int) -> None:
 def _become(
     executes: bool, fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Turn this fork into the requested process. Return arguments for ``run``, or execute another program."""
+    """Set this fork up as the requested process. Return arguments for ``run``, or execute a program. Exit on errors."""
     try:
         data_fd, stdout, stderr, *others = fds
         with open(data_fd, "rb", closefd=False) as file:
@@ -360,9 +360,9 @@ def _become(
 
 
 def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
-    """Read a function and its arguments from ``data_fd``, and call ``function(fds, *arguments)``.
+    """Read settings, a function and arguments from ``data_fd``; apply the settings; call ``function(fds, *arguments)``.
 
-    Without ``is_tied``, ``line`` is no lifeline, and a thread waits for the end of the life pipe.
+    If ``is_tied`` is 0, ``line`` is no lifeline but the life pipe, and a thread kills this process when the pipe ends.
     """
     for fd in (data_fd, line, *fds):
         os.set_inheritable(fd, False)

@@ -1,4 +1,4 @@
-"""The native transport, for Linux: the helper starts workers, one pipe brings the steps of all, memory has no file.
+"""The transport for Linux: a helper process starts the workers, and all workers report steps through one pipe.
 
 ::
 
@@ -35,7 +35,7 @@ _READ_SIZE = 256 * RECORD.size
 
 
 class NativeLink(ProcessLink):
-    """The link to a process that the helper has started. Its steps are reported through the step pipe."""
+    """The link to a worker process that the helper has started, and that reports its steps through the step pipe."""
 
     process: Process
 
@@ -74,7 +74,7 @@ class NativeLink(ProcessLink):
                 is_second = True
 
     def output_tail(self) -> str:
-        """Return the end of the worker's log, and the report of a crash in native code."""
+        """Return the end of the worker's log and, after a crash in native code, the crash report, which is erased."""
         report = ""
         if descriptors.is_registered(self._crash_fd):  # else another thread has called close()
             with contextlib.suppress(OSError):
@@ -83,7 +83,7 @@ class NativeLink(ProcessLink):
 
 
 class StepPipePoller(Poller[ProcessLink]):
-    """A poller that also reads the step pipe of all workers."""
+    """A poller that also reads the step pipe, through which all workers report their steps."""
 
     def __init__(self, events: EventLog, *, spin_ns: int) -> None:
         super().__init__(spin_ns=spin_ns)
@@ -95,7 +95,7 @@ class StepPipePoller(Poller[ProcessLink]):
         self._events = events
 
     def read_other(self, fd: int) -> None:
-        """Read all records in the step pipe."""
+        """If ``fd`` is the step pipe, add a response to ``arrived`` for each of its records. Discard late records."""
         if fd != self._read_fd:
             return
         while True:
@@ -121,7 +121,7 @@ class StepPipePoller(Poller[ProcessLink]):
 
 
 class NativeHost(ProcessHost):
-    """A ProcessHost whose workers are started by the helper and report steps through one pipe."""
+    """A ProcessHost whose workers are started by the helper process and report their steps through one pipe."""
 
     def _make_resources(self) -> Resources[ProcessLink]:
         self._memory, self._crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))

@@ -1,10 +1,10 @@
-"""The output of workers that errors quote: the end of a log, and Python's report of a crash in native code.
+"""Output of workers that error messages quote: the end of a log file, and Python's report of a crash in native code.
 
-With ``log_dir`` each generation of a worker has a log. All workers share one memfd for crash reports, in which each
-worker has a part. So crash reports need no descriptor per worker, block on no pipe, and outlive the process.
+With ``log_dir`` each generation of a worker has a log file. All workers share one memfd for crash reports, in which
+each worker has a part. So crash reports need no descriptor per worker, block on no pipe, and outlive the process.
 
 The rule: the trainer opens a log, so that an unusable one is refused before a process starts. No error quotes text that
-was in the log before.
+was in the log file before the process started.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class OutputLog:
 
     @classmethod
     def open(cls, log_dir: str, worker_id: int, generation: int) -> tuple[OutputLog, int]:
-        """Return a log and a descriptor to append to it. Raises UsageError if the file cannot be opened privately."""
+        """Open a worker's log (mode 0600); return it and a descriptor to append. Raises UsageError if that fails."""
         path = os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
         try:
             os.makedirs(log_dir, exist_ok=True)
@@ -49,7 +49,7 @@ class OutputLog:
         return cls(path, found.st_size, (found.st_dev, found.st_ino)), fd
 
     def tail(self) -> str:
-        """Return the end of this process's output. Empty if the file was removed or replaced."""
+        """Return the end of this process's output; an empty text if the file was removed or replaced."""
         try:
             fd = os.open(self.path, os.O_RDONLY | SAFELY | getattr(os, "O_NONBLOCK", 0))
         except OSError:
@@ -62,7 +62,7 @@ class OutputLog:
 
 
 def read_tail(fd: int, start: int) -> str:
-    """Return the end of a file's text, without the first ``start`` bytes and the list that ends a crash report."""
+    """Return the end of a file, nothing before offset ``start``, as text without the module list of a crash report."""
     size = os.fstat(fd).st_size
     start = max(start if size >= start else 0, size - _READ_BYTES)  # below ``start`` if the file was truncated
     if hasattr(os, "pread"):
@@ -74,7 +74,7 @@ def read_tail(fd: int, start: int) -> str:
 
 
 def enable_crash_report(fd: int | None, worker_id: int) -> int:
-    """Enable faulthandler in a worker. It writes to the worker's part of the file ``fd``. Return its descriptor.
+    """Have faulthandler write to this worker's part of the file ``fd``. Return the descriptor that faulthandler uses.
 
     Without ``fd`` or /proc, crashes are reported on stderr.
     """
@@ -92,7 +92,7 @@ def enable_crash_report(fd: int | None, worker_id: int) -> int:
 
 
 def leave_crash_report(own_fd: int) -> None:
-    """Redirect crash reports to stderr, in a process forked from a worker."""
+    """Write crash reports to stderr from now on, in a process forked from a worker, and close ``own_fd``."""
     faulthandler.enable(file=_STDERR, all_threads=True)
     os.close(own_fd)
 
@@ -109,6 +109,6 @@ def take_crash_report(fd: int, worker_id: int) -> str:
 
 
 def _without_list(text: bytes) -> bytes:
-    """Return an output without the long last line of a crash report, which lists libraries."""
+    """Return ``text`` without the long last line of a crash report, which lists extension modules."""
     report, found, names = text.rpartition(b"\nExtension modules:")
     return report if found and b"\n" not in names.strip() else text

@@ -3,14 +3,14 @@
 ::
 
     trainer                                                             worker
-    PortableProcess ── standard input: a call, then silence ──────────▶ boot.run ──▶ child.main
+    PortableProcess ── standard input: a call; it stays open ─────────▶ boot.run ──▶ child.main
       its thread    ── waits for the end of the process
                        and then closes one end of a socket pair
     Channel ◀────────── a socket: COMMANDs and MESSAGEs ──────────────▶ TrainerConnection
     SharedRows ◀─────── memory of a temporary file ───────────────────▶ SharedRows
 
-Standard input is also the lifeline: it ends when the trainer dies, and then a thread in the worker kills its group. The
-thread in the trainer writes to it, so that a worker that reads slowly, or never, delays no other worker.
+Standard input is also the lifeline: it ends when the trainer dies, and a thread in the worker then kills the worker's
+process group. A thread in the trainer writes to it, so a worker that reads slowly, or never, delays no other worker.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _LIMITS_BYTES = 144 if sys.maxsize > 2**32 else 112
 
 
 class PortableProcess:
-    """A Python process, and the thread that writes to it what to do and then waits for its end."""
+    """A Python process started by ``subprocess``, with a thread that sends it a function to call and awaits its end."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class PortableProcess:
         environ: Mapping[str, str],
         output_fd: int | None = None,
     ) -> None:
-        """Start a process that calls ``function([connection, memory], *arguments)`` ("module:name").
+        """Start a process that calls ``function([connection, memory], *arguments)``. Raises OSError if the start fails.
 
-        ``connection``: the process's end of a socket pair. ``memory``: a result of ``open_memory``. Raises OSError if
-        the start fails.
+        ``function``: "module:name". ``connection``: the process's end of a socket pair. ``memory``: a result of
+        ``open_memory``. ``output_fd``: standard output and standard error; None for the trainer's.
         """
         self._lock = threading.Lock()
         self._has_ended = False
@@ -114,7 +114,7 @@ class PortableProcess:
             descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def _await_end(self) -> int | None:
-        """Wait until the process has ended, kill the rest of its group, and reap it. Return its exit code, if known."""
+        """Wait for the process's end, kill the rest of its group, and reap it. Return the exit code or None."""
         code = None
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):  # the user's code has reaped it
@@ -136,7 +136,7 @@ class PortableProcess:
             os.close(self._life_fd)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, unless it has ended. When it ends, the rest of its group is killed."""
+        """Send a signal to the process, unless it has ended. On Windows SIGTERM is ignored; other signals kill."""
         with self._lock:
             if self._has_ended:
                 return
@@ -151,12 +151,12 @@ class PortableProcess:
         return core_wait_ns(self.pid)
 
     def exit_name(self) -> str:
-        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if that is unknown."""
+        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if that is unknown after a second."""
         self._thread.join(_REAP_S)
         return exit_name(self._exit_code)
 
     def release(self) -> None:
-        """Wait until the process is reaped, and close its descriptors. A second call does nothing."""
+        """Wait at most a second until the process is reaped, and close ``pidfd``. A second call does nothing."""
         self._thread.join(_REAP_S)
         self.pidfd = descriptors.close(self.pidfd)
 
@@ -164,7 +164,7 @@ class PortableProcess:
 def _start_python(
     environ: Mapping[str, str], stdin_fd: int, output_fd: int | None, kept: list[Any]
 ) -> subprocess.Popen[bytes]:
-    """Start and return a Python process that reads from ``stdin_fd`` what to do, and that no Ctrl-C reaches."""
+    """Start and return a Python process that runs ``boot.run``, reads ``stdin_fd`` and is not reached by a Ctrl-C."""
     executable, needed = sys.executable, dict(os.environ)  # it may need variables that the environments do not get
     if sys.platform == "win32" and sys.prefix != sys.base_prefix:  # the executable of a venv starts another process
         executable, needed["__PYVENV_LAUNCHER__"] = sys._base_executable, sys.executable
@@ -181,9 +181,9 @@ def _start_python(
 
 
 def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
-    """Return a function that kills the processes that ``process`` has started.
+    """Return a function that kills ``process`` and the processes that it has started.
 
-    These processes are a process group or, on Windows, a job, which the kernel also ends when the trainer has died.
+    It kills the process group or, on Windows, closes a job object. The kernel closes that too when the trainer dies.
     """
     if sys.platform != "win32":
         return partial(os.killpg, process.pid, signal.SIGKILL)
@@ -198,7 +198,7 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
 
 
 def open_memory() -> int | str:
-    """Return an empty file without a name, to map as shared memory, or on Windows a name for such memory."""
+    """Return the descriptor of an empty, unnamed file to map as shared memory; on Windows a name for the memory."""
     if sys.platform == "win32":
         return f"envmanager-{secrets.token_hex(16)}"
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
@@ -214,14 +214,14 @@ def close_memory(memory: int | str) -> None:
 
 
 class PortableChannel(Channel):
-    """A connection that carries steps too. Most steps have no payload and are read without making a Message."""
+    """A channel that also carries steps. Steps that are entirely in shared memory are read without making a Message."""
 
     def __init__(self) -> None:
         super().__init__()
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, final rows, busy ns and end (ns) of the step, or None if ``pump`` must read its message."""
+        """Return a step's flags, number of final rows, busy time and end (ns); None if ``pump`` must read a message."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:
@@ -242,7 +242,7 @@ class PortableChannel(Channel):
 
 
 class PortablePoller(Poller["PortableLink"]):
-    """A poller with a fast path for steps without a payload."""
+    """A poller with a fast path for steps that are entirely in shared memory."""
 
     def pump(self, link: PortableLink) -> None:
         step = link.channel.take_step(link.step_ticket) if link.step_ticket else None
@@ -256,7 +256,7 @@ class PortablePoller(Poller["PortableLink"]):
 
 
 class PortableLink(ProcessLink):
-    """The link to a process that ``subprocess`` has started. All its responses come through its own connection."""
+    """The link to a worker started by ``subprocess``. All its responses, also to steps, come through one socket."""
 
     process: PortableProcess
     channel: PortableChannel

@@ -1,4 +1,4 @@
-"""The host of workers that are Python processes and share memory with the trainer.
+"""The host that starts and replaces a manager's worker processes, and lays out the memory that they share.
 
 ::
 
@@ -34,9 +34,9 @@ from envmanager.system.interrupts import defer_interrupts
 
 
 class ProcessHost(LinkHost[ProcessLink]):
-    """A host of worker processes. With ``local_envs``, the last worker is local, in the trainer's process.
+    """A manager's host for worker processes. With ``local_envs``, the last worker runs in the trainer's process.
 
-    Each subclass is a transport, which decides how processes are started and what carries responses.
+    Each subclass is a transport, which decides how processes are started and how they send responses.
     """
 
     options: ProcessOptions
@@ -114,7 +114,7 @@ class ProcessHost(LinkHost[ProcessLink]):
         return {**super().await_start(), **local}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
-        """Allocate the shared memory and attach all workers to it."""
+        """Allocate the shared memory for ``specs`` and attach all workers to it. Only the first call has an effect."""
         if not self._starting:
             return
         max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]

@@ -1,7 +1,7 @@
-"""The manager's link to a worker process, however it was started and whatever carries its messages.
+"""The link to a worker process on this machine, without the parts that depend on the transport.
 
 Actions and observations are in shared memory if they fit. Otherwise they are pickled and sent through the worker's own
-connection. ``native`` and ``portable`` have the two kinds of links.
+connection. The modules ``native`` and ``portable`` have a subclass for each transport.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from envmanager.processes.output import OutputLog
 
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 _DESCRIPTORS_TO_START = 16
-"""Number of free descriptors required before a start. It needs fewer, so no start runs out of them half-way."""
+"""Number of free descriptors required before a start. A start needs fewer, so none runs out of them half-way."""
 
 
 @attrs.frozen(kw_only=True)
 class LaunchPlan(WorkerPlan):
-    """The arguments for the start of a worker process, except its factory."""
+    """The arguments for the start of a worker process, except the pickled factory of its environments."""
 
     seed: int
     start_method: str | None
@@ -47,7 +47,7 @@ class LaunchPlan(WorkerPlan):
 
 
 class ProcessLink(Link):
-    """The link to a worker process. Actions and steps are in shared memory if they fit."""
+    """The manager's link to a worker process, which exchanges actions and steps through shared memory if they fit."""
 
     decoder: Decoder
 
@@ -74,15 +74,15 @@ class ProcessLink(Link):
         self.channel.open(fd, self.process.pidfd)
 
     def make_channel(self) -> Channel:
-        """Return a channel, which is opened when the process has been started."""
+        """Return a new channel, still closed. It is opened when the process has been started."""
         return Channel()
 
     @abstractmethod
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
-        """Start the process. Return the process and the trainer's end of its connection.
+        """Start the process. Return the process and a descriptor, the trainer's end of its connection.
 
         ``output_fd``: descriptor of its standard output and standard error; None for the trainer's. Raises
-        TimeoutError after ``start_s``, and another OSError if the process cannot be started.
+        TimeoutError after ``timeouts.start_s``, and another OSError if the process cannot be started.
         """
 
     def send(self, name: str, payload: Any = None) -> None:
@@ -95,7 +95,7 @@ class ProcessLink(Link):
             super().send(command, payload)
 
     def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
-        """Send a step on the fast path. The caller has deferred interrupts."""
+        """Send a step without blocking; actions go to shared memory if they fit. The caller has deferred interrupts."""
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
@@ -122,9 +122,9 @@ class ProcessLink(Link):
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Schedule that the poller attaches a replacement to the memory and resets it, once it has started.
+        """Have the poller attach this replacement to the shared memory and reset it, once it has started.
 
-        ``slot`` is the last slot of the other workers, so that from then on all workers' rows are one view again.
+        ``slot`` is the last slot that the other workers used. With equal slots, the rows of all workers are one view.
         """
         self.slot, self._rows_to_attach = slot, worker_rows
         self.begin_again(config)
@@ -139,7 +139,7 @@ class ProcessLink(Link):
         return self.decoder.response(message, _STEP, self.slot)
 
     def output_tail(self) -> str:
-        """Return the end of the worker's log; empty without a log."""
+        """Return the end of the worker's log file; an empty text without ``log_dir``."""
         return "" if self._log is None else self._log.tail()
 
     def release(self) -> None:

@@ -4,7 +4,7 @@ The function of a process and its arguments are written to a memfd that the proc
 block if the process is stopped or ends before it has read them. ``helper`` describes the rest of a start.
 
 The rule: a program has one helper and one life pipe (see ``helper``). The pipe stays open until the program ends,
-because all workers are killed when it closes. A process that the user's code forks makes its own when it needs them.
+because all workers are killed when it closes. A process that the user's code forks gets its own when it starts any.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LOOK_EVERY_S = 0.5
 
 
 class HelperGone(OSError):
-    """Error of a helper that has ended or is stopped, and cannot start processes."""
+    """Error raised when the helper has ended or is stopped by a signal, so that it cannot start processes."""
 
     def __init__(self) -> None:
         super().__init__(errno.ECONNRESET, "the helper process has ended or is stopped")
@@ -55,7 +55,7 @@ class Helper:
     """The trainer's side of one helper process, which runs until this process dies or calls ``stop``."""
 
     def __init__(self, life_fd: int) -> None:
-        """Start the helper, without waiting for it."""
+        """Start the helper, without waiting until it is ready. ``life_fd``: the read end of the life pipe."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs, blocked_in_children():
@@ -84,7 +84,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request without blocking, or raise HelperGone. The response arrives at the other end of ``fds[0]``."""
+        """Send a request and ``fds`` without blocking. The peer of ``fds[0]`` gets the response. Raises HelperGone."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:
@@ -94,7 +94,7 @@ class Helper:
             raise HelperGone from error
 
     def wait_for(self, fd: int, deadline: float) -> None:
-        """Wait until ``fd`` is readable. Raises HelperGone, or TimeoutError at the deadline (monotonic seconds)."""
+        """Wait until ``fd`` is readable. Raises HelperGone if the helper ends, or TimeoutError at ``deadline``."""
         while True:
             left_s = deadline - time.monotonic()
             with allow_interrupts():
@@ -126,13 +126,13 @@ _helper: Helper | None = None
 
 @after_fork_in_child
 def _forget_helper() -> None:
-    """Forget the helper and the life pipe, which belong to the parent, in a process that user code has forked."""
+    """Discard the helper and the life pipe, which belong to the parent, in a process forked by user code."""
     global _lock, _life_fds, _helper
     _lock, _life_fds, _helper = threading.Lock(), None, None
 
 
 def find_helper() -> Helper:
-    """Return the helper. Start one if there is none, or replace it if it does not respond."""
+    """Return this program's helper. Start it if there is none, and replace it if it has ended or is stopped."""
     global _life_fds, _helper
     with _lock:
         if _life_fds is None:
@@ -155,7 +155,7 @@ class Process:
     """A process that was started through the helper, with its pid, its pidfd and its exit code."""
 
     def __init__(self, kind: str, birth: Birth, payload: Any, fds: Sequence[int], deadline: float = math.inf) -> None:
-        """Start the process. Raises TimeoutError at the deadline, and another OSError if the start fails."""
+        """Start the process and wait for its pid. Raises TimeoutError at ``deadline``, another OSError on failure."""
         modules = ["envmanager.processes.child"] if kind == FORK else []
         modules += [module for name, module in PRELOADABLE.items() if kind == FORK and name in sys.modules]
         data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
@@ -214,7 +214,7 @@ class Process:
         return exit_name(self._exit_code)
 
     def _await_reaping(self) -> None:
-        """Wait until the helper has reaped a process that has ended. Without a helper, kill its group here."""
+        """Wait briefly for the process's end and its exit code. If the helper has ended, kill the group from here."""
         with self._reaping:
             if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
                 return
@@ -247,10 +247,10 @@ def start(
     environ: Mapping[str, str] = os.environ,
     deadline: float = math.inf,
 ) -> Process:
-    """Start and return a Python process that calls ``function(fds, *arguments)`` ("module:name"), with SIGINT blocked.
+    """Start and return a Python process that calls ``function(fds, *arguments)``, with SIGINT blocked.
 
-    ``fds`` have other numbers there. ``output`` has the descriptors for standard output and standard error. Raises
-    TimeoutError at the deadline, and another OSError if the process cannot be started.
+    ``function``: "module:name". ``fds``: inherited under other numbers. ``output``: standard output and error. Raises
+    TimeoutError at ``deadline`` (monotonic seconds), and another OSError if the process cannot be started.
     """
     kind = FORK if start_method == "forkserver" else EXECUTE
     command, cores = python(sys.executable, "helper import run; run"), os.sched_getaffinity(0)
@@ -261,6 +261,6 @@ def start(
 def execute(
     command: Sequence[str], environ: Mapping[str, str], output_fd: int, cores: set[int], deadline: float = math.inf
 ) -> Process:
-    """Start another program on ``cores`` with SIGINT blocked, and return it. Raises OSError if this fails."""
+    """Start another program, bound to ``cores``, with SIGINT blocked; return its process. Raises OSError on failure."""
     birth = Birth(list(command), dict(environ), os.getcwd(), cores, None)
     return Process(EXECUTE, birth, None, [output_fd, output_fd], deadline)

@@ -45,7 +45,7 @@ from envmanager.hosts.wire import (
 )
 
 WHO_CODE = 0
-"""Code of a command that asks for the actor's process id and host name. The answer also shows that it is alive."""
+"""Code of a command that asks for the actor's process id and host name, and shows whether the actor still runs."""
 WHO = COMMAND.pack(0, WHO_CODE, 0, 0, 0, 0)
 LARGE_BYTES = 100_000
 """Size in bytes from which the steps of an answer are sent as an array, because Ray sends arrays without a copy."""
@@ -55,7 +55,7 @@ class SentRows:
     """The rows of one worker in this process's memory, and views of the parts that are sent and received."""
 
     def __init__(self, report: StartReport, env_ids: Sequence[int]) -> None:
-        """Allocate rows laid out by a worker's start report, so that actor and manager have the same layout."""
+        """Allocate rows in the layout that follows from ``report``, so that actor and manager have the same layout."""
         layout = BlockLayout.of(report.specs, [report.max_agents], n_slots=1)
         block = Block(layout, bytearray(Block(layout).size_bytes))
         memory = memoryview(block.memory)
@@ -76,7 +76,7 @@ class Answer(Message):
 def pack_answer(
     ticket: int, code: int, flags: int, busy_ns: int, data: bytes, n_ended: int = 0, steps: Any = b""
 ) -> Any:
-    """Return an answer as bytes or, if its steps are large, as a pair of bytes and an array with the steps."""
+    """Return an answer as bytes or, from ``LARGE_BYTES`` of steps on, as a pair of bytes and an array of the steps."""
     header = MESSAGE.pack(ticket, code, flags, 0, n_ended, len(steps), busy_ns, 0)
     if len(steps) < LARGE_BYTES:
         return b"".join((header, steps, data))
@@ -84,7 +84,7 @@ def pack_answer(
 
 
 def unpack_answer(value: Any, at_ns: int) -> Answer:
-    """Convert the result of ``pack_answer`` to an Answer that arrived at ``at_ns``."""
+    """Convert the result of ``pack_answer`` to an Answer that arrived at time ``at_ns`` (perf_counter)."""
     head, large = value if value.__class__ is tuple else (value, None)
     ticket, code, flags, _, n_ended, n_bytes, busy_ns, _ = MESSAGE.unpack_from(head)
     if large is not None:
@@ -94,7 +94,7 @@ def unpack_answer(value: Any, at_ns: int) -> Answer:
 
 
 class EnvActor:
-    """A Ray actor that hosts the environments of one worker."""
+    """The class of a Ray actor that hosts the environments of one worker and executes the manager's commands."""
 
     def __init__(self, worker_id: int, env_ids: tuple[int, ...], pickled_factory: bytes) -> None:
         self._worker_id = worker_id
@@ -106,7 +106,7 @@ class EnvActor:
         """Number of behaviors in the specs that were sent last. Specs in the answer to "start" do not count."""
 
     def obey(self, command: bytes) -> Any:
-        """Execute a command and return the packed answer. Never raises."""
+        """Execute a packed command and return the packed answer. An error is reported in the answer, never raised."""
         began_ns = time.perf_counter_ns()
         ticket, code, _, flags, _, _ = COMMAND.unpack_from(command)
         if code == WHO_CODE:

@@ -1,7 +1,7 @@
 """Connects to a Ray cluster, creates and kills actors on it, and reports its resources.
 
 The rule: no other module of this folder imports Ray, and this one uses only Ray's public API. It schedules nothing: Ray
-decides where actors run, and which of them end with a node.
+decides on which nodes the actors run.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _environments: dict[str, dict[str, Any]] = {}
 def connect(options: ClusterOptions) -> None:
     """Make this program a driver of the cluster until it ends, unless it already is a driver of a cluster.
 
-    The runtime environment is set for the whole job, because that of an actor may not contain folders of this machine.
-    Raises UsageError if there is no cluster at the address.
+    The runtime environment is set for the whole job, since Ray accepts folders of this machine only for a job. Raises
+    UsageError if there is no cluster at the address, or if an option is invalid.
     """
     address, runtime_env = options.address, options.runtime_env
     if address is not None and address.startswith("ray://"):
@@ -65,7 +65,7 @@ def n_cpus() -> int:
 
 
 class ActorHandle:
-    """A wrapper of Ray's handle of one actor."""
+    """A wrapper of Ray's handle of one actor, to send commands to the actor and to kill it."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -74,7 +74,7 @@ class ActorHandle:
     def obey(self, command: bytes, on_answer: Callable[[Any], None]) -> None:
         """Send a command to the actor, which executes commands in order.
 
-        ``on_answer`` is called with the future of the answer, in a thread of Ray's.
+        ``on_answer`` is called in a thread of Ray's with the answer's future. Raises UsageError after ray.shutdown().
         """
         if not ray.is_initialized():  # otherwise Ray would start another cluster
             raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
@@ -91,7 +91,7 @@ class Cluster:
     """A cluster on which one manager creates actors, all with the same options."""
 
     def __init__(self, options: ClusterOptions, n_workers: int, environ: Mapping[str, str] | None) -> None:
-        """``environ``: additional variables for the workers. Raises UsageError if a named node does not exist."""
+        """Prepare the actors' options, with ``environ`` added. Raises UsageError if ``options`` names unknown nodes."""
         self._wanted = options.amounts
         self._nodes = [] if isinstance(options.placement, str) else _node_ids(options.placement, n_workers)
         runtime_env = dict(options.runtime_env or {})
@@ -114,7 +114,7 @@ class Cluster:
         }
 
     def make_actor(self, worker_id: int, *arguments: Any) -> ActorHandle:
-        """Request and return a new actor, which Ray places when there is room."""
+        """Return a new actor, which Ray places when there is room. Raises UsageError if Ray refuses the options."""
         options = dict(self._options)
         if self._nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._nodes[worker_id], soft=True)
@@ -128,7 +128,7 @@ class Cluster:
         return bool(ray.is_initialized())
 
     def shortage(self) -> dict[str, str]:
-        """Return texts by name: a worker's resources (``wanted``), why no node has room (``missing``), ``cluster``."""
+        """Return texts for NotPlaced, by field: a worker's resources, why no node has room, the cluster's size."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         resources = in_words(dict(sorted(ray.cluster_resources().items())))
         return {

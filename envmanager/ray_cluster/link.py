@@ -1,11 +1,11 @@
-"""The link to one actor, and the poller of all links. Ray's threads queue the answers and ring a bell, a socket pair.
+"""The link to one Ray actor, and the poller of all links. Ray's threads queue answers and write to a socket, the bell.
 
 ::
 
     an answer, in a thread of Ray's ── bring ──▶ queue and bell ── drain, in the trainer's ──▶ its connection
 
 When an actor ends, its pending call fails. An actor without a pending call is pinged once a second, while the trainer
-receives steps of others, so that its end is noticed too.
+receives steps of other actors, so that its end is detected too.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """The channel and process of a link to an actor. A message is a call; if a call fails, the actor has ended."""
+    """The channel and the process of an ActorLink. Each message is a method call; if it fails, the actor has ended."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
         self.pidfd, self._end_fd = descriptors.socket_pair()
         self.pid: int | None = None
         self.node = ""
-        """Host of the actor; empty until the actor has been placed."""
+        """Name of the host on which the actor runs; empty until the actor has been placed."""
         self.error = ""
         """Ray's message about the actor's end; empty while the actor runs."""
         self._exit_name = "KILLED"
@@ -64,7 +64,7 @@ class ActorConnection(Channel):
         return [self.pidfd, self._poller.answers_fd]
 
     def ask(self) -> None:
-        """Ping the actor unless a ping is pending, so that its end is noticed even without a pending command."""
+        """Ping the actor unless a ping is pending, so that its end is detected even without a pending command."""
         if not self._is_asked:
             self._is_asked = True
             self._call(WHO)
@@ -84,7 +84,7 @@ class ActorConnection(Channel):
         return len(self.messages) > n_before
 
     def take_in(self, actor: ActorHandle, answer: Answer | BaseException) -> None:
-        """Process the answer to a call of ``actor``, or the error that says how the actor ended."""
+        """Store the answer to a call, or the error that says how the actor ended. Ignore an actor that was replaced."""
         if actor is not self._actor:  # that actor never ran and was replaced
             pass
         elif isinstance(answer, BaseException):
@@ -100,7 +100,7 @@ class ActorConnection(Channel):
     # The actor's end.
 
     def _note_end(self, error: BaseException) -> None:
-        """Record how the actor ended, or request a new one if its node died before it ran.
+        """Record how the actor ended, or create a new one if its node died before the actor ran.
 
         For some seconds after a node has died, Ray may still place actors on it.
         """
@@ -145,7 +145,7 @@ class ActorConnection(Channel):
 
 
 class ActorLink(Link):
-    """A link to an actor. Steps and actions are sent as bytes of the SentRows that both sides have."""
+    """The link to a worker in a Ray actor. Both sides hold SentRows; their bytes are sent as steps and actions."""
 
     channel: ActorConnection
     decoder: Decoder
@@ -200,7 +200,7 @@ class ActorLink(Link):
 
 
 class ActorPoller(Poller[ActorLink]):
-    """A poller of responses to "step", in order of arrival, and of first observations of replaced workers."""
+    """The poller of all ActorLinks. It delivers responses to "step", and the first observations of replacements."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class ActorPoller(Poller[ActorLink]):
         self._ask_at = 0.0
 
     def bring(self, connection: ActorConnection, actor: ActorHandle, future: Any) -> None:
-        """Queue the answer to a call of ``actor`` for the trainer's thread. Called in a thread of Ray's."""
+        """Queue the answer to a call of ``actor``, and wake the trainer if needed. Called in a thread of Ray's."""
         error = future.exception()
         answer = unpack_answer(future.result(), time.perf_counter_ns()) if error is None else error
         self._came.append((connection, actor, answer))
@@ -226,7 +226,7 @@ class ActorPoller(Poller[ActorLink]):
                         descriptors.write(self._bring_fd, b"!")
 
     def drain(self) -> None:
-        """Pass each queued answer to its connection."""
+        """Pass each queued answer to its connection. Called in the trainer's thread."""
         with contextlib.suppress(OSError):  # empty the bell first: an answer that comes meanwhile rings again
             descriptors.read(self.answers_fd, _BELL_BYTES)
         while True:

@@ -36,7 +36,7 @@ from envmanager.ray_cluster.probing import place_on_cluster
 
 
 class RayHost(LinkHost[ActorLink]):
-    """A host of actors on a Ray cluster."""
+    """The host of a RayEnvManager, whose workers are actors on a Ray cluster."""
 
     options: RayOptions
     rewrites_arrays = True
@@ -52,7 +52,7 @@ class RayHost(LinkHost[ActorLink]):
         return Resources(self.options.timeouts.close_s, ActorPoller())
 
     def make_worker(self, worker_id: int) -> ActorLink:
-        """Request and return an actor, without waiting, so that a lack of room costs one timeout for all."""
+        """Request an actor and return its link, without waiting, so that a lack of room costs one timeout for all."""
         self.context.calls.require_open("the start of a worker")
         entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)

@@ -103,7 +103,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, options: ClusterOptions | Mapping[str, Any] | None) -> ClusterOptions:
-        """Return ClusterOptions for None, ClusterOptions, or a mapping of a config. Raises ConfigError for mistakes."""
+        """Convert ``options`` to ClusterOptions; None means the defaults. Raises ConfigError for a mistake in it."""
         return options if isinstance(options, ClusterOptions) else structure(cls, options or {}, where="cluster")
 
 
@@ -119,7 +119,7 @@ def _means_nothing(why: str) -> Any:
 
 @attrs.frozen(kw_only=True)
 class RayOptions(ProcessOptions):
-    """The options of RayEnvManager: those of worker processes, and those of the cluster."""
+    """The options of RayEnvManager: ProcessOptions, and ``cluster`` or the fields of ClusterOptions."""
 
     envs_per_worker: int | None = None
     resources: Mapping[str, Any] | None = None
@@ -133,7 +133,7 @@ class RayOptions(ProcessOptions):
 
     @property
     def on_cluster(self) -> ClusterOptions:
-        """Options of the cluster. Raises UsageError if both ``cluster`` and fields of it are given."""
+        """The ClusterOptions given as ``cluster`` or as single fields. Raises UsageError if both are given."""
         names = [field.name for field in attrs.fields(ClusterOptions)]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.cluster is not None and given:

@@ -39,9 +39,9 @@ _logger = logging.getLogger("envmanager")
 def place_on_cluster(
     manager_class: Callable[..., Any], env_factory: Any, options: RayOptions, cluster: ClusterOptions, n_cpus: int
 ) -> Placement:
-    """Probe the first environment in an actor. Return the placement that suits a cluster of ``n_cpus``, and log it.
+    """Probe the first environment in an actor. Return and log the placement that suits a cluster of ``n_cpus`` CPUs.
 
-    If the environment ends the probe's worker, each environment gets its own worker, as far as there is room.
+    If the environment ends the probe's actor, each environment gets its own actor, as far as there is room.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:
@@ -65,7 +65,7 @@ def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
 
 
 def choose(probe: Probe, n_envs: int, n_room: int) -> Placement:
-    """Return the placement in the fewest workers (at most ``n_room``) that is about as fast as the fastest one."""
+    """Return the placement with the fewest actors, of at most ``n_room``, that is within 5 % of the fastest one."""
     times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
     n_workers = next(count for count, time_s in times.items() if time_s <= AS_GOOD * min(times.values()))
     step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"

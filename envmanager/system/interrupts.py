@@ -1,7 +1,7 @@
 """Defers a Ctrl-C until code that must not be interrupted half-way has ended.
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread, even between reading a response and
-storing it. To block the signal in the main thread does not help, because the kernel then delivers it to another thread,
+storing it. Blocking the signal in the main thread does not help, because the kernel then delivers it to another thread,
 and Python still runs the handler in the main thread. So we install a handler. While a counter is above 0 it records the
 interrupt, else it calls the handler that it replaced.
 
@@ -11,8 +11,8 @@ interrupt, else it calls the handler that it replaced.
     it ends ── the counter is 0: a recorded interrupt is raised ── another handler was found? ── it is restored
     the last manager closes ── Python's own handler is restored too
 
-Our handler stays between calls only if it replaced Python's own, because to swap handlers takes longer than the rest of
-a call. Any other is restored, because libraries look for theirs (asyncio restores Python's only if it finds its own).
+Our handler stays between calls only if it replaced Python's own, because swapping handlers takes longer than the rest
+of a call. Any other handler is restored, because its library may check that it is installed, as asyncio does.
 
 A handler that Python did not install (robot middleware, an application that embeds Python) is not replaced, because
 Python could not restore it. Interrupts are then not deferred; that handler decides what they do.
@@ -57,7 +57,7 @@ _thread = threading.get_ident
 
 
 class _State:
-    """The state of the main thread, the only one in which Python runs signal handlers."""
+    """The state of interrupt handling in the main thread, the only thread in which Python runs signal handlers."""
 
     __slots__ = ("found_another", "main_thread", "managers", "pythons_c_handler", "was_interrupted")
 
@@ -106,7 +106,7 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """Return the C function that the kernel calls for Python's handlers; None without an unused signal to find it."""
+    """Return the C function that the kernel calls for Python's handlers; None if no unused signal can reveal it."""
     unused = next(
         (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
@@ -119,7 +119,7 @@ def _learn_pythons_c_handler() -> Any:
 
 
 def _go_away() -> None:
-    """Restore the handler that ours replaced."""
+    """Restore the handler that ours replaced. If a handler in C has been installed since then, keep it installed."""
     ours = _get_handler(_SIGINT)
     if ours.__class__ is not _Handler:
         return
@@ -139,7 +139,7 @@ def _go_away() -> None:
 
 
 def begin_deferring() -> None:
-    """Begin to defer interrupts, like entering a ``defer_interrupts`` block."""
+    """Begin to defer interrupts, like entering a ``defer_interrupts`` block. Does nothing outside the main thread."""
     if _thread() == _state.main_thread:
         if _get_handler(_SIGINT).__class__ is not _Handler:
             _take_over()
@@ -147,7 +147,7 @@ def begin_deferring() -> None:
 
 
 def end_deferring() -> None:
-    """End the deferring that ``begin_deferring`` began."""
+    """Undo one ``begin_deferring``. The outermost call passes a recorded interrupt to the signal's handler."""
     if _levels[-1] and _thread() == _state.main_thread:
         _levels[-1] -= 1
         if _levels[-1] == 0 and (_state.was_interrupted or _state.found_another or not _state.managers):
@@ -155,7 +155,7 @@ def end_deferring() -> None:
 
 
 def _leave() -> None:
-    """Leave the outermost block: pass a recorded interrupt to the handler that would have received it."""
+    """Leave the outermost block: restore the handler that ours replaced, if required; pass on a recorded interrupt."""
     if len(_levels) == 1 and (_state.found_another or not _state.managers):
         _go_away()
     _raise_what_came()
@@ -172,7 +172,7 @@ def _raise_what_came() -> None:
 levels, state, Handler, take_over, leave, thread_id, handler_of = (
     _levels, _state, _Handler, _take_over, _leave, _thread, _get_handler
 )  # fmt: skip
-"""Parts of ``begin_deferring`` and ``end_deferring``, which ``kernel.calls`` has in line to save calls."""
+"""Parts of ``begin_deferring`` and ``end_deferring``, for ``kernel.calls``, which inlines both to save time."""
 
 
 class defer_interrupts:  # noqa: N801  (used like a function)
@@ -190,8 +190,8 @@ class defer_interrupts:  # noqa: N801  (used like a function)
 class allow_interrupts:  # noqa: N801
     """A context manager inside ``defer_interrupts`` that raises a Ctrl-C at once, even one that was recorded before.
 
-    After the exception, even one on entry or exit, interrupts are deferred again. So code that catches the exception
-    cannot be interrupted a second time.
+    After the exception, interrupts are deferred again, even if it was raised on entry or exit. So code that catches the
+    exception cannot be interrupted a second time.
     """
 
     __slots__ = ("_n_levels",)
@@ -214,8 +214,8 @@ class allow_interrupts:  # noqa: N801
 def keep_handler_for(manager: object) -> Callable[[], Any]:
     """Keep our handler installed between calls while ``manager`` is open. Return the function to call at its close.
 
-    Garbage collection of the manager has the same effect as the returned function. After the last manager, the next
-    ``defer_interrupts`` block removes the handler.
+    Garbage collection of the manager has the same effect as the returned function. After the last manager has been
+    closed, the next ``defer_interrupts`` block removes the handler.
     """
     leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C, so it cannot be interrupted
     _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())
@@ -224,7 +224,7 @@ def keep_handler_for(manager: object) -> Callable[[], Any]:
 
 @after_fork_in_child
 def _after_fork_in_child() -> None:
-    """Treat the thread that forked as the main thread. Other threads and their blocks do not exist in the child."""
+    """Treat the thread that forked as the main thread, since the child process has no other threads."""
     if _thread() != _state.main_thread:
         _state.main_thread, _state.was_interrupted = _thread(), False
         _levels[:] = [0]

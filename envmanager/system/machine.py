@@ -1,6 +1,6 @@
-"""The machine's processes and cores, files that only their owner can read, and advice on errors of the system.
+"""Functions for processes, CPU cores and private files, and advice for the user on operating system errors.
 
-The rule: only the standard library is imported, because ``benchmarks`` imports this in other libraries' interpreters.
+The rule: this needs only the standard library, because benchmarks import it in other libraries' virtual environments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from envmanager.errors import UsageError
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the pids of a process's children, including zombies. Empty if it has ended, or without /proc."""
+    """Return the pids of a process's children, including zombies; none if the process has ended, or without /proc."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -81,7 +81,7 @@ def exit_name(code: int | None) -> str:
 
 
 def after_fork_in_child(function: Callable[[], object]) -> Callable[[], object]:
-    """Register ``function``, to be called in each process forked from this one, and return it. Windows has no fork."""
+    """Register ``function`` to be called in each process forked from this one; return it. No effect on Windows."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
     return function
@@ -114,7 +114,7 @@ def count_cores() -> int:
 def _cgroups() -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of its ancestors, which may limit its CPU time.
 
-    Some may not exist, because a container may mount only its own group, under another path than the host.
+    Some may not exist, because a container may mount only its own group, under a path that differs from the host's.
     """
     try:
         lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
@@ -152,9 +152,9 @@ _ONLY_OWNER = 0o600
 
 
 def open_privately(path: str, flags: int) -> int:
-    """Open the file ``path`` with mode 0600, as an ``opener`` for ``open``. Return the descriptor.
+    """Open the file ``path`` with mode 0600 and return the descriptor. Can be the ``opener`` of ``open``.
 
-    Raises OSError, also for a symbolic link. The error's ``strerror`` is a text for the user.
+    Raises OSError if this fails or ``path`` is a symbolic link. The error's ``strerror`` is a text for the user.
     """
     try:
         # O_NONBLOCK, because to open a pipe without a reader must not block.
@@ -189,7 +189,7 @@ _ADVICE = {
 
 
 def advice(error: BaseException) -> str:
-    """Return advice on an OSError; an empty text if there is none, and for other errors."""
+    """Return a sentence that advises the user how to resolve an OSError; an empty text if there is no advice."""
     number = getattr(error, "errno", None) or 0
     if number == errno.ENOENT:
         try:
@@ -200,7 +200,7 @@ def advice(error: BaseException) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return the absolute ``path``. Raises UsageError if it is relative and the working directory was removed."""
+    """Return ``path`` as an absolute path. Raises UsageError if it is relative and the working directory is gone."""
     try:
         return os.path.abspath(path)
     except FileNotFoundError as error:
