@@ -1,4 +1,4 @@
-"""Checks of one environment or one Godot game, whose findings are sentences for its author."""
+"""Checks of an environment or a Godot game, which return their findings as sentences for its author."""
 
 from envmanager.check.environment import Finding, check_environment
 

@@ -42,7 +42,7 @@ from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 _CANNOT_BE_SEEDED = ".*cannot be seeded"
-"""Pattern of the warning of adapters, such as that of dm_env, for an environment that cannot be seeded."""
+"""Pattern of the warning that an adapter, such as dm_env's, gives for an environment that cannot be seeded."""
 _LAST_CALL = "last-call"
 _STDERR = 2
 """Descriptor that writes to the worker's log."""
@@ -52,7 +52,7 @@ _OF_AGENT = re.compile(r" of agent ('[^']*'|[^\[]*)")
 
 
 class Cast(NamedTuple):
-    """A field of steps whose values are cast, the type that its spec demands, and a description of a value returned."""
+    """A field of steps whose values are cast, the type in its spec, and a description of the first value cast."""
 
     field: str
     expected: str
@@ -60,7 +60,7 @@ class Cast(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts about an environment: its casts, whether its arrays could be watched, and what ArrayWatch found."""
+    """An environment's casts, and whether an ArrayWatch could watch it and saw arrays that were reused or changed."""
 
     casts: Sequence[Cast]
     is_watched: bool
@@ -71,8 +71,8 @@ class Facts(NamedTuple):
 class Trial:
     """A context manager that tries one environment of ``env_factory`` at a time, and ends the worker on exit.
 
-    ``timeout_s``: time that any call of the environment may take. ``in_process``: whether to run it in this process,
-    without deadlines; a crash then ends this process. ``on_call`` receives a line before each call.
+    ``timeout_s``: seconds that a call of the environment may take. ``in_process``: whether to run it in this process,
+    without deadlines; a crash then ends this process. ``on_call`` receives a line of text before each call.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Trial:
         return self._ask("finish")  # type: ignore[no-any-return]
 
     def _ask(self, name: str, *args: Any) -> Any:
-        """Call a method of the Subject; return its result, or a Failure of the environment or its process."""
+        """Call a method of the Subject, in a new worker if there is none. Return its result, or a Failure."""
         if self._manager is None:
             self._manager = self._start_worker()
         try:
@@ -183,7 +183,7 @@ def _end_of(error: WorkerDied | WorkerTimedOut) -> Failure:
 
 
 def _without_own_frames(output: str) -> str:
-    """Return the output without this library's frames and their callers. Each stack has the innermost frame first."""
+    """Return ``output`` without this library's frames and their callers. Stacks begin with the innermost frame."""
     kept = []
     is_own = False
     for line in output.splitlines():
@@ -195,12 +195,12 @@ def _without_own_frames(output: str) -> str:
 
 
 class Subject(Environment):
-    """The worker's side of a trial. ``Trial`` calls its methods by name; it is never stepped as an Environment."""
+    """The worker's side of a Trial. It is an Environment so that a manager can host it; it is never stepped."""
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
-        """``dump_after_s``: time after which the stacks of all threads are printed if a call has not returned."""
+        """Open ``last_call_path``. ``dump_after_s``: seconds after which an unfinished call has all stacks printed."""
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
@@ -223,7 +223,7 @@ class Subject(Environment):
         self._casts.setdefault(field, Cast(field, str(expected), describe_value(value)))
 
     def find(self) -> EnvManagerError | Failure | None:
-        """Look up the factory. Return None, the error if it cannot be found, or a Failure if its module raises."""
+        """Look up the factory. Return None, the error if it does not exist, or a Failure if its module raises."""
         try:
             if isinstance(self._factory, str):
                 self._factory = resolve(self._factory)
@@ -269,7 +269,7 @@ class Subject(Environment):
         return self._moment(act, is_reset=False)
 
     def facts(self) -> Facts:
-        """Return the facts about the environment."""
+        """Return the facts about the environment that was made last."""
         return Facts(list(self._casts.values()), self._is_watched, self._watch.reused, self._watch.changed)
 
     def finish(self) -> Failure | None:
