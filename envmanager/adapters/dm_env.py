@@ -37,7 +37,7 @@ BEHAVIOR = "default"
 
 
 class DmEnvironment(Environment):
-    """A dm_env environment with one agent, of behavior ``"default"``. Lists in its specs become tuples in observations.
+    """A dm_env environment as an Environment with one agent. Lists in its specs become tuples in observations.
 
     ``reset`` passes its seed to the environment's ``seed`` method, or to the random state of a dm_control environment.
     If there is neither, it warns: use ``context.seed`` in the factory instead. It raises UsageError for options.

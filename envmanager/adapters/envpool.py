@@ -26,7 +26,7 @@ _LAST = 2  # dm_env.StepType.LAST
 
 
 def _result(made: Any) -> VectorResult:
-    """Convert the result of a pool's ``step`` or ``reset`` to a VectorResult. A reset may have no rewards and flags."""
+    """Convert the result of a pool's step or reset to a VectorResult. Rewards and flags of a reset may be None."""
     if len(made) == 5 and made.__class__ is tuple:
         return made
     if made.__class__ is tuple:

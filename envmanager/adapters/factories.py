@@ -25,7 +25,7 @@ EnvFactory = Callable[..., Any] | str | Mapping[str, str] | EnvRecipe | Sequence
 
 
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
-    """Return ``n_envs`` factories for ``env_factory``. Raises UsageError or MissingExtra if that is impossible."""
+    """Return ``n_envs`` factories for ``env_factory``, which may be a list. Raises UsageError or MissingExtra."""
     if isinstance(env_factory, list | tuple):
         if len(env_factory) != n_envs:
             raise UsageError(f"env_factory is a list of {len(env_factory)} factories for n_envs={n_envs} environments.")
@@ -112,7 +112,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Return whether to pass a context: one argument is required, or none is and the first is annotated EnvContext."""
+    """Return whether the factory requires one argument, or requires none and declares the first an EnvContext."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

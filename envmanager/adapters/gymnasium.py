@@ -191,7 +191,7 @@ class GymnasiumEnvironment(EnvGroup):
         return info
 
     def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
-        """Write both flags into a row of ``out``; return whether one is true. Raises SpecMismatch for other values."""
+        """Write both flags into a row of ``out``; return whether one is true. Raises SpecMismatch for bad flags."""
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated = flag(terminated, "terminated", self.casting)
             truncated = flag(truncated, "truncated", self.casting)
@@ -207,7 +207,7 @@ class GymnasiumEnvironment(EnvGroup):
 
 
 class _BufferViews:
-    """The arrays of a RowBuffer and views of each row. Making a view for each assignment takes three times as long."""
+    """Views of the rows of a RowBuffer, kept for all steps: making them for each step takes three times as long."""
 
     def __init__(self, buffer: RowBuffer, agent_id: np.ndarray, is_plain: bool) -> None:
         """Make the views. ``is_plain``: whether an observation is one array of numbers whose values need no check."""
@@ -245,7 +245,7 @@ class _ObjectRow:
 
 
 def _row_views(tree: Tree, n: int) -> list[list[Any]]:
-    """Return one list per row of ``tree``, whose arrays have ``n`` rows: views of the row in each array."""
+    """Return, for each of ``n`` rows, a list of views: the row in each array of ``tree``."""
     columns = leaves(tree)
     return [[_ObjectRow(c, row) if c.dtype.kind == "O" else c[row, ...] for c in columns] for row in range(n)]
 

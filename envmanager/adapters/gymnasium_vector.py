@@ -3,7 +3,7 @@
 ::
 
     VectorEnv, at the end of an episode                  what the group does, in the same step
-    SAME_STEP   obs = first, infos["final_obs"] = last   takes both
+    SAME_STEP   obs = first, infos["final_obs"] = last   uses both
     NEXT_STEP   obs = last; the next action is ignored   resets these environments by ``options["reset_mask"]``, if the
                                                          class takes it; else see ``late_vector``
     DISABLED    obs = last; waits for a reset            resets these environments by ``options["reset_mask"]``
@@ -142,7 +142,7 @@ class VectorGroup(EnvGroup):
         return True
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the next steps into ``buffer``."""
+        """Use ``buffer`` for the results of the next steps, which are written into its arrays."""
         self._buffer = buffer
         buffer.steps.agent_id = self._agent_id
 
@@ -156,7 +156,7 @@ class VectorGroup(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments; return their steps. ``rows``, if given, must be all rows. Raises SpecMismatch."""
+        """Step all environments and return their steps. ``rows``: all rows, or None. Raises SpecMismatch."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
@@ -236,7 +236,7 @@ class VectorGroup(EnvGroup):
     # Ends of episodes.
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """Move final observations, and final infos if infos are on, from ``infos`` into ``steps`` (mode SAME_STEP)."""
+        """Move final observations, and infos if they are wanted, from ``infos`` into ``steps`` (mode SAME_STEP)."""
         numbers = np.flatnonzero(ended)
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
@@ -304,7 +304,7 @@ class VectorGroup(EnvGroup):
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
-        """Reset the environments in the mask ``ended``, whose indices are ``numbers``. Return their obs and infos."""
+        """Reset the environments in the mask ``ended`` (indices ``numbers``); return first observations and infos."""
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []

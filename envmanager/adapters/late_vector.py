@@ -1,4 +1,4 @@
-"""Adapter for vector environments that begin an episode one step after the last one ended, and no sooner.
+"""Adapter for vector environments that can begin the next episode only one step after an episode's end.
 
 ::
 
@@ -6,7 +6,7 @@
     t        ended, obs = last              the row is in flight still              obs = final_obs = last, acting False
     t + 1    action ignored, obs = first    ended, obs = first, final_obs = last     obs = first, no transition
 
-The rule: no row is made up, and a step in which an action was ignored is never part of a transition.
+The rule: every row is the result of a step, and a step that ignored an action is never part of a transition.
 """
 
 from __future__ import annotations

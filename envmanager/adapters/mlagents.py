@@ -50,7 +50,7 @@ class MlagentsEnvironment(Environment):
     The constructor resets the environment, since a Unity build reports its behaviors and agents only then. Memory is
     reserved for twice the number of those agents, because an ML-Agents agent continues under another id after its
     episode. ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. The options of
-    ``reset`` are environment parameters. ``reset`` cannot seed a BaseEnv, and warns if it gets a seed: use the factory.
+    ``reset`` are environment parameters. ``reset`` cannot seed a BaseEnv, and warns if it gets a seed.
     """
 
     partial_actions = True
@@ -136,7 +136,7 @@ class MlagentsEnvironment(Environment):
                 self._specs[behavior] = to_spec(spec)
 
     def _add_stats(self, steps: Mapping[str, AgentSteps]) -> None:
-        """Move the side channel's statistics into the first agent's info. Without agents, leave them for later."""
+        """Move the side channel's statistics into the first agent's info. Without agents, keep them for later."""
         infos = [own.info for own in steps.values() if own.info]
         if self._stats is not None and self._stats.stats and infos:
             infos[0][0][STATS] = dict(self._stats.get_and_reset_stats())

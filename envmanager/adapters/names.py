@@ -119,7 +119,7 @@ def import_all(modules: Iterable[str]) -> None:
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
-    """Return the factory named ``"Id-v0"``, ``"module:Id-v0"`` or ``"module:f"``. Raises UsageError or MissingExtra."""
+    """Return the factory of an id, ``"module:Id-v0"`` or ``"module:callable"``. Raises UsageError or MissingExtra."""
     module, colon, name = text.partition(":")
     if not colon:
         return GymnasiumId(text, _registered(text, text))
@@ -232,7 +232,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Return ``spec``, an entry point in ``__main__`` replaced by its callable: workers have another ``__main__``."""
+    """Return ``spec``, with the callable for an entry point in ``__main__``: workers have another ``__main__``."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)

@@ -145,7 +145,7 @@ class ParallelEnvironment(Environment):
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
-        """Look up the spaces of new agents; assign each a behavior. Raises SpecMismatch if its specs differ."""
+        """Assign a behavior to each new agent by its spaces. Raises SpecMismatch if a behavior's specs differ."""
         new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
         if not new:
             return
@@ -196,7 +196,7 @@ _MOST_WRAPPERS = 32
 
 
 def _game_of_turns(env: Any) -> Any:
-    """Return the AECEnv that ``turn_based_aec_to_parallel`` converted, looked for inside wrappers, or None."""
+    """Return the AECEnv inside ``turn_based_aec_to_parallel``, also below other wrappers; None if it was not used."""
     for _ in range(_MOST_WRAPPERS):
         if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):
             return env.aec_env
@@ -234,7 +234,7 @@ class _Kind:
 
 @attrs.define
 class _Row:
-    """One agent's row of a step. ``obs``: observation returned; ``next_obs``: the one to act on, None if it leaves."""
+    """One agent's row of a step. ``obs``: as returned; ``next_obs``: the one to act on, None if the agent leaves."""
 
     agent: Agent
     obs: Any

@@ -4,8 +4,8 @@
 
     EnvRecipe ── prepare, in the trainer's process ──▶ Prepared ── call_factory, in the worker ──▶ environment
 
-The rule: the constructor of a recipe checks its shape without importing anything. When a manager prepares the recipe,
-any mistake that can be found without making an environment raises UsageError, with the nearest known name.
+The rule: the constructor of a recipe checks types, and imports nothing. When a manager prepares the recipe, any mistake
+that can be found without making an environment raises UsageError, with the most similar known name.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ _OF_GYMNASIUM_MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def _maker(factory: Any) -> Any:
-    """Return the callable that makes the environment, or None if this process cannot import it."""
+    """Return the callable that ``factory`` calls to make an environment, or None if this process cannot import it."""
     if isinstance(factory, Importable):
         return factory.load()
     if not isinstance(factory, GymnasiumId):
@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError for an argument neither in ``also`` nor among the parameters of ``called`` after ``skip``."""
+    """Raise UsageError for an argument neither in ``also`` nor a parameter of ``called`` after the first ``skip``."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return

@@ -14,7 +14,7 @@ _ARGUMENTS = ("seed", "options")
 
 
 class Resetter:
-    """A callable that calls ``env.reset`` with the arguments that it takes. Its signature is inspected only once."""
+    """A callable that calls ``env.reset`` with the arguments in its signature, which is inspected only once."""
 
     def __init__(self, env: Any) -> None:
         named, takes_any = _parameters(env.reset)
@@ -24,7 +24,7 @@ class Resetter:
         self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
-        """Call ``env.reset`` and return its result. Raises UsageError if a given seed or options are not taken."""
+        """Call ``env.reset`` and return its result. Raises UsageError if it does not take a given seed or options."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}

@@ -22,7 +22,7 @@ with needed_by("envmanager.adapters", extra="gymnasium"):
 
 
 def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:
-    """Return the spec of agents with these two spaces."""
+    """Return the BehaviorSpec of agents with this observation space and this action space."""
     return BehaviorSpec(to_spec(observation_space), to_spec(action_space))
 
 
@@ -67,7 +67,7 @@ def _(space: Any) -> Tree:
 
 @functools.singledispatch
 def row_reader(_space: Any) -> RowReader:
-    """Return a function ``(batch, row)`` that reads one agent's action, as an element of the space that is no view."""
+    """Return a function ``(batch, row)`` that reads one agent's action as an element of the space, not as a view."""
     return operator.getitem
 
 
@@ -107,7 +107,7 @@ _FEW = 1024
 
 
 def known_actions(space: Any) -> Callable[[int], Any] | None:
-    """Return a function from an int action to its NumPy scalar, or None unless the space is a small Discrete."""
+    """Return a function from an int action to its NumPy scalar, or None unless the space is Discrete and small."""
     if not isinstance(space, spaces.Discrete) or space.n > _FEW:
         return None
     # Making a scalar takes four times as long as this lookup.

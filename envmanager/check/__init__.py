@@ -1,4 +1,4 @@
-"""Checks of an environment or a Godot game, which return their findings as sentences for its author."""
+"""Checks of an environment or a Godot game, which return findings: sentences for the author of either."""
 
 from envmanager.check.environment import Finding, check_environment
 

@@ -43,7 +43,7 @@ class Moment:
 
     @classmethod
     def of(cls, steps: Steps, specs: BehaviorSpecs, *, is_reset: bool) -> Moment:
-        """Hash ``steps``, the result of a reset or a step, compare them with ``specs``, and return the Moment."""
+        """Check ``steps``, the result of a reset or step, against ``specs``, hash the arrays, return the Moment."""
         mismatches = []
         for behavior, current in steps.items():
             if current.env_id.any():  # a vector, of one agent per environment
@@ -120,7 +120,7 @@ class Playthrough:
         return [found for found in self.mismatches.values() if found[1].phase == phase]
 
     def first_difference(self, other: Playthrough) -> tuple[int, list[str]] | None:
-        """Return the first step (0: the reset) whose data differ, and the names of the differing arrays, or None."""
+        """Return the first step that differs (0: the reset) and the names of its arrays that differ, or None."""
         for at_step, (ours, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
             if ours != theirs:
                 names = dict.fromkeys([*ours, *theirs])
@@ -176,7 +176,7 @@ class ArrayWatch:
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def attach(self, subject: Any) -> bool:
-        """Replace ``subject.reset`` and ``subject.step`` by functions that watch results. Return False if it fails."""
+        """Replace ``subject.reset`` and ``subject.step`` by functions that watch results. Return whether it worked."""
         try:
             subject.reset = self._watching(subject.reset, "reset")
             subject.step = self._watching(subject.step, "step")

@@ -102,7 +102,7 @@ class Trial:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make an environment. Return its specs or a Failure. Raises UsageError if the factory cannot be found."""
+        """Make an environment. Return its specs, or a Failure. Raises UsageError if the factory cannot be found."""
         self._on_call("making it")
         error = self._ask("find")
         if isinstance(error, EnvManagerError):
@@ -110,7 +110,7 @@ class Trial:
         return error or self._ask("make")  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment. Return the Moment of the reset, or a Failure.
+        """Reset the environment. Return the data of the reset (a Moment), or a Failure.
 
         The random actions that follow depend only on ``seed`` and the number of the step.
         """
@@ -118,7 +118,7 @@ class Trial:
         return self._ask("begin", seed, env_seed)  # type: ignore[no-any-return]
 
     def advance(self, at_step: int) -> Moment | Failure:
-        """Take a step with random actions. Return its Moment, or a Failure."""
+        """Take a step with random actions. Return its data (a Moment), or a Failure."""
         self._on_call(f"step {at_step:,}")
         return self._ask("advance")  # type: ignore[no-any-return]
 
@@ -127,7 +127,7 @@ class Trial:
         return self._ask("facts")  # type: ignore[no-any-return]
 
     def finish(self) -> Failure | None:
-        """Close the environment. Return a Failure, or None if there was none."""
+        """Close the environment. Return a Failure if that fails, else None."""
         self._on_call("close")
         return self._ask("finish")  # type: ignore[no-any-return]
 
@@ -195,12 +195,12 @@ def _without_own_frames(output: str) -> str:
 
 
 class Subject(Environment):
-    """The worker's side of a Trial. It is an Environment so that a manager can host it; it is never stepped."""
+    """The worker's side of a Trial, which calls its methods. It is an Environment so that a manager can host it."""
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
-        """Open ``last_call_path``. ``dump_after_s``: seconds after which an unfinished call has all stacks printed."""
+        """Open ``last_call_path``. ``dump_after_s``: seconds that a call may take before all stacks are printed."""
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
@@ -249,14 +249,14 @@ class Subject(Environment):
         return self._try(make)  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment. Return the Moment of the reset, or a Failure."""
+        """Reset the environment. Return the data of the reset (a Moment), or a Failure."""
         assert self._group is not None
         self._policies, self._policy_seed = {}, seed
         seeds = derive_seeds(env_seed, self._group.env_ids)
         return self._moment(partial(self._group.reset, seeds=seeds, options=None), is_reset=True)
 
     def advance(self) -> Moment | Failure:
-        """Take a step with random actions. Return its Moment, or a Failure."""
+        """Take a step with random actions. Return its data (a Moment), or a Failure."""
         assert self._group is not None
         group = self._group
 
@@ -273,7 +273,7 @@ class Subject(Environment):
         return Facts(list(self._casts.values()), self._is_watched, self._watch.reused, self._watch.changed)
 
     def finish(self) -> Failure | None:
-        """Close the environment. Return a Failure, or None if there was none."""
+        """Close the environment. Return a Failure if that fails, else None."""
         assert self._group is not None
         group, self._group = self._group, None
         return self._try(group.close)  # type: ignore[no-any-return]

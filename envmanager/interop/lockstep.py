@@ -32,7 +32,7 @@ Info = dict[str, Any]
 
 
 class Lockstep:
-    """A manager of single-agent environments in a form that bridges need: it steps all, or a subset, together."""
+    """A wrapper of a manager of single-agent environments that steps all environments, or some, together."""
 
     def __init__(self, manager: EnvManager) -> None:
         self.manager = manager
@@ -93,7 +93,7 @@ class Lockstep:
         self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
 
     def receive(self) -> Batch:
-        """Wait for the pending step and return its rows, also of replaced workers. Raises UsageError without one."""
+        """Wait for the pending step and return its Batch. Raises UsageError if none is pending or a row is missing."""
         if self._acting is None:
             raise UsageError("no step is pending: send actions first.")
         batch = self._complete(self.manager.recv(Wait.all()), self._acting)
@@ -126,7 +126,7 @@ class Lockstep:
             raise UsageError("a step is pending: receive its result first; if that raised, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
-        """Return the batch as NumPy arrays that later steps leave unchanged. Raises UsageError if a row is missing."""
+        """Return the batch in arrays that no later step changes. Raises UsageError if ``env_ids`` are missing."""
         if any(map(is_foreign, leaves(batch.obs))):
             batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         is_there = np.zeros(self.n_envs, np.bool_)
@@ -173,7 +173,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos by env_id, empty without ``infos=True``, plus LOST for replaced workers."""
+    """Return copies of the step infos by env_id, empty without ``infos=True``. Set LOST for replaced workers."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True

@@ -55,7 +55,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         super().set_options(options)
 
     def reset(self) -> Any:
-        """Begin a new episode in all environments; return the first observations. Discards a pending step."""
+        """Begin a new episode in all environments and return the first observations. Discards a pending step."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         batch = self._lockstep.reset(seeds, self._options[0] or None)
         self.reset_infos = list(step_infos(batch).values())
@@ -97,7 +97,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set an attribute of environments, by default all: on the wrapper that has it, else on the outermost one."""
+        """Set ``env.attr_name`` at ``indices``, by default all: on the wrapper that has it, else on the outermost."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 

@@ -1,4 +1,4 @@
-"""Gymnasium spaces of a manager's environments, and conversion of its arrays to elements of the batched spaces.
+"""Gymnasium spaces of a manager's environments, and conversion of arrays to elements of the batched spaces.
 
 If environments have spaces, these are used, because a spec does not distinguish a Discrete from a Box with one integer,
 nor a Text from a Graph. Otherwise spaces are made from the spec.
@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return the BatchMaker of a space. Batches of a space without arrays (Text, Graph, …) are tuples of elements."""
+    """Return a function from a tree of arrays to an element of the batched space (a tuple for Text, Graph, …)."""
     return tuple
 
 

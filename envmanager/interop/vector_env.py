@@ -91,7 +91,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     ) -> tuple[Any, Info]:
         """Begin a new episode in all environments; return the first observations and the infos.
 
-        ``seed``: the seed of environment 0, where environment i has ``seed + i``, or one number per environment.
+        ``seed``: a number, to which environment i adds i, or one number (or None) per environment.
         ``options`` are also passed to the resets at the ends of later episodes, until the next ``reset``. If
         ``autoreset_mode`` is DISABLED, the option ``reset_mask`` selects the environments to reset; in the other modes
         a mask that is not all true raises UsageError.
@@ -228,7 +228,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
 
     def _next_step(self, batch: Batch) -> StepResult:
-        """Return the results of a step that was sent to all environments except the restarting ones."""
+        """Return the results of a step, with first observations of the environments that did not act in it."""
         env_ids, restarted = batch.env_ids, self._restarting
         of_steps, of_resets = step_infos(batch), reset_infos(batch)
         reward = np.zeros(self.num_envs, np.float64)
@@ -261,7 +261,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
     def _all_restarted(self) -> StepResult:
-        """Return the result of a step in which all episodes have ended: first observations, and no environment acts."""
+        """Return the result of a step after all episodes have ended: first observations, without stepping anything."""
         infos = self._join(self._first_infos)
         self._restarting = np.zeros(self.num_envs, np.bool_)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
