@@ -66,7 +66,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     Observations are uint8[stack, size, size], the newest frame last; actions index the game's minimal action set. A
     reset plays 1 to ``noop_max`` no-op frames. ``clip_rewards``: whether a reward is replaced by its sign.
     ``terminal_on_life_loss``: whether a lost life ends the episode, as is common in training. One environment uses one
-    thread. ``Atari.vectorised`` makes a vector environment of such games; with ``kind: auto`` a config tries it too.
+    thread. ``Atari.vectorised`` makes a vector environment of such games, which ``kind: auto`` also tries.
     """
 
     vectorised = staticmethod(atari_vector)

@@ -40,7 +40,7 @@ ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice to convert ``env``. It names the PettingZoo function to use, which depends on the metadata."""
+    """Return advice to convert ``env`` that names a PettingZoo function, which depends on the metadata of ``env``."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -120,7 +120,7 @@ _INWARDS = ("subject", "unwrapped", "env")
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers of ``subject``. Wrapped objects of other kinds are ignored."""
+    """Return the environment inside all wrappers of ``subject``, ignoring wrapped objects that are no environments."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)

@@ -25,7 +25,7 @@ EnvFactory = Callable[..., Any] | str | Mapping[str, str] | EnvRecipe | Sequence
 
 
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
-    """Return ``n_envs`` factories for ``env_factory``, which may be a list. Raises UsageError or MissingExtra."""
+    """Return a list with a factory per environment. Raises UsageError or MissingExtra for a bad ``env_factory``."""
     if isinstance(env_factory, list | tuple):
         if len(env_factory) != n_envs:
             raise UsageError(f"env_factory is a list of {len(env_factory)} factories for n_envs={n_envs} environments.")

@@ -156,7 +156,7 @@ class VectorGroup(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments and return their steps. ``rows``: all rows, or None. Raises SpecMismatch."""
+        """Step all environments; return their steps. ``rows`` may only be all. Raises SpecMismatch for a bad result."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
@@ -236,7 +236,7 @@ class VectorGroup(EnvGroup):
     # Ends of episodes.
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """Move final observations, and infos if they are wanted, from ``infos`` into ``steps`` (mode SAME_STEP)."""
+        """Move the final observations (and infos, if reported) from ``infos`` into ``steps``, in SAME_STEP mode."""
         numbers = np.flatnonzero(ended)
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")

@@ -119,7 +119,10 @@ def import_all(modules: Iterable[str]) -> None:
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
-    """Return the factory of an id, ``"module:Id-v0"`` or ``"module:callable"``. Raises UsageError or MissingExtra."""
+    """Return the factory of an environment that is named by an id, ``"module:Id-v0"`` or ``"module:callable"``.
+
+    Raises UsageError if there is no such environment, or MissingExtra if a library that it needs is not installed.
+    """
     module, colon, name = text.partition(":")
     if not colon:
         return GymnasiumId(text, _registered(text, text))

@@ -1,4 +1,4 @@
-"""Checks of an environment or a Godot game, which return findings: sentences for the author of either."""
+"""Checks of an environment and of a Godot game. A check returns findings, which are sentences for the author."""
 
 from envmanager.check.environment import Finding, check_environment
 

@@ -194,7 +194,7 @@ def _seeding_finding(first: _Played, again: _Played) -> Finding:
 
 
 def _first_difference(ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return a phrase that describes the first difference (its place and both values), or None without one."""
+    """Return a phrase that describes the first difference (its place and both values), or None."""
     for behavior in {**ours, **theirs}:
         arrays, others = ours.get(behavior, {}), theirs.get(behavior, {})
         n, n_other = (len(each.get("reward", ())) for each in (arrays, others))

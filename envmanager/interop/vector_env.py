@@ -37,9 +37,8 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     """The VectorEnv that ``as_vector_env`` returns. Its attribute ``manager`` is the wrapped EnvManager.
 
-    Rewards are the manager's float32 values as float64. If a worker is replaced, the episodes of its
-    environments are truncated, with reward 0 and the observation that was returned last. The info of that step has
-    ``"lost": True``.
+    Rewards are the manager's float32 values as float64. If a worker is replaced, the episodes of its environments are
+    truncated, with reward 0, the observation that was returned last, and ``"lost": True`` in the info of that step.
     """
 
     envs = env_fns = Elsewhere(
@@ -250,7 +249,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Return ``obs`` with the rows of lost environments replaced by the observations returned last.
+        """Return ``obs``, but the observations returned last for ``env_ids``, whose worker was replaced.
 
         Also drop their first infos, so the next reset of these environments calls their own ``reset``. Both are needed
         because the manager does not record resets of single environments: its last observation may be older than such
