@@ -40,7 +40,7 @@ ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice to convert ``env`` that names a PettingZoo function, which depends on the metadata of ``env``."""
+    """Return advice to convert ``env`` with a PettingZoo function, which is chosen by the metadata of ``env``."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"

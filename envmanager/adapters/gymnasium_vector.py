@@ -156,7 +156,7 @@ class VectorGroup(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments; return their steps. ``rows`` may only be all. Raises SpecMismatch for a bad result."""
+        """Step all environments; return their steps. ``rows``: None or all. Raises SpecMismatch for a bad result."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray

@@ -100,7 +100,7 @@ class EnvRecipe:
     """An environment with its arguments and wrappers; every manager accepts one as its ``env_factory``.
 
     ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: its arguments by name; with an id
-    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: the argument of this name.
+    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: the argument of that name.
     ``wrappers``: the wrappers of the environment, the last one outermost, each ``"module:Class"``,
     ``{"module:Class": {"size": 4}}``, or the same with a callable instead of the string. ``imports``: modules to import
     first, in the trainer's process and in the worker, because they register ids or spaces.

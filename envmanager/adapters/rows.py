@@ -82,7 +82,7 @@ def check_info(info: Any, path: str) -> None:
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:
-    """Return an array of bounds as one number if all are equal, or None if all are infinite or the array is empty.
+    """Return an array of bounds as one number if all are equal; None if that is infinite or the array is empty.
 
     Any other array is returned unchanged. This avoids sending the bounds of a camera's images as two images.
     """

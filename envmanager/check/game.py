@@ -5,7 +5,7 @@
     game ── one engine, a few arenas ──▶ specs, reset, random steps ── the same seed again ──▶ findings
 
 As in ``check.environment``, a Finding answers one question and gives advice. The game runs in a real engine, through
-the same code as in a training.
+the same code as in training.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class Subject(Environment):
         return None
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make a new environment. Return its specs, or a Failure."""
+        """Make a new environment. Return its specs, or a Failure if that fails."""
         context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
         self._watch = ArrayWatch(self._note)
         self._casts = {}

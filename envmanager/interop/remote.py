@@ -34,7 +34,7 @@ def is_gymnasium_env(env: Any) -> bool:
 
 
 def call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call the method ``name`` of ``env``, or of an environment in that wrapper, and return the result."""
+    """Call the method ``name`` of ``env``, or of an environment that ``env`` wraps, and return the result."""
     return attribute_of(env, name)(*args, **kwargs)
 
 

@@ -93,16 +93,16 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return all(self.manager.call(has_attribute, attr_name))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return ``env.attr_name`` at ``indices``, by default of all. Raises AttributeError if one does not have it."""
+        """Return ``env.attr_name`` for ``indices`` (default: all). Raises AttributeError if an environment lacks it."""
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set ``env.attr_name`` at ``indices``, by default all: on the wrapper that has it, else on the outermost."""
+        """Set ``env.attr_name`` for ``indices`` (default: all), on the wrapper that has it, else on the outermost one."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> Any:
-        """Call a method of the environments at ``indices``, by default all, and return a list of the results."""
+        """Call a method of the environments at ``indices`` (default: all), and return a list of the results."""
         env_ids = self._env_ids(indices)
         return self.manager.call(call_method, method_name, method_args, method_kwargs, env_ids=env_ids)
 
