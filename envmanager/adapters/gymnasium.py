@@ -191,7 +191,7 @@ class GymnasiumEnvironment(EnvGroup):
         return info
 
     def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
-        """Write both flags into a row of ``out``; return whether one is true. Raises SpecMismatch for bad flags."""
+        """Write both flags into a row of ``out``; return whether either is true. Raises SpecMismatch for bad ones."""
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated = flag(terminated, "terminated", self.casting)
             truncated = flag(truncated, "truncated", self.casting)

@@ -97,7 +97,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set ``env.attr_name`` for ``indices`` (default: all), on the wrapper that has it, else on the outermost one."""
+        """Set ``env.attr_name`` for ``indices`` (default: all), on the wrapper that has it, else on the outermost."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
