@@ -62,8 +62,8 @@ def vectorised(env_factory: Any) -> EnvRecipe | None:
     """Return a recipe for the vectorised form of the environment of ``env_factory``, or None if it has no such form.
 
     A Gymnasium id without arguments has one if a ``vector_entry_point`` is registered. A callable has one if it has the
-    attribute ``vectorised``, a factory of a vector environment with the same parameters. A list of factories has none,
-    nor has a recipe with wrappers.
+    attribute ``vectorised``, a factory of a vector environment that takes the same arguments. A list of factories
+    and a recipe with wrappers have none.
     """
     if isinstance(env_factory, list | tuple):
         return None

@@ -321,8 +321,8 @@ class VectorGroup(EnvGroup):
     ) -> list[Any]:
         """Call a method (given by name) or a function, and return a result per row.
 
-        With a SyncVectorEnv, each sub-environment at ``rows`` is called. With an AsyncVectorEnv, a method is called on
-        all sub-environments. Otherwise one call is made, on the vector environment.
+        With a SyncVectorEnv, the call is made on each sub-environment at ``rows``. With an AsyncVectorEnv, a method is
+        called on all sub-environments. Otherwise one call is made, on the vector environment.
         """
         if isinstance(self._unwrapped, SyncVectorEnv):
             return super().call(name, args, rows, kwargs)

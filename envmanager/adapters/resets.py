@@ -14,7 +14,7 @@ _ARGUMENTS = ("seed", "options")
 
 
 class Resetter:
-    """A callable that calls ``env.reset``, and passes a seed and options only if the signature of ``reset`` has them."""
+    """A callable that calls ``env.reset`` and passes a seed and options only if the signature of ``reset`` has them."""
 
     def __init__(self, env: Any) -> None:
         named, takes_any = _parameters(env.reset)

@@ -249,7 +249,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Return ``obs``, but the observations returned last for ``env_ids``, whose worker was replaced.
+        """Return ``obs``, with the observations returned last in the rows ``env_ids``, whose worker was replaced.
 
         Also drop their first infos, so the next reset of these environments calls their own ``reset``. Both are needed
         because the manager does not record resets of single environments: its last observation may be older than such
