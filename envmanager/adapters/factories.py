@@ -112,7 +112,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Return whether the factory requires one argument, or requires none and declares the first an EnvContext."""
+    """Return whether to pass an EnvContext: one argument is required, or none is and the first is so annotated."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

@@ -186,7 +186,7 @@ def find_vector(text: Any) -> Callable[..., Any]:
 
 
 def find_wrapper(text: str) -> Importable:
-    """Return the wrapper ``"module:Class"`` as an Importable. Raises UsageError if it is not found, or MissingExtra."""
+    """Return the wrapper ``"module:Class"`` as an Importable. Raises UsageError or MissingExtra if it is not found."""
     module, _, name = text.partition(":")
     importable, what = Importable(module, name), f"the wrapper {text!r}"
     _import(module, what)

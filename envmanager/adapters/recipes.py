@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError for an argument neither in ``also`` nor a parameter of ``called`` after the first ``skip``."""
+    """Raise UsageError for an argument that is no parameter of ``called`` after its first ``skip``, nor in ``also``."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
