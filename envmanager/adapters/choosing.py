@@ -1,4 +1,4 @@
-"""The choice of an adapter for the object that a factory returns, and the group of the environments in one worker.
+"""Functions that choose the adapter for an object made by a factory, and that group the environments of one worker.
 
 ::
 
@@ -6,8 +6,8 @@
     user's object ── as_environment ──▶ Environment ──┼── build_group ──▶ EnvGroup (all environments of one worker)
     user's object ── as_environment ──▶ Environment ──┘
 
-The rule: nothing here imports an environment library. An adapter is chosen by the names of the object's classes and
-imported only then.
+The rule: this module imports no environment library. An adapter is chosen by the names of the object's classes, and
+only the chosen one is imported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice that names a conversion. ``aec_to_parallel`` refuses environments whose agents take turns."""
+    """Return advice to convert ``env`` with a PettingZoo function, which is chosen by the metadata of ``env``."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -62,7 +62,7 @@ UNSUPPORTED = {
     "gym.core.Env": _old_gym_advice,
     **dict.fromkeys(VECTORS, _vector_advice),
 }
-"""Functions that return advice, by the name of a base class that ``as_environment`` refuses."""
+"""Functions that return advice for the user, by the name of a base class that ``as_environment`` refuses."""
 
 
 def _base_names(subject: Any) -> list[str]:
@@ -70,10 +70,10 @@ def _base_names(subject: Any) -> list[str]:
 
 
 def as_environment(subject: Any) -> Environment:
-    """Return ``subject`` as an Environment: unchanged if it is one, else in the adapter of its library.
+    """Return ``subject`` as an Environment: unchanged if it is one, else wrapped in the adapter of its library.
 
-    Raises UsageError for a vector, and for an object that is no environment of Gymnasium, PettingZoo, dm_env or
-    ML-Agents.
+    Raises UsageError for a vector environment, and for an object that is no environment of Gymnasium, PettingZoo,
+    dm_env or ML-Agents.
     """
     if isinstance(subject, Environment):
         return subject
@@ -102,9 +102,9 @@ def n_envs_of(subject: Any) -> int | None:
 
 
 def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
-    """Return whether ``subject``, made by a worker's first factory, is a vector of all the worker's environments.
+    """Return whether ``subject``, made by the first of a worker's factories, is a vector environment.
 
-    Raises UsageError for a vector if the environments have different factories, since only the first would be called.
+    A vector environment holds all environments of the worker. Raises UsageError for one if the ``factories`` differ.
     """
     is_vector = _vector_adapter(subject) is not None
     if is_vector and any(factory is not factories[0] for factory in factories):
@@ -120,7 +120,7 @@ _INWARDS = ("subject", "unwrapped", "env")
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers. Wrapped objects of other kinds, such as clients, are ignored."""
+    """Return the environment inside all wrappers of ``subject``, ignoring wrapped objects that are no environments."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)
@@ -143,9 +143,9 @@ def _wrapped_by(subject: Any) -> Iterable[Any]:
 def build_group(
     subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
 ) -> EnvGroup:
-    """Return the environments of one worker as a group. Gymnasium envs with equal spaces get a faster kind of group.
+    """Return the EnvGroup of a worker; a faster one if all environments are Gymnasium's with equal spaces.
 
-    A vector environment must be the only one of ``subjects``; it has an environment for each of ``env_ids``. Raises
+    A vector environment must be the only entry of ``subjects``; it holds an environment for each of ``env_ids``. Raises
     UsageError if two of ``subjects`` are the same environment.
     """
     vector = _vector_adapter(subjects[0])

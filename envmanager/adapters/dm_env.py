@@ -37,10 +37,10 @@ BEHAVIOR = "default"
 
 
 class DmEnvironment(Environment):
-    """A dm_env Environment: one agent of behavior ``"default"``. Lists in its specs become tuples in observations.
+    """A dm_env environment as an Environment with one agent. Lists in its specs become tuples in observations.
 
-    dm_env has no seeds and no options. ``reset`` passes its seed to the environment's ``seed`` method, or to the random
-    state of a dm_control environment. If there is neither, ``reset`` warns: use ``context.seed`` in the factory then.
+    ``reset`` passes its seed to the environment's ``seed`` method, or to the random state of a dm_control environment.
+    If there is neither, it warns: use ``context.seed`` in the factory instead. It raises UsageError for options.
     """
 
     def __init__(self, env: Any) -> None:
@@ -127,7 +127,7 @@ def _seed(env: Any, seed: int) -> None:
 
 
 def to_spec(spec: Any) -> Tree:
-    """Return a tree of dm_env specs as a tree of ArraySpec. A spec of texts or objects becomes an object leaf."""
+    """Convert a tree of dm_env specs to a tree of ArraySpec. A spec of strings or objects becomes an object leaf."""
     if isinstance(spec, Mapping):
         return {key: to_spec(child) for key, child in spec.items()}
     if isinstance(spec, tuple | list):
@@ -141,7 +141,7 @@ def to_spec(spec: Any) -> Tree:
 
 
 def row_reader(spec: Any) -> RowReader:
-    """Return a function that reads one agent's action from a batch, in the structure of ``spec``."""
+    """Return a function ``(batch, row)`` that reads one agent's action from a batch, in the structure of ``spec``."""
     if isinstance(spec, Mapping):
         return read_dict({key: row_reader(child) for key, child in spec.items()})
     if isinstance(spec, tuple | list):

@@ -1,8 +1,8 @@
 """Adapter for EnvPool: pools of C++ environments, which step in threads of their own.
 
 A pool begins the next episode one step after an episode's end. PoolGroup instead resets the environments whose episode
-ended, and returns their first observations in the same step. EnvPool seeds its environments when it makes the pool:
-``envpool.make(…, seed=context.seed)``.
+ended, and returns their first observations in the same step. Environments of a pool can only be seeded when the pool
+is made: ``envpool.make(…, seed=context.seed)``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LAST = 2  # dm_env.StepType.LAST
 
 
 def _result(made: Any) -> VectorResult:
-    """Return the result of a pool's ``step`` or ``reset`` as a VectorResult, with None for what a reset lacks."""
+    """Convert the result of a pool's step or reset to a VectorResult. Rewards and flags of a reset may be None."""
     if len(made) == 5 and made.__class__ is tuple:
         return made
     if made.__class__ is tuple:
@@ -38,7 +38,7 @@ def _result(made: Any) -> VectorResult:
 
 
 def pool_group(pool: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return the environments of a pool as a group. Raises UsageError if an environment has several players."""
+    """Return an EnvGroup of a pool's environments. Raises UsageError if an environment has several players."""
     if pool.config.get("max_num_players", 1) > 1:
         raise UsageError("an EnvPool with several players per environment is not supported.")
     group = AsyncPoolGroup if pool.is_async else PoolGroup
@@ -46,7 +46,7 @@ def pool_group(pool: Any, env_ids: Sequence[int], *, infos: bool, check_values: 
 
 
 class PoolGroup(VectorGroup):
-    """The environments of a pool made with ``env_type="gymnasium"`` or ``"dm"``, one agent each.
+    """A group of the environments of a pool made with ``env_type="gymnasium"`` or ``"dm"``, one agent each.
 
     A reset cannot seed the environments. Each reset after the first logs a warning if it has a seed.
     """
@@ -79,7 +79,7 @@ class PoolGroup(VectorGroup):
 
 
 class AsyncPoolGroup(PoolGroup, LateVectorGroup):
-    """The environments of a pool whose ``batch_size`` is below ``num_envs``.
+    """A group of the environments of a pool whose ``batch_size`` is below ``num_envs``.
 
     A step of some rows returns the rows that are ready first. An environment whose episode ends is stepped once more,
     which begins its next episode.
@@ -95,7 +95,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
                 f"that {self._n % self.batch_size} would never be returned: take a batch_size that divides num_envs."
             )
         self._in_pool = np.zeros(self._n, np.bool_)
-        """Mask of the environments that step now."""
+        """Mask of the environments that have been sent an action and whose result has not been received."""
 
     def _reset_pool(self) -> tuple[Tree, Info]:
         n_batches = self._n // self.batch_size
@@ -126,7 +126,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
 
 
 def _joined(infos: Sequence[Info], order: np.ndarray) -> Info:
-    """Return the infos of several batches as the infos of one batch, with the rows in ``order``."""
+    """Concatenate the infos of several batches and return them with their rows rearranged by ``order``."""
     return {
         key: _joined([each[key] for each in infos], order)
         if isinstance(value, dict)

@@ -1,6 +1,6 @@
-"""Factories of environments. The user's ``env_factory`` is checked early and becomes one callable per environment.
+"""Checks of the user's ``env_factory``, and its conversion to one factory per environment.
 
-The trainer's process inspects factories, but makes no environment.
+The trainer's process inspects factories, but makes no environment. Workers make environments with ``call_factory``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from envmanager.errors import UsageError
 
 EnvFactory = Callable[..., Any] | str | Mapping[str, str] | EnvRecipe | Sequence[Any]
 """A callable, a Gymnasium id, ``"module:callable"``, an EnvRecipe, or a list of these, one per environment.
-``{"vector": id}`` is the vectorised form of a Gymnasium id, or a pool: ``{"vector": "envpool:Pong-v5"}``.
+``{"vector": id}`` is the vectorised form of a Gymnasium id, or an EnvPool: ``{"vector": "envpool:Pong-v5"}``.
 ``"module:id"`` is an id that the module registers when it is imported."""
 
 
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
-    """Return one factory per environment. Raises UsageError or MissingExtra if ``env_factory`` cannot make them."""
+    """Return a list with a factory per environment. Raises UsageError or MissingExtra for a bad ``env_factory``."""
     if isinstance(env_factory, list | tuple):
         if len(env_factory) != n_envs:
             raise UsageError(f"env_factory is a list of {len(env_factory)} factories for n_envs={n_envs} environments.")
@@ -34,7 +34,7 @@ def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
 
 
 def resolve(env_factory: Any) -> Any:
-    """Return a factory, as ``call_factory`` takes it, for a callable, a name, ``{"vector": id}`` or an EnvRecipe.
+    """Convert a callable, a name, ``{"vector": id}`` or an EnvRecipe to a factory that ``call_factory`` accepts.
 
     Raises UsageError for any other object, and UsageError or MissingExtra for a name that cannot be found.
     """
@@ -59,10 +59,11 @@ def resolve(env_factory: Any) -> Any:
 
 
 def vectorised(env_factory: Any) -> EnvRecipe | None:
-    """Return a recipe for the vectorised form of an environment; None if it has no such form, or has wrappers.
+    """Return a recipe for the vectorised form of the environment of ``env_factory``, or None if it has no such form.
 
-    The form of a Gymnasium id without arguments is its registered ``vector_entry_point``. The form of a callable is its
-    attribute ``vectorised``, a factory of a vector that takes the same arguments. A list of factories has no form.
+    A Gymnasium id without arguments has one if a ``vector_entry_point`` is registered. A callable has one if it has the
+    attribute ``vectorised``, a factory of a vector environment that takes the same arguments. A list of factories
+    and a recipe with wrappers have none.
     """
     if isinstance(env_factory, list | tuple):
         return None
@@ -82,7 +83,7 @@ def vectorised(env_factory: Any) -> EnvRecipe | None:
 
 
 def check_travel(factories: Sequence[Any]) -> None:
-    """Raise UsageError unless the factories can be sent to a worker."""
+    """Raise UsageError unless the factories can be pickled, as is necessary to send them to a worker."""
     try:
         cloudpickle.dumps(factories, protocol=5)
     except Exception as error:
@@ -98,7 +99,7 @@ def check_travel(factories: Sequence[Any]) -> None:
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:
-    """Call the factory and return its environment; raise UsageError if it returns None."""
+    """Call the factory, with ``context`` if it takes one; return the environment. Raises UsageError if that is None."""
     if isinstance(env_factory, Prepared):
         return env_factory.wrapped(call_factory(env_factory.inner(), context))
     env_factory = loaded(env_factory)
@@ -111,7 +112,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Return whether the factory requires exactly one argument, or requires none and takes an EnvContext first."""
+    """Return whether to pass an EnvContext: one argument is required, or none is and the first is so annotated."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

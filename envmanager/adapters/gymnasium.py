@@ -25,7 +25,7 @@ from envmanager.environment import EnvGroup
 BEHAVIOR = "default"
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
-"""Function ``(views of one row's leaves, observation, casting)``: checks the observation and copies it to the views."""
+"""Function ``(views of one row's leaves, observation, casting)`` that checks the observation and copies it there."""
 
 
 def equal_spaces(envs: Sequence[Any]) -> bool:
@@ -37,7 +37,7 @@ def equal_spaces(envs: Sequence[Any]) -> bool:
 
 
 class GymnasiumEnvironment(EnvGroup):
-    """K Gymnasium environments with equal spaces: K agents of behavior ``"default"``, in env_id order.
+    """A group of K Gymnasium environments with equal spaces: K agents of behavior ``"default"``, in env_id order.
 
     Steps are written into the buffer last offered by ``offer_rows``, or else into arrays that the next step overwrites.
     An environment whose episode ends is reset in the same step, without a seed and with the options of the last
@@ -75,7 +75,7 @@ class GymnasiumEnvironment(EnvGroup):
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
-        """Return a group of one environment. It reports infos, which a manager without ``infos`` drops."""
+        """Return a group of ``env`` alone. Its steps have infos, which a manager without ``infos=True`` discards."""
         return cls([env], infos=True)
 
     @property
@@ -91,7 +91,7 @@ class GymnasiumEnvironment(EnvGroup):
         return self._envs[0]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Accept the buffer for the next steps. Views of its rows are kept in ``buffer.views`` and reused."""
+        """Write the next steps into ``buffer``. Views of its rows are kept in ``buffer.views`` and reused."""
         views = buffer.views
         if views is None or views.agent_id is not self._agent_id:
             views = buffer.views = _BufferViews(buffer, self._agent_id, self._is_plain)
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or those at ``rows``; return their steps. Actions and steps have the same order."""
+        """Step all environments, or only those at ``rows``, and return their steps in the order of the actions."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -191,7 +191,7 @@ class GymnasiumEnvironment(EnvGroup):
         return info
 
     def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
-        """Write the flags into a row of ``out``; return whether the episode has ended. Raises SpecMismatch."""
+        """Write both flags into a row of ``out``; return whether either is true. Raises SpecMismatch for bad ones."""
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated = flag(terminated, "terminated", self.casting)
             truncated = flag(truncated, "truncated", self.casting)
@@ -207,10 +207,10 @@ class GymnasiumEnvironment(EnvGroup):
 
 
 class _BufferViews:
-    """A RowBuffer with views of each row's leaves. Making a view in each assignment would take three times as long."""
+    """Views of the rows of a RowBuffer, kept for all steps: making them for each step takes three times as long."""
 
     def __init__(self, buffer: RowBuffer, agent_id: np.ndarray, is_plain: bool) -> None:
-        """Make the views. ``is_plain``: whether observations are arrays of numbers whose values need no check."""
+        """Make the views. ``is_plain``: whether an observation is one array of numbers whose values need no check."""
         n, steps = len(agent_id), buffer.steps
         self.agent_id = agent_id
         self.steps = steps
@@ -226,7 +226,7 @@ class _BufferViews:
         self.plain_obs: Any = None
         """Flat memory of all observations if each has one axis, else None. ``places`` has the slice of each row."""
         self.plain_class: type | None = None
-        """Class of the observations that are copied through ``plain_obs``; None if no class is."""
+        """Class of the observations that are copied through ``plain_obs``: ``np.ndarray``, or None if none are."""
         self.places: Sequence[Any] = self.rows
         if is_plain and steps.obs.ndim == 2 and steps.obs.flags.c_contiguous:
             size = steps.obs.shape[1]
@@ -235,7 +235,7 @@ class _BufferViews:
 
 
 class _ObjectRow:
-    """A stand-in for a view of a row of an object column. NumPy would split a list assigned to a real view."""
+    """One row of an array of objects. Assignment to it, unlike to a NumPy view, stores a list as one object."""
 
     def __init__(self, column: np.ndarray, row: int) -> None:
         self.column, self.row = column, row
@@ -245,7 +245,7 @@ class _ObjectRow:
 
 
 def _row_views(tree: Tree, n: int) -> list[list[Any]]:
-    """Return views of the leaves of each of ``n`` rows, as a list per row."""
+    """Return, for each of ``n`` rows, a list of views: the row in each array of ``tree``."""
     columns = leaves(tree)
     return [[_ObjectRow(c, row) if c.dtype.kind == "O" else c[row, ...] for c in columns] for row in range(n)]
 

@@ -3,15 +3,15 @@
 ::
 
     VectorEnv, at the end of an episode                  what the group does, in the same step
-    SAME_STEP   obs = first, infos["final_obs"] = last   takes both
+    SAME_STEP   obs = first, infos["final_obs"] = last   uses both
     NEXT_STEP   obs = last; the next action is ignored   resets these environments by ``options["reset_mask"]``, if the
                                                          class takes it; else see ``late_vector``
     DISABLED    obs = last; waits for a reset            resets these environments by ``options["reset_mask"]``
 
-A vector in this process may return observations of PyTorch or JAX. They are passed on unchanged, and so are actions.
-Rewards and flags are converted to NumPy arrays, because the manager reads them.
+A vector environment in the trainer's process may use arrays of PyTorch or JAX. Such observations and actions are passed
+on unchanged. Rewards and flags are converted to NumPy arrays, because the manager reads them.
 
-The rule: steps are neither invented nor hidden. Each step of a VectorEnv is one row of each environment, with the first
+The rule: each step of a VectorEnv is one row of each environment, and no other rows are returned. It has the first
 observation of the next episode in ``obs`` and the last one of the old episode in ``final_obs``.
 """
 
@@ -68,17 +68,17 @@ VectorResult = tuple[Tree, Any, Any, Any, Info]
 
 
 class VectorGroup(EnvGroup):
-    """The ``num_envs`` environments of a Gymnasium VectorEnv, one agent each, in env_id order.
+    """A group of the ``num_envs`` environments of a Gymnasium VectorEnv, one agent each, in env_id order.
 
     The environments can only be stepped together. Gymnasium's SyncVectorEnv and AsyncVectorEnv, and ``ale_py``'s
     AtariVectorEnv receive a seed for each environment; other classes receive the first seed. ``call``, ``get_attr``,
-    ``set_attr`` and ``render`` act on the sub-environments of a SyncVectorEnv or AsyncVectorEnv, else on the vector.
+    ``set_attr`` and ``render`` act on the sub-environments of a SyncVectorEnv or AsyncVectorEnv, else on the VectorEnv.
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
     steps_some_rows = False
     _converted: Callable[[Any], VectorResult] | None = None
-    """Function that converts what ``step`` returns to a VectorResult; None if not needed."""
+    """Function that converts the result of ``step`` to a VectorResult; None if ``step`` returns a VectorResult."""
 
     def __init__(
         self, vector_env: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
@@ -122,7 +122,7 @@ class VectorGroup(EnvGroup):
             )
 
     def _way_to_restart(self) -> Callable[[AgentSteps, np.ndarray, Info], None]:
-        """Return the method to call after a step in which episodes ended. It depends on the mode of the VectorEnv."""
+        """Return the method to call after a step in which episodes ended. It depends on the autoreset mode."""
         return self._take_restarted if mode_of(self._vector_env) == SAME_STEP else self._reset_ended
 
     @property
@@ -142,7 +142,7 @@ class VectorGroup(EnvGroup):
         return True
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Accept the buffer for the next steps."""
+        """Use ``buffer`` for the results of the next steps, which are written into its arrays."""
         self._buffer = buffer
         buffer.steps.agent_id = self._agent_id
 
@@ -156,7 +156,7 @@ class VectorGroup(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments and return their steps. ``rows``, if given, must be all rows."""
+        """Step all environments; return their steps. ``rows``: None or all. Raises SpecMismatch for a bad result."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
@@ -181,10 +181,10 @@ class VectorGroup(EnvGroup):
     def _steps(
         self, obs: Tree, reward: Any, terminated: Any, truncated: Any, infos: Info, rows: np.ndarray | None = None
     ) -> AgentSteps:
-        """Write a step into the offered buffer and return the buffer's steps.
+        """Check the results of a step, write them into the offered buffer, and return the buffer's steps.
 
-        Without a buffer, and for foreign arrays, return the VectorEnv's own arrays where they fit. ``rows``: indices of
-        the environments, or None for all of them in order. Raises SpecMismatch for arrays that do not fit the spec.
+        Without a buffer, and for arrays of PyTorch or JAX, return the VectorEnv's own arrays if they fit. ``rows``:
+        indices of the environments, or None for all in order. Raises SpecMismatch for arrays that do not fit the spec.
         """
         n = self._n if rows is None else len(rows)
         plain = self._plain
@@ -236,7 +236,7 @@ class VectorGroup(EnvGroup):
     # Ends of episodes.
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """Put final observations, and infos if they are reported, from ``infos`` into ``steps`` (mode SAME_STEP)."""
+        """Move the final observations (and infos, if reported) from ``infos`` into ``steps``, in SAME_STEP mode."""
         numbers = np.flatnonzero(ended)
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
@@ -254,7 +254,7 @@ class VectorGroup(EnvGroup):
             steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """Reset only the environments whose episode ended; put the results into ``steps`` (NEXT_STEP and DISABLED)."""
+        """Reset only the environments whose episode ended; put first and final observations into ``steps``."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
         is_buffered = self._buffer is not None and steps is self._buffer.steps
@@ -304,7 +304,7 @@ class VectorGroup(EnvGroup):
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
-        """Reset the environments in the mask ``ended``, whose indices are ``numbers``. Return their rows and infos."""
+        """Reset the environments in the mask ``ended`` (indices ``numbers``); return first observations and infos."""
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
@@ -319,10 +319,10 @@ class VectorGroup(EnvGroup):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Call a method or function and return a result per row.
+        """Call a method (given by name) or a function, and return a result per row.
 
-        A SyncVectorEnv calls it on the sub-environments at ``rows``. An AsyncVectorEnv calls a method on all of its
-        sub-environments. Otherwise the call is made once, on the vector environment.
+        With a SyncVectorEnv, the call is made on each sub-environment at ``rows``. With an AsyncVectorEnv, a method is
+        called on all sub-environments. Otherwise one call is made, on the vector environment.
         """
         if isinstance(self._unwrapped, SyncVectorEnv):
             return super().call(name, args, rows, kwargs)
@@ -351,14 +351,14 @@ class VectorGroup(EnvGroup):
         return self._by_row(self._vector_env.render(), rows)
 
     def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
-        """Return the entries at ``rows`` of a result with an entry per environment, else the result once per row."""
+        """Return the entries of ``result`` at ``rows`` if it has one per environment, else ``result`` for each row."""
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)
 
 
 def mode_of(vector_env: Any) -> str:
-    """Return the value of a VectorEnv's AutoresetMode. Gymnasium 1.0 has only NEXT_STEP and does not state it."""
+    """Return the value of a VectorEnv's AutoresetMode. In Gymnasium 1.0, which has no modes, it is NEXT_STEP."""
     mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)
     return str(getattr(mode, "value", mode))
 
@@ -380,7 +380,7 @@ _FINAL = ("final_obs", "final_info")
 
 
 def _is_of(vector_env: Any, name: str) -> bool:
-    """Return whether the VectorEnv inside all wrappers is of the class with this full name."""
+    """Return whether the VectorEnv inside all wrappers is an instance of the class whose full name is ``name``."""
     inner = getattr(vector_env, "unwrapped", vector_env)
     return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(inner).__mro__)
 
@@ -394,7 +394,7 @@ def _copy_into(target: Tree, source: Tree) -> None:
 
 
 def batch(column: Any) -> Any:
-    """Return a column of actions as an element of the batched space: a tuple of objects, or an array, not a view."""
+    """Return a column of actions as an element of the batched action space: a tuple of objects, or a new array."""
     if is_foreign(column):  # a copy already
         return column
     return tuple(column) if column.dtype.kind == "O" else column.copy()

@@ -1,4 +1,4 @@
-"""Adapter for vector environments that begin the next episode one step after the end, and cannot begin it sooner.
+"""Adapter for vector environments that can begin the next episode only one step after an episode's end.
 
 ::
 
@@ -6,7 +6,7 @@
     t        ended, obs = last              the row is in flight still              obs = final_obs = last, acting False
     t + 1    action ignored, obs = first    ended, obs = first, final_obs = last     obs = first, no transition
 
-The rule: no step is invented, and a step in which an action was ignored is never part of a transition.
+The rule: every row is the result of a step, and a step that ignored an action is never part of a transition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from envmanager.errors import UsageError
 
 
 class LateVectorGroup(VectorGroup):
-    """The environments of a VectorEnv in NEXT_STEP mode whose ``reset`` takes no ``reset_mask``.
+    """A group of the environments of a VectorEnv in NEXT_STEP mode whose ``reset`` takes no ``reset_mask``.
 
     A ``step`` with ``rows`` must name all rows that are not in flight. It returns all rows except those whose episode
     has just ended.
@@ -45,11 +45,11 @@ class LateVectorGroup(VectorGroup):
         self._is_late = np.zeros(self._n, np.bool_)
         """Mask of the rows in flight whose episode has ended and whose next episode has not begun."""
         self._last = AgentSteps.first(agent_id=self._agent_id.copy(), obs=zeros(self._spec, self._n))
-        """Last step of each late row."""
+        """Last step of each row in ``_is_late``, with the final observation."""
         self._last_info: list[Info] = [{} for _ in range(self._n)]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Ignore the buffer, because a step may lack rows."""
+        """Ignore the buffer, because a step may return fewer rows than the buffer has."""
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._is_late[:], self._acting[:] = False, True
@@ -58,7 +58,7 @@ class LateVectorGroup(VectorGroup):
         return {BEHAVIOR: steps if self._is_copied else steps.copy()}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step the environments at ``rows`` and return ready rows. Without ``rows``, step and return all rows."""
+        """Step the environments at ``rows`` and return ready rows. Without ``rows``, step all and return all rows."""
         acting = np.flatnonzero(self._acting) if rows is None else rows
         given = actions[BEHAVIOR]
         self._actions = copy_tree(given) if len(acting) == self._n else with_rows(self._actions, acting, given)
@@ -88,7 +88,7 @@ class LateVectorGroup(VectorGroup):
         return steps if len(parts) == 1 else steps.take(np.argsort(steps.agent_id))
 
     def _ready(self) -> AgentSteps:
-        """Return the steps that are ready first. A row whose episode ended begins the next episode and is left out."""
+        """Return the steps ready first, without rows whose episode ended: these are stepped to begin the next one."""
         while True:
             steps = self._received()
             rows, ended, last = steps.env_id - self.env_ids[0], steps.ended, self._last
@@ -125,16 +125,16 @@ class LateVectorGroup(VectorGroup):
         return self._n
 
     def _send(self, rows: np.ndarray) -> None:
-        """Send the last actions of these rows. Does nothing for a VectorEnv, whose ``_received`` steps all rows."""
+        """Send the last actions of ``rows`` to a pool. Does nothing here, because ``_received`` steps all rows."""
 
     def _received(self) -> AgentSteps:
-        """Return the steps of the rows that are ready first, in new arrays."""
+        """Return the rows that are ready first, in new arrays. Here this steps the VectorEnv and returns all rows."""
         steps = self._steps(*self._vector_env.step(map_tree(batch, self._actions)))
         return steps if self._is_copied else steps.copy()
 
 
 def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return the environments of a VectorEnv as a group. Raises UsageError if its steps return only some of them."""
+    """Return a group of a VectorEnv's environments. Raises UsageError if each step returns only some of them."""
     batch_size = getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", None)
     if isinstance(batch_size, int) and batch_size < vector_env.num_envs:  # of ale_py
         raise UsageError(

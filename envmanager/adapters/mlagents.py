@@ -41,16 +41,16 @@ STATS = "environment_stats"
 """Key of a step's statistics in the first agent's info: ``{name: [(value, aggregation), …]}``."""
 
 Parameters = Mapping[str, float | bytes]
-"""Environment parameters by name: a number, or a message for the side channel that sets a sampler."""
+"""Environment parameters by name. A value is a number, or the bytes of a side-channel message that sets a sampler."""
 
 
 class MlagentsEnvironment(Environment):
-    """An ML-Agents BaseEnv; its behaviors keep their names, its agents their ids.
+    """An ML-Agents BaseEnv as an Environment. Behaviors keep their names, and agents keep their ids.
 
-    The constructor resets the environment, since a Unity build reports its behaviors and agents only then. The memory
-    of steps is sized for twice the number of agents, because an ML-Agents agent continues under another id after its
-    episode. ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. Reset options are
-    environment parameters. ``reset`` cannot seed a BaseEnv, but the factory may pass a seed to it.
+    The constructor resets the environment, since a Unity build reports its behaviors and agents only then. Memory is
+    reserved for twice the number of those agents, because an ML-Agents agent continues under another id after its
+    episode. ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. The options of
+    ``reset`` are environment parameters. ``reset`` cannot seed a BaseEnv, and warns if it gets a seed.
     """
 
     partial_actions = True
@@ -75,7 +75,7 @@ class MlagentsEnvironment(Environment):
 
     @property
     def mlagents_specs(self) -> dict[str, Any]:
-        """ML-Agents' own BehaviorSpecs, which also say what observations mean and how to encode them."""
+        """ML-Agents' own BehaviorSpec of each behavior, with the types and dimension properties of its observations."""
         return dict(self.env.behavior_specs)
 
     @property
@@ -107,7 +107,7 @@ class MlagentsEnvironment(Environment):
         self.env.close()
 
     def set_environment_parameters(self, parameters: Parameters) -> None:
-        """Set environment parameters from the simulation's next step on; raise UsageError without a side channel."""
+        """Set environment parameters, sent with the next step or reset. Raises UsageError without a side channel."""
         for name, value in parameters.items():
             if self._parameters is None:
                 raise UsageError(
@@ -120,7 +120,7 @@ class MlagentsEnvironment(Environment):
                 self._parameters.set_float_parameter(name, float(value))
 
     def _first_steps(self) -> dict[str, AgentSteps]:
-        """Return the steps after a reset. Their rows are the agents that need an action, without any that ended."""
+        """Return the steps after a reset, by behavior: a row for each agent that needs an action, with reward 0."""
         self._learn_specs()
         steps = {}
         for behavior, spec in self._specs.items():
@@ -130,13 +130,13 @@ class MlagentsEnvironment(Environment):
         return steps
 
     def _learn_specs(self) -> None:
-        """Add the specs of behaviors that have appeared since the last call."""
+        """Convert and store the specs of behaviors that have appeared since the last call."""
         for behavior, spec in self.env.behavior_specs.items():
             if behavior not in self._specs:
                 self._specs[behavior] = to_spec(spec)
 
     def _add_stats(self, steps: Mapping[str, AgentSteps]) -> None:
-        """Put the statistics into the first agent's info. Without an agent, keep them for a later step."""
+        """Move statistics of the side channel to the first agent's info; without agents, keep them for a later step."""
         infos = [own.info for own in steps.values() if own.info]
         if self._stats is not None and self._stats.stats and infos:
             infos[0][0][STATS] = dict(self._stats.get_and_reset_stats())
@@ -147,16 +147,16 @@ class MlagentsFactory:
     """An ``env_factory`` that calls an ML-Agents factory ``make(worker_id, side_channels) -> BaseEnv``.
 
     ML-Agents' ``create_environment_factory`` returns such a factory. ``worker_id``, which determines the port of a
-    Unity build, is the context's ``slot``, so a replaced environment has another port. The environment is made with
-    side channels for parameters and statistics. If ``engine``, the engine's configuration (time scale, screen size and
-    so on), is given, a third side channel sends it.
+    Unity build, is ``EnvContext.slot``, so a replaced environment has another port. The environment is made with side
+    channels for parameters and statistics. ``engine``: the engine's configuration (time scale, screen size and so on),
+    which a third side channel sends; None for no such channel.
     """
 
     make: Callable[[int, list[SideChannel]], BaseEnv]
     engine: EngineConfig | None = None
 
     def __call__(self, context: EnvContext) -> MlagentsEnvironment:
-        """Make the environment, reset it once, and return it. If the reset raises, close the environment."""
+        """Make the environment, reset it once, and return it. If the reset raises, close it and raise the error."""
         parameters, stats = EnvironmentParametersChannel(), StatsSideChannel()
         channels = [parameters, stats]
         if self.engine is not None:
@@ -171,7 +171,7 @@ class MlagentsFactory:
 
 
 def to_spec(spec: Any) -> BehaviorSpec:
-    """Convert ML-Agents' BehaviorSpec to one of this library, without the meaning of observations."""
+    """Convert an ML-Agents BehaviorSpec to this library's, which omits observation types and dimension properties."""
     actions, branches = spec.action_spec, spec.action_spec.discrete_branches
     observation: dict[str, Tree] = {
         "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),
@@ -188,12 +188,12 @@ def to_spec(spec: Any) -> BehaviorSpec:
 
 
 def to_action_tuple(action: Mapping[str, np.ndarray]) -> ActionTuple:
-    """Convert a batch of actions to ML-Agents' ActionTuple."""
+    """Convert a batch of actions, with the key ``continuous``, ``discrete`` or both, to ML-Agents' ActionTuple."""
     return ActionTuple(continuous=action.get("continuous"), discrete=action.get("discrete"))
 
 
 def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentSteps:
-    """Return DecisionSteps and TerminalSteps as one AgentSteps. An id in both has one row, with the terminal reward."""
+    """Merge DecisionSteps and TerminalSteps into AgentSteps. An agent in both has one row, with the terminal reward."""
     steps = only_decisions(spec, decisions)
     if not len(terminals):
         return steps
@@ -220,7 +220,7 @@ def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentStep
 
 
 def only_decisions(spec: BehaviorSpec, decisions: Any) -> AgentSteps:
-    """Convert DecisionSteps to AgentSteps in which every agent acts."""
+    """Convert DecisionSteps to AgentSteps in which every agent needs an action and no episode has ended."""
     n = len(decisions)
     return AgentSteps.stepped(
         agent_id=np.asarray(decisions.agent_id, np.int64),
@@ -245,9 +245,9 @@ def _observation(spec: BehaviorSpec, steps: Any, masks: Any) -> Tree:
 
 
 def _masks_by_branch(masks: Sequence[Any], branches: Tree) -> tuple[np.ndarray, ...]:
-    """Return a copied array per branch, even if the environment has one array for several branches.
+    """Return the action masks in one new array per branch. An array that covers several branches is split.
 
-    ML-Agents allows such arrays, because its trainers concatenate all arrays.
+    ML-Agents allows an environment to return such an array, because its trainers concatenate all arrays.
     """
     if len(masks) == len(branches):
         return tuple(np.array(mask, np.bool_) for mask in masks)

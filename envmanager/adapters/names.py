@@ -1,7 +1,7 @@
 """Environments and wrappers given by name: Gymnasium ids, and callables in modules.
 
-The rule: each name is looked up in this process, so that a wrong one is refused early. A worker receives the name of a
-callable, or the EnvSpec that Gymnasium has registered under an id.
+The rule: each name is looked up in the trainer's process, which raises an error for a wrong one. A worker receives the
+name of a callable, or the EnvSpec that Gymnasium has registered under an id.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from envmanager.environment import EnvContext
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
-"""Library and extra of each Gymnasium namespace that exists only once the library has been imported."""
+"""Library, and extra of this package, of each Gymnasium namespace that is registered by importing the library."""
 
 
 @attrs.frozen
 class GymnasiumId:
-    """A factory that makes the environment registered under ``env_id``.
+    """A factory that makes the environment that Gymnasium has registered under ``env_id``.
 
-    It holds the registered EnvSpec, because a worker has only the registrations of Gymnasium itself and of ``module``,
-    which the worker imports first.
+    ``spec`` is the registered EnvSpec. It is sent to the worker, which has only the registrations of Gymnasium itself
+    and of ``module``. The worker imports ``module`` first, if it is given.
     """
 
     env_id: str
@@ -49,7 +49,7 @@ class GymnasiumId:
 
     @property
     def entry_point(self) -> Any:
-        """The class or function that makes the environment, or its name."""
+        """The class or function that makes the environment, or its import name."""
         return self.spec.entry_point
 
     def _gymnasium(self) -> Any:
@@ -60,7 +60,7 @@ class GymnasiumId:
 
 @attrs.frozen
 class VectorId(GymnasiumId):
-    """A factory that makes the vector environment registered under ``env_id``, for all environments of a worker."""
+    """A factory of the vector environment registered with Gymnasium under ``env_id``, called once per worker."""
 
     def __call__(self, context: EnvContext, **arguments: Any) -> Any:  # type: ignore[override]
         return self._gymnasium().make_vec(self.spec, context.n_envs, "vector_entry_point", **arguments)
@@ -72,7 +72,7 @@ class VectorId(GymnasiumId):
 
 @attrs.frozen
 class PoolId:
-    """A factory that makes the EnvPool of ``env_id``, for all environments of a worker, with the worker's seed."""
+    """A factory of an EnvPool of the task ``env_id``, seeded with ``context.seed``, called once per worker."""
 
     env_id: str
 
@@ -84,7 +84,7 @@ class PoolId:
 
 @attrs.frozen
 class Importable:
-    """A factory or wrapper that the worker looks up by name, so that only the name is sent."""
+    """A factory or wrapper given by name. Only the name is sent to a worker, which imports the object."""
 
     module: str
     attribute: str
@@ -119,7 +119,10 @@ def import_all(modules: Iterable[str]) -> None:
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
-    """Return the factory of an id, ``"module:Id-v0"`` or ``"module:callable"``. Raises UsageError or MissingExtra."""
+    """Return the factory of an environment that is named by an id, ``"module:Id-v0"`` or ``"module:callable"``.
+
+    Raises UsageError if there is no such environment, or MissingExtra if a library that it needs is not installed.
+    """
     module, colon, name = text.partition(":")
     if not colon:
         return GymnasiumId(text, _registered(text, text))
@@ -141,9 +144,9 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return the callable's attribute ``vectorised`` as a partial, or None if it has none.
+    """Return ``called.vectorised``, a factory of vector environments, as a partial. None if it has no such attribute.
 
-    If ``called`` is a partial, its arguments are bound to the result.
+    If ``called`` is a partial, return that attribute of its function, with the same arguments bound.
     """
     bound = called if isinstance(called, functools.partial) else functools.partial(called)
     form = getattr(bound.func, "vectorised", None)
@@ -151,10 +154,11 @@ def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def find_vector(text: Any) -> Callable[..., Any]:
-    """Return the vectorised form of ``"ALE/Pong-v5"``, ``"module:Id-v0"`` or ``"module:callable"``, or an EnvPool.
+    """Return the factory of a vector environment: of an EnvPool, or of the vectorised form of an environment.
 
-    An EnvPool is named ``"envpool:Pong-v5"``. Raises UsageError if there is no environment of this name or no
-    vectorised form of it, and MissingExtra if a library that it needs is not installed.
+    An EnvPool is named ``"envpool:Pong-v5"``; other environments ``"ALE/Pong-v5"``, ``"module:Id-v0"`` or
+    ``"module:callable"``. Raises UsageError if the environment or its vectorised form does not exist, and MissingExtra
+    if a library that it needs is not installed.
     """
     if not isinstance(text, str):
         raise UsageError(f"env: {{vector: …}} names an id such as ALE/Pong-v5, not {describe_value(text)}.")
@@ -182,7 +186,7 @@ def find_vector(text: Any) -> Callable[..., Any]:
 
 
 def find_wrapper(text: str) -> Importable:
-    """Return the wrapper ``"module:Class"``. Raises UsageError if no callable has this name, or MissingExtra."""
+    """Return the wrapper ``"module:Class"`` as an Importable. Raises UsageError or MissingExtra if it is not found."""
     module, _, name = text.partition(":")
     importable, what = Importable(module, name), f"the wrapper {text!r}"
     _import(module, what)
@@ -218,7 +222,7 @@ def _has_registered(env_id: str) -> bool:
 
 
 def _registered(env_id: str, text: str) -> Any:
-    """Return the EnvSpec registered under ``env_id``; raise UsageError, which quotes ``text``, if there is none."""
+    """Return the EnvSpec registered under ``env_id``. Raises UsageError, with the user's ``text``, if there is none."""
     gymnasium = _gymnasium_for(env_id)
     try:
         return _without_main(gymnasium.spec(env_id))
@@ -231,7 +235,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Return the EnvSpec. An entry point in ``__main__`` becomes a callable: a worker has another ``__main__``."""
+    """Return ``spec``, with the callable for an entry point in ``__main__``: workers have another ``__main__``."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)
@@ -255,8 +259,8 @@ def _gymnasium_for(env_id: str) -> Any:
 def missing_library(error: BaseException, what: str, *, module: str = "") -> MissingExtra | None:
     """Return MissingExtra if ``error`` says that a library that ``module`` imports is not installed; else None.
 
-    Returns None too if ``module`` itself is missing, or a submodule of an installed library. The text names the line of
-    the import, and the extra of this package that installs the library, if there is one.
+    Returns None too if ``module`` itself is missing, or a submodule of an installed library. The text says that
+    ``what`` needs the library, and names the line of the import and this package's extra that installs it, if any.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name or "." in error.name:
         return None

@@ -27,16 +27,15 @@ Agent = Any
 
 
 class ParallelEnvironment(Environment):
-    """A PettingZoo ParallelEnv; agents with equal spaces are one behavior.
+    """A PettingZoo ParallelEnv as an Environment. Agents with equal spaces form one behavior.
 
     A single behavior is called ``"default"``. Several behaviors are named after their agents, without numbers
     (``speaker_0`` → ``"speaker"``; see ``name_behaviors``). ``behavior_of``, a mapping or function from agent name to
     behavior, replaces these names. An environment without ``possible_agents`` has the behaviors of the agents that have
     appeared so far.
 
-    With PettingZoo's ``turn_based_aec_to_parallel`` only the agent whose turn it is acts; the others have rows too.
-
-    The ``info`` of an agent that joins with a new episode comes from the reset.
+    If PettingZoo's ``turn_based_aec_to_parallel`` made the ParallelEnv, all agents have rows, but only the agent whose
+    turn it is needs an action. The ``info`` of an agent that joins with a new episode comes from the reset.
     """
 
     def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:
@@ -88,7 +87,7 @@ class ParallelEnvironment(Environment):
         self._env.close()
 
     def _begin(self, seed: int | None) -> list[_Row]:
-        """Reset the environment; return a row for each agent of the new episode."""
+        """Reset the environment; return a row per agent of the new episode. Raises SpecMismatch for a bad result."""
         result = self._reset(self._env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("the result of reset", "a tuple of 2 dicts (obs, info)", describe_value(result))
@@ -105,7 +104,7 @@ class ParallelEnvironment(Environment):
         }
 
     def _as_steps(self, rows: list[_Row], joined: list[_Row]) -> Steps:
-        """Return the steps of agents that played, then of agents that joined. An agent that did both has one row."""
+        """Return Steps with one row per agent that played or joined. Record which agents play and act next."""
         known = {row.agent: row for row in rows}
         for new in joined:
             old = known.setdefault(new.agent, new)
@@ -146,7 +145,7 @@ class ParallelEnvironment(Environment):
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
-        """Look up the spaces of new agents and assign behaviors to these agents. Raises SpecMismatch."""
+        """Assign a behavior to each new agent by its spaces. Raises SpecMismatch if a behavior's specs differ."""
         new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
         if not new:
             return
@@ -175,7 +174,7 @@ class ParallelEnvironment(Environment):
 
 
 def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
-    """Return the behavior of each agent. Agents with equal specs share a behavior.
+    """Return the name of each agent's behavior, by agent. Agents with equal specs share a behavior.
 
     A single behavior is ``"default"``. Otherwise a behavior is named after the prefixes of its agents, sorted and
     joined by ``+``. Behaviors for which these names are equal are named after their first agent. If some names are then
@@ -197,7 +196,7 @@ _MOST_WRAPPERS = 32
 
 
 def _game_of_turns(env: Any) -> Any:
-    """Return the AECEnv inside PettingZoo's turn-based conversion, below any wrappers; None without a conversion."""
+    """Return the AECEnv inside ``turn_based_aec_to_parallel``, also below other wrappers; None if it was not used."""
     for _ in range(_MOST_WRAPPERS):
         if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):
             return env.aec_env
@@ -227,7 +226,7 @@ def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
 
 @attrs.define
 class _Kind:
-    """An agent's behavior and the reader of the agent's actions. Neither ever changes."""
+    """The behavior of one agent, and the function that reads its action from a batch. Neither changes later."""
 
     behavior: str
     read_action: RowReader
@@ -235,7 +234,7 @@ class _Kind:
 
 @attrs.define
 class _Row:
-    """One agent's row: ``obs`` as returned, and ``next_obs`` to act on, which is None if the agent leaves."""
+    """One agent's row of a step. ``obs``: as returned; ``next_obs``: the one to act on, None if the agent leaves."""
 
     agent: Agent
     obs: Any
@@ -254,7 +253,7 @@ class _Row:
 
 @attrs.define
 class _Outcome:
-    """The result of a step or a reset: five dicts by agent. After a reset only ``obs`` and ``info`` have entries."""
+    """The result of a step or a reset: five dicts by agent. After a reset, only ``obs`` and ``info`` have entries."""
 
     obs: Mapping[Agent, Any]
     reward: Mapping[Agent, Any]
@@ -270,7 +269,7 @@ class _Outcome:
         return cls(*result)
 
     def row(self, agent: Agent, casting: Casting) -> _Row:
-        """Return the row of an agent that acted. ``next_obs`` is None until the caller sets it."""
+        """Return the row of an agent that played, with ``next_obs`` None. Raises SpecMismatch for an invalid entry."""
         return _Row(
             agent,
             _entry(self.obs, "obs", agent),
@@ -282,7 +281,7 @@ class _Outcome:
         )
 
     def joined(self, agent: Agent) -> _Row:
-        """Return the row of an agent that joins, with its first observation."""
+        """Return the row of an agent that joins: its first observation and info, with reward 0."""
         obs = _entry(self.obs, "obs", agent)
         return _Row(agent, obs, obs, self._info(agent))
 

@@ -4,8 +4,8 @@
 
     EnvRecipe ── prepare, in the trainer's process ──▶ Prepared ── call_factory, in the worker ──▶ environment
 
-The rule: the constructor of a recipe checks its shape without importing anything. When a manager prepares the recipe,
-any mistake that can be found without making an environment raises UsageError, with the nearest known name.
+The rule: the constructor of a recipe checks types, and imports nothing. When a manager prepares the recipe, any mistake
+that can be found without making an environment raises UsageError, with the most similar known name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WRAPPER = "'module:Class' or {'module:Class': {its arguments}}"
 
 
 def check_kwargs(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: raise UsageError for anything but None or a mapping of names to values."""
+    """Raise UsageError unless ``value`` is None or a mapping with strings as keys. An attrs validator."""
     if value is not None:
         _check_arguments(attribute.name, value)
 
@@ -40,20 +40,20 @@ def _check_arguments(what: str, value: Any) -> None:
 
 
 def check_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: raise UsageError for anything but None or a non-empty string."""
+    """Raise UsageError unless ``value`` is None or a non-empty string. An attrs validator."""
     if value is not None and (not isinstance(value, str) or not value):
         raise UsageError(f"{attribute.name} must be a text, not {value!r}.")
 
 
 def as_tuple(value: Any) -> Any:
-    """Converter: return a list as a tuple, None as an empty tuple, anything else unchanged for the validator."""
+    """Return a list as a tuple, None as an empty tuple, and any other value unchanged. An attrs converter."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else value
 
 
 def check_modules(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: raise UsageError for anything but a tuple of module names."""
+    """Raise UsageError unless ``value`` is a tuple of module names. An attrs validator."""
     if not isinstance(value, tuple):
         raise UsageError(f"{attribute.name} must be a list of modules, such as [my_envs], not {value!r}.")
     for name in value:
@@ -62,7 +62,7 @@ def check_modules(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def check_wrappers(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: raise UsageError for anything but a tuple of entries that ``call_of`` accepts."""
+    """Raise UsageError unless ``value`` is a tuple of entries that ``call_of`` accepts. An attrs validator."""
     if not isinstance(value, tuple):
         raise UsageError(f"{attribute.name} must be a list, each {_WRAPPER}, not {value!r}.")
     for place, entry in enumerate(value):
@@ -70,9 +70,9 @@ def check_wrappers(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def call_of(entry: Any, what: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return the wrapper (a text or a callable) and its arguments by name from an entry of ``wrappers``.
+    """Return the wrapper (a string or a callable) and its arguments by name from an entry of ``wrappers``.
 
-    Raises UsageError if the entry has another shape; its message calls the entry ``what``.
+    Raises UsageError if the entry has another form. ``what``: the name of the entry in the error message.
     """
     target, arguments = entry, None
     if isinstance(entry, Mapping) and len(entry) == 1:
@@ -90,7 +90,7 @@ def call_of(entry: Any, what: str) -> tuple[Any, Mapping[str, Any]]:
 
 
 def check_render_mode(env_kwargs: Mapping[str, Any] | None, render_mode: str | None) -> None:
-    """Raise UsageError if both arguments give a render mode."""
+    """Raise UsageError if ``render_mode`` is given and ``env_kwargs`` has one too."""
     if render_mode is not None and "render_mode" in (env_kwargs or {}):
         raise UsageError("render_mode is given twice, as an option and in env_kwargs: leave one out.")
 
@@ -100,12 +100,12 @@ class EnvRecipe:
     """An environment with its arguments and wrappers; every manager accepts one as its ``env_factory``.
 
     ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: its arguments by name; with an id
-    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: its argument of this name.
+    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: the argument of that name.
     ``wrappers``: the wrappers of the environment, the last one outermost, each ``"module:Class"``,
-    ``{"module:Class": {"size": 4}}``, or the same with a callable instead of the text. ``imports``: modules to import
-    first, in this process and in the environment's, because they register ids or spaces.
+    ``{"module:Class": {"size": 4}}``, or the same with a callable instead of the string. ``imports``: modules to import
+    first, in the trainer's process and in the worker, because they register ids or spaces.
 
-    Raises UsageError for values of another shape. The manager raises UsageError for names that cannot be found, before
+    Raises UsageError for values of other types. The manager raises UsageError for names that cannot be found, before
     it starts a worker.
     """
 
@@ -144,12 +144,12 @@ class Prepared:
     imports: Sequence[str] = ()
 
     def inner(self) -> Callable[..., Any]:
-        """Import the modules in ``imports``. Return the bare environment's factory, which may take an EnvContext."""
+        """Import the modules in ``imports``. Return the factory of the environment without wrappers."""
         import_all(self.imports)
         return _bound(self.make)
 
     def wrapped(self, environment: Any) -> Any:
-        """Return ``environment`` in all its wrappers; if a wrapper raises, close the environment."""
+        """Return ``environment`` in all wrappers. If one raises or returns None, close the environment and raise."""
         try:
             for call in self.wrappers:
                 wrapped = _bound(call)(environment)
@@ -164,7 +164,7 @@ class Prepared:
 
 
 def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
-    """Return the factory of a recipe; ``resolve`` looks up its environment. Raises UsageError or MissingExtra."""
+    """Check a recipe and return its factory. ``resolve`` looks up ``recipe.env``. Raises UsageError or MissingExtra."""
     import_all(recipe.imports)
     factory, arguments = resolve(recipe.env), recipe.arguments
     maker = _maker(factory)
@@ -179,7 +179,7 @@ _OF_GYMNASIUM_MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def _maker(factory: Any) -> Any:
-    """Return the callable that makes the environment, or None if this process cannot import it."""
+    """Return the callable that ``factory`` calls to make an environment, or None if this process cannot import it."""
     if isinstance(factory, Importable):
         return factory.load()
     if not isinstance(factory, GymnasiumId):
@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError for an argument that ``called`` does not take after its first ``skip`` parameters."""
+    """Raise UsageError for an argument that is no parameter of ``called`` after its first ``skip``, nor in ``also``."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
@@ -257,7 +257,7 @@ def _made_by_gymnasium(modes: Sequence[str]) -> Iterable[str]:
 
 
 def _bound(call: Call) -> Callable[..., Any]:
-    """Return the callable with its arguments bound; lists and dicts in them are copied for each environment."""
+    """Return the callable of ``call`` with its arguments bound. Lists and dicts in the arguments are copied."""
     target, arguments = call
     called: Callable[..., Any] = loaded(target)
     return functools.partial(called, **_own(dict(arguments))) if arguments else called
@@ -270,7 +270,7 @@ def _own(value: Any) -> Any:
 
 
 def _name(target: Any) -> str:
-    """Return the name of an environment or wrapper as users write it."""
+    """Return the name of an environment or wrapper for an error message, as users write it."""
     if isinstance(target, Importable):
         return f"'{target.module}:{target.attribute}'"
     return repr(target) if isinstance(target, str) else str(getattr(target, "__qualname__", None) or repr(target))

@@ -1,6 +1,6 @@
-"""Calls of ``reset`` with only the arguments that it takes, because some environments take no seed or no options.
+"""Calls of ``env.reset`` with only the arguments that it takes: some environments take no seed or no options.
 
-The rule: a seed or options that ``reset`` does not take raise an error.
+The rule: if a seed or options are given to a ``reset`` that does not take them, UsageError is raised.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ARGUMENTS = ("seed", "options")
 
 
 class Resetter:
-    """A caller of ``env.reset`` that reads the signature of ``reset`` once."""
+    """A callable that calls ``env.reset`` and passes a seed and options only if the signature of ``reset`` has them."""
 
     def __init__(self, env: Any) -> None:
         named, takes_any = _parameters(env.reset)
@@ -24,7 +24,7 @@ class Resetter:
         self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
-        """Call ``env.reset`` and return the result; raise UsageError for a given argument that it does not take."""
+        """Call ``env.reset`` and return its result. Raises UsageError if it does not take a given seed or options."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}
@@ -44,7 +44,7 @@ def _is_there(value: Any) -> bool:
 
 
 def _parameters(reset: Any) -> tuple[set[str], bool]:
-    """Return the names of the parameters of ``reset``, and whether it takes ``**kwargs``."""
+    """Return the names of the parameters of ``reset`` that can be passed by name, and whether it takes ``**kwargs``."""
     try:
         parameters = inspect.signature(reset).parameters.values()
     except (TypeError, ValueError):  # some builtins have no signature

@@ -1,6 +1,6 @@
-"""Checks of one agent's observation, reward and flags, and copies of them in rows of arrays, for all adapters.
+"""Functions of all adapters that check one agent's observation, reward and flags, and copy them to rows of arrays.
 
-The rule: a value whose meaning would change in its row (0.5 in an integer leaf, a wrong shape) raises SpecMismatch with
+The rule: a value that its row cannot hold unchanged (0.5 in a row of integers, a wrong shape) raises SpecMismatch with
 the name of the value.
 """
 
@@ -27,7 +27,7 @@ _FLAG = ArraySpec((), np.bool_)
 _FLOAT = np.dtype(np.float64)
 
 RowReader = Callable[[Tree, int], Any]
-"""Function ``(batch tree of [n, …], row) -> one agent's action``. The action is in the space, and is not a view."""
+"""Function ``(tree of [n, …], row)`` that returns one agent's action as an element of its space, not as a view."""
 
 
 def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
@@ -64,7 +64,7 @@ def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
 
 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
-    """Return a tree of arrays ``[n, …]`` with ``values[i]`` in row i. Raises SpecMismatch, which names ``roots[i]``."""
+    """Return a tree of arrays ``[n, …]`` with ``values[i]`` in row i. Raises SpecMismatch, naming ``roots[i]``."""
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):
@@ -82,9 +82,9 @@ def check_info(info: Any, path: str) -> None:
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:
-    """Return a bound as one number if all its numbers are equal, or None if they are infinite or there are none.
+    """Return an array of bounds as one number if all are equal; None if that is infinite or the array is empty.
 
-    Any other bound is returned unchanged. Without this, the bounds of a camera's images would be sent as two images.
+    Any other array is returned unchanged. This avoids sending the bounds of a camera's images as two images.
     """
     if not values.size:
         return None
@@ -95,15 +95,15 @@ def compact_bound(values: np.ndarray) -> np.ndarray | None:
 
 
 def read_array(column: np.ndarray, row: int) -> Any:
-    """Return a copy of the row, as a 0-d array if it has no dimensions."""
+    """Return a copy of one row of a column as an array, which is 0-dimensional if the row is a scalar."""
     return column[row, ...].copy()
 
 
 def read_dict(readers: dict[Any, RowReader]) -> RowReader:
-    """Return a reader that reads each entry with its reader and returns a dict."""
+    """Return a RowReader for actions that are dicts; ``readers`` has the RowReader of each key."""
     return lambda batch, row: {key: reader(batch[key], row) for key, reader in readers.items()}
 
 
 def read_tuple(readers: Sequence[RowReader], kind: Callable[[list[Any]], Any] = tuple) -> RowReader:
-    """Return a reader that reads each entry with its reader and returns a tuple, or a list if ``kind`` is list."""
+    """Return a RowReader for actions that are tuples (lists if ``kind`` is list); ``readers`` has one of each entry."""
     return lambda batch, row: kind([reader(part, row) for reader, part in zip(readers, batch, strict=True)])

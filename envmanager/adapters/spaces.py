@@ -22,13 +22,13 @@ with needed_by("envmanager.adapters", extra="gymnasium"):
 
 
 def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:
-    """Return the spec of agents with these two spaces."""
+    """Return the BehaviorSpec of agents with this observation space and this action space."""
     return BehaviorSpec(to_spec(observation_space), to_spec(action_space))
 
 
 @functools.singledispatch
 def to_spec(_space: Any) -> Tree:
-    """Return the space as a tree of ArraySpec; a space without arrays (Text, Graph, Sequence, …) is an object leaf."""
+    """Convert a space to a tree of ArraySpec. A space without arrays (Text, Graph, Sequence, …) is an object leaf."""
     return ArraySpec(dtype=object)
 
 
@@ -67,7 +67,7 @@ def _(space: Any) -> Tree:
 
 @functools.singledispatch
 def row_reader(_space: Any) -> RowReader:
-    """Return a function that reads one agent's action from a batch. The action is in the space, and is not a view."""
+    """Return a function ``(batch, row)`` that reads one agent's action as an element of the space, not as a view."""
     return operator.getitem
 
 
@@ -97,17 +97,17 @@ def _(space: Any) -> RowReader:
 
 
 def rows_reader(space: Any) -> Callable[[Tree, int], Iterable[Any]]:
-    """Return a function from ``(batch, n)`` to the actions of all n agents, each as ``row_reader`` reads it."""
+    """Return a function ``(batch, n)`` that reads the actions of all n agents, each as ``row_reader`` reads it."""
     read = row_reader(space)
     return lambda batch, n: [read(batch, row) for row in range(n)]
 
 
 _FEW = 1024
-"""Size of the largest Discrete space for which the scalars of all actions are kept."""
+"""Size of the largest Discrete space for which ``known_actions`` makes the scalars of all actions in advance."""
 
 
 def known_actions(space: Any) -> Callable[[int], Any] | None:
-    """Return a lookup from an action to its NumPy scalar if the space is a small Discrete one; else None."""
+    """Return a function from an int action to its NumPy scalar, or None unless the space is Discrete and small."""
     if not isinstance(space, spaces.Discrete) or space.n > _FEW:
         return None
     # Making a scalar takes four times as long as this lookup.

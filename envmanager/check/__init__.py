@@ -1,4 +1,4 @@
-"""Checks of one environment or one Godot game, whose findings are sentences for its author."""
+"""Checks of an environment and of a Godot game. A check returns findings, which are sentences for the author."""
 
 from envmanager.check.environment import Finding, check_environment
 

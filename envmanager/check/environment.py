@@ -1,4 +1,4 @@
-"""The check of an environment, whose findings are sentences for its author.
+"""The check of an environment, which returns its findings as sentences for the environment's author.
 
 ::
 
@@ -6,9 +6,9 @@
                 ── second instance ─▶ play with the seed, close
                 ── third instance ──▶ reset without a seed, close
 
-Each finding answers one question and gives advice. A *problem* harms a training; a *note* is worth knowing. The
+Each finding answers one question and gives advice. A *problem* harms training; a *note* is worth knowing. The
 environment runs in a worker process, through the same code as in a manager. If it crashes, exits or hangs, the finding
-names the call in which that happened, and the remaining questions are tried in a new worker.
+names the call in which that happened, and the other questions are answered in a new worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ N_STEPS_OF_ANOTHER_SEED = 50
 
 @attrs.frozen
 class Finding:
-    """The answer to one of QUESTIONS, with advice. ``text`` is one or two sentences.
+    """The answer to one of QUESTIONS: a ``text`` of one or two sentences, and ``advice``.
 
     ``evidence``: the last lines of output if the environment ended its process.
     """
@@ -55,8 +55,8 @@ def check_environment(
 
     Takes about three times ``n_steps`` steps in a worker process. A call of the environment may take ``timeout_s``
     seconds; a longer call, or one that ends the process, is a finding. ``in_process``: whether to run the environment
-    in this process, for a debugger, although a crash then ends this process. ``on_call`` receives a line before each
-    call. Raises UsageError if ``env_factory`` cannot make environments.
+    in this process, for a debugger; no call is timed then, and a crash ends this process. ``on_call`` receives a line
+    of text before each call. Raises UsageError if ``env_factory`` cannot make environments.
     """
     with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
         findings = list(_Examination(trial, n_steps, seed).findings())
@@ -112,7 +112,7 @@ class _Examination:
         )
 
     def _play_new(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough | None:
-        """Play with a new environment and close it. Return the Playthrough, or None if it cannot be made."""
+        """Make an environment, play with it and close it. Return the Playthrough, or None if it cannot be made."""
         if isinstance(self.trial.make(), Failure):
             return None
         played = self._play(env_seed, n_steps=n_steps)
@@ -182,7 +182,7 @@ class _Examination:
             )
 
     def _repeated_end_findings(self, first: Playthrough) -> Iterator[Finding]:
-        """Repeat the steps that ended the process, and try another seed, each in a new worker. Yield both results."""
+        """Repeat the steps that ended the process, then try another seed, each in a new worker. Yield both findings."""
         again, other = self._play_new(self.seed), self._play_new(self.seed + 1)
         if again is not None and again.ended_process and again.n_steps == first.n_steps:
             text = f"With the same seed and actions it ends again in {_place(again)}."

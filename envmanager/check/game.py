@@ -1,11 +1,11 @@
-"""The check of a Godot game that is to be used as an environment.
+"""The check of a Godot game as an environment.
 
 ::
 
     game ── one engine, a few arenas ──▶ specs, reset, random steps ── the same seed again ──▶ findings
 
 As in ``check.environment``, a Finding answers one question and gives advice. The game runs in a real engine, through
-the same code as in a training.
+the same code as in training.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _STEP_S = 20.0
 def check_game(
     game: str, *, engine: Mapping[str, Any] | None = None, n_steps: int = 200, seed: int = 0
 ) -> list[Finding]:
-    """Check a game and return the findings, in the order in which they were made. Takes ``2 * n_steps`` steps.
+    """Check a game and return the findings, in the order in which they were made. Takes up to ``2 * n_steps`` steps.
 
-    ``engine``: engine options as in a config.
+    ``game``: a project's folder or an exported game. ``engine``: options of engines, as in a config.
     """
     return list(_findings(game, dict(engine or {}), n_steps, seed))
 
@@ -107,7 +107,7 @@ def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:
 
 @attrs.define
 class _Played:
-    """The data of one reset and of the steps after it, for a comparison."""
+    """The data of one reset and of the steps after it, to be compared with those of another."""
 
     rows: list[dict[str, dict[str, np.ndarray]]] = attrs.field(factory=list)
     """Arrays by behavior and name, for the reset and each step."""
@@ -194,7 +194,7 @@ def _seeding_finding(first: _Played, again: _Played) -> Finding:
 
 
 def _first_difference(ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return a phrase with the behavior, environment and column of the first difference, and both values; or None."""
+    """Return a phrase that describes the first difference (its place and both values), or None."""
     for behavior in {**ours, **theirs}:
         arrays, others = ours.get(behavior, {}), theirs.get(behavior, {})
         n, n_other = (len(each.get("reward", ())) for each in (arrays, others))

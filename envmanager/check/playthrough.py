@@ -1,6 +1,6 @@
-"""Data of one reset of an environment and of the random steps after it, in a form that can be compared.
+"""The data of one reset of an environment and of the random steps after it, as hashes that can be compared.
 
-A :class:`Playthrough` only records data; ``check.environment`` judges them.
+A :class:`Playthrough` only records the data; ``check.environment`` makes findings of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Moment:
 
     @classmethod
     def of(cls, steps: Steps, specs: BehaviorSpecs, *, is_reset: bool) -> Moment:
-        """Return the Moment of ``steps``, which a reset or a step has returned."""
+        """Check ``steps``, the result of a reset or step, against ``specs``, hash the arrays, return the Moment."""
         mismatches = []
         for behavior, current in steps.items():
             if current.env_id.any():  # a vector, of one agent per environment
@@ -60,7 +60,10 @@ class Moment:
 
 @attrs.frozen
 class Failure:
-    """The failure of a call: a sentence about it, and ``evidence``, such as the last lines of output."""
+    """The failure of a call of the environment. ``text`` says what happened; ``evidence`` has the last lines of output.
+
+    ``in_restart``: whether the call was a step, and failed in the reset after an episode's end.
+    """
 
     text: str
     kind: Literal["raised", "mismatch", "refused", "not seeded", "died", "timed out"] = "raised"
@@ -117,7 +120,7 @@ class Playthrough:
         return [found for found in self.mismatches.values() if found[1].phase == phase]
 
     def first_difference(self, other: Playthrough) -> tuple[int, list[str]] | None:
-        """Return the first step (0: the reset) whose data differ from ``other``, and the differing arrays; or None."""
+        """Return the first step that differs (0: the reset) and the names of its arrays that differ, or None."""
         for at_step, (ours, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
             if ours != theirs:
                 names = dict.fromkeys([*ours, *theirs])
@@ -126,7 +129,7 @@ class Playthrough:
 
 
 class ByRow:
-    """A policy of random actions by row, not by agent id, because another reset with the same seed may change ids."""
+    """A policy whose random actions depend on rows, not on agent ids, which a second reset with a seed may change."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:
         self._policy = RandomPolicy(spec, seed)
@@ -157,7 +160,7 @@ def _hash(leaf: np.ndarray) -> int:
 
 
 class ArrayWatch:
-    """A watch on the arrays that an environment returns, before they are copied.
+    """A monitor of the arrays that an environment returns, which sees them before they are copied.
 
     ``n_resets``: number of resets. ``reused``: whether the environment returned the same array object again.
     ``changed``: whether an array had other values after it was returned. ``on_call`` is called before each call of the
@@ -173,7 +176,7 @@ class ArrayWatch:
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def attach(self, subject: Any) -> bool:
-        """Watch the results of this object's ``reset`` and ``step`` from now on; return whether that is possible."""
+        """Replace ``subject.reset`` and ``subject.step`` by functions that watch results. Return whether it worked."""
         try:
             subject.reset = self._watching(subject.reset, "reset")
             subject.step = self._watching(subject.step, "step")

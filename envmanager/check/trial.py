@@ -42,7 +42,7 @@ from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
 _CANNOT_BE_SEEDED = ".*cannot be seeded"
-"""Pattern of the warning of adapters, such as that of dm_env, for an environment that cannot be seeded."""
+"""Pattern of the warning that an adapter, such as dm_env's, gives for an environment that cannot be seeded."""
 _LAST_CALL = "last-call"
 _STDERR = 2
 """Descriptor that writes to the worker's log."""
@@ -52,7 +52,7 @@ _OF_AGENT = re.compile(r" of agent ('[^']*'|[^\[]*)")
 
 
 class Cast(NamedTuple):
-    """A field of steps whose values are cast, the type that its spec demands, and a description of a value returned."""
+    """A field of steps whose values are cast, the type in its spec, and a description of the first value cast."""
 
     field: str
     expected: str
@@ -60,7 +60,7 @@ class Cast(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts about an environment: its casts, whether its arrays could be watched, and what ArrayWatch found."""
+    """An environment's casts, and whether an ArrayWatch could watch it and saw arrays that were reused or changed."""
 
     casts: Sequence[Cast]
     is_watched: bool
@@ -71,8 +71,8 @@ class Facts(NamedTuple):
 class Trial:
     """A context manager that tries one environment of ``env_factory`` at a time, and ends the worker on exit.
 
-    ``timeout_s``: time that any call of the environment may take. ``in_process``: whether to run it in this process,
-    without deadlines; a crash then ends this process. ``on_call`` receives a line before each call.
+    ``timeout_s``: seconds that a call of the environment may take. ``in_process``: whether to run it in this process,
+    without deadlines; a crash then ends this process. ``on_call`` receives a line of text before each call.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Trial:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make an environment. Return its specs or a Failure. Raises UsageError if the factory cannot be found."""
+        """Make an environment. Return its specs, or a Failure. Raises UsageError if the factory cannot be found."""
         self._on_call("making it")
         error = self._ask("find")
         if isinstance(error, EnvManagerError):
@@ -110,7 +110,7 @@ class Trial:
         return error or self._ask("make")  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment. Return the Moment of the reset, or a Failure.
+        """Reset the environment. Return the data of the reset (a Moment), or a Failure.
 
         The random actions that follow depend only on ``seed`` and the number of the step.
         """
@@ -118,7 +118,7 @@ class Trial:
         return self._ask("begin", seed, env_seed)  # type: ignore[no-any-return]
 
     def advance(self, at_step: int) -> Moment | Failure:
-        """Take a step with random actions. Return its Moment, or a Failure."""
+        """Take a step with random actions. Return its data (a Moment), or a Failure."""
         self._on_call(f"step {at_step:,}")
         return self._ask("advance")  # type: ignore[no-any-return]
 
@@ -127,12 +127,12 @@ class Trial:
         return self._ask("facts")  # type: ignore[no-any-return]
 
     def finish(self) -> Failure | None:
-        """Close the environment. Return a Failure, or None if there was none."""
+        """Close the environment. Return a Failure if that fails, else None."""
         self._on_call("close")
         return self._ask("finish")  # type: ignore[no-any-return]
 
     def _ask(self, name: str, *args: Any) -> Any:
-        """Call a method of the Subject; return its result, or a Failure of the environment or its process."""
+        """Call a method of the Subject, in a new worker if there is none. Return its result, or a Failure."""
         if self._manager is None:
             self._manager = self._start_worker()
         try:
@@ -183,7 +183,7 @@ def _end_of(error: WorkerDied | WorkerTimedOut) -> Failure:
 
 
 def _without_own_frames(output: str) -> str:
-    """Return the output without this library's frames and their callers. Each stack has the innermost frame first."""
+    """Return ``output`` without this library's frames and their callers. Stacks begin with the innermost frame."""
     kept = []
     is_own = False
     for line in output.splitlines():
@@ -195,12 +195,12 @@ def _without_own_frames(output: str) -> str:
 
 
 class Subject(Environment):
-    """The worker's side of a trial. ``Trial`` calls its methods by name; it is never stepped as an Environment."""
+    """The worker's side of a Trial, which calls its methods. It is an Environment so that a manager can host it."""
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
-        """``dump_after_s``: time after which the stacks of all threads are printed if a call has not returned."""
+        """Open ``last_call_path``. ``dump_after_s``: seconds that a call may take before all stacks are printed."""
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
@@ -223,7 +223,7 @@ class Subject(Environment):
         self._casts.setdefault(field, Cast(field, str(expected), describe_value(value)))
 
     def find(self) -> EnvManagerError | Failure | None:
-        """Look up the factory. Return None, the error if it cannot be found, or a Failure if its module raises."""
+        """Look up the factory. Return None, the error if it does not exist, or a Failure if its module raises."""
         try:
             if isinstance(self._factory, str):
                 self._factory = resolve(self._factory)
@@ -234,7 +234,7 @@ class Subject(Environment):
         return None
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make a new environment. Return its specs, or a Failure."""
+        """Make a new environment. Return its specs, or a Failure if that fails."""
         context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
         self._watch = ArrayWatch(self._note)
         self._casts = {}
@@ -249,14 +249,14 @@ class Subject(Environment):
         return self._try(make)  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment. Return the Moment of the reset, or a Failure."""
+        """Reset the environment. Return the data of the reset (a Moment), or a Failure."""
         assert self._group is not None
         self._policies, self._policy_seed = {}, seed
         seeds = derive_seeds(env_seed, self._group.env_ids)
         return self._moment(partial(self._group.reset, seeds=seeds, options=None), is_reset=True)
 
     def advance(self) -> Moment | Failure:
-        """Take a step with random actions. Return its Moment, or a Failure."""
+        """Take a step with random actions. Return its data (a Moment), or a Failure."""
         assert self._group is not None
         group = self._group
 
@@ -269,11 +269,11 @@ class Subject(Environment):
         return self._moment(act, is_reset=False)
 
     def facts(self) -> Facts:
-        """Return the facts about the environment."""
+        """Return the facts about the environment that was made last."""
         return Facts(list(self._casts.values()), self._is_watched, self._watch.reused, self._watch.changed)
 
     def finish(self) -> Failure | None:
-        """Close the environment. Return a Failure, or None if there was none."""
+        """Close the environment. Return a Failure if that fails, else None."""
         assert self._group is not None
         group, self._group = self._group, None
         return self._try(group.close)  # type: ignore[no-any-return]

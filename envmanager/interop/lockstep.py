@@ -5,8 +5,8 @@
     VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
-The rule: a response has a row for every environment that acted, even if its worker was replaced. The manager
-never overwrites the arrays of a response.
+The rule: the batch of a step has a row for every environment that acted, even if its worker was replaced. The manager
+never overwrites the arrays of that batch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from envmanager.interop.spaces import batch_maker, final_reader, spaces_of
 from envmanager.options import Wait
 
 LOST = "lost"
-"""Info key that is True if the worker was replaced, so that the step was not taken and the episode is truncated."""
+"""Key of an info, with the value True if the worker was replaced: no step was taken, and the episode is truncated."""
 
 Info = dict[str, Any]
 
 
 class Lockstep:
-    """A wrapper of a manager of single-agent environments that steps all of them, or a subset, together."""
+    """A wrapper of a manager of single-agent environments that steps all environments, or some, together."""
 
     def __init__(self, manager: EnvManager) -> None:
         self.manager = manager
@@ -57,7 +57,8 @@ class Lockstep:
         """Reset the environments in ``seeds``; return their first observations (``[len(seeds), …]``) and infos.
 
         Calls each environment's own ``reset``, which only Gymnasium's environments have (see ``require_gymnasium``).
-        The manager does not record these resets. Environments with equal seeds (or None) are reset in parallel.
+        The manager does not record these resets. Environments with equal seeds are reset in parallel. Raises UsageError
+        if a step is pending.
         """
         self._require_no_pending_step()
         begun: dict[int, tuple[Tree, Info]] = {}
@@ -92,7 +93,7 @@ class Lockstep:
         self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
 
     def receive(self) -> Batch:
-        """Return results of environments that acted or lost their worker. Raises UsageError without a pending step."""
+        """Wait for the pending step and return its Batch. Raises UsageError if none is pending or a row is missing."""
         if self._acting is None:
             raise UsageError("no step is pending: send actions first.")
         batch = self._complete(self.manager.recv(Wait.all()), self._acting)
@@ -105,7 +106,7 @@ class Lockstep:
         return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return ``env.name`` of each of ``env_ids``, by default all. Raises AttributeError if it is missing."""
+        """Return ``env.name`` of each of ``env_ids``, by default all. Raises AttributeError if one does not have it."""
         try:
             return self.manager.get_attr(name, env_ids)
         except EnvRaised as error:
@@ -114,7 +115,7 @@ class Lockstep:
             raise AttributeError(str(error)) from error
 
     def first_attr(self, name: str, default: Any) -> Any:
-        """Return an attribute of environment 0, or ``default`` if it has none."""
+        """Return the attribute ``name`` of environment 0, or ``default`` if it has no such attribute."""
         try:
             return self.get_attr(name, [0])[0]
         except AttributeError:
@@ -125,7 +126,7 @@ class Lockstep:
             raise UsageError("a step is pending: receive its result first; if that raised, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
-        """Return the batch in NumPy arrays that later steps leave unchanged. Raises UsageError if a row is missing."""
+        """Return the batch in arrays that no later step changes. Raises UsageError if one of ``env_ids`` has no row."""
         if any(map(is_foreign, leaves(batch.obs))):
             batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         is_there = np.zeros(self.n_envs, np.bool_)
@@ -156,7 +157,7 @@ class Lockstep:
 
 
 class Elsewhere:
-    """A descriptor for attributes that a bridge does not support: access raises AttributeError with ``advice``."""
+    """A descriptor of attributes that a bridge does not support. Access raises AttributeError with ``advice``."""
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -172,7 +173,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos by env_id, empty without ``infos=True``. Add LOST if the worker was replaced."""
+    """Return copies of the step infos by env_id, empty without ``infos=True``, with LOST if the worker was replaced."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True

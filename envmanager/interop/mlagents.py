@@ -6,8 +6,8 @@
                       ── process_steps ──▶ agent managers ──▶ trajectories ──▶ trainers ──▶ policies
                                                                 └────── policy queues, emptied before each step
 
-The manager takes the steps, with one policy call for all workers that are ready. Inherited ML-Agents code passes the
-steps on to the trainers.
+The EnvManager takes the steps, with one policy call for all workers that are ready. Inherited ML-Agents code passes
+the steps on to the trainers.
 
 The rule: ML-Agents' agent managers receive the same steps as from ML-Agents' own env manager. When a worker is
 replaced, only its own unfinished trajectories are dropped; no other environment is reset.
@@ -122,7 +122,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
 
 class _DecidingPolicy:
-    """A manager's policy that calls a policy of ML-Agents."""
+    """A policy of this library that converts steps, calls an ML-Agents policy, and converts its actions."""
 
     def __init__(self, policy: Policy, translator: StepTranslator, env_ids: Mapping[int, Any]) -> None:
         self._policy = policy
@@ -146,7 +146,7 @@ class _DecidingPolicy:
 
 
 def _parameters_of(config: Mapping[str, Any] | None) -> dict[str, float | bytes]:
-    """Return a config as plain data, so that a worker need not import ML-Agents' trainers, which import PyTorch."""
+    """Return a config's parameters as floats and bytes, so that workers need not import ML-Agents' trainers."""
     return {name: _parameter(name, value) for name, value in (config or {}).items()}
 
 
@@ -159,7 +159,7 @@ def _parameter(name: str, value: Any) -> float | bytes:
 
 
 def _stats_of(info: StepInfo) -> dict[str, list[Any]]:
-    """Return the statistics in the step infos of a worker's environments, joined by name."""
+    """Return the statistics in a worker's step infos: by name, the values of all its environments in one list."""
     together: dict[str, list[Any]] = {}
     for steps in info.current.values():
         for own in steps.info or ():

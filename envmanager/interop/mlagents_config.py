@@ -19,7 +19,7 @@ with needed_by("MlagentsEnvManager", extra=None):
 
 @contextmanager
 def config_errors() -> Iterator[None]:
-    """Return a context that converts errors in an ML-Agents config to TrainerConfigError, with a line per mistake.
+    """Return a context manager that converts cattrs' errors to TrainerConfigError, whose text has a line per mistake.
 
     Use it around functions that read a config, such as ``parse_command_line`` and ``RunOptions.from_dict``.
     """

@@ -5,8 +5,8 @@
     AgentSteps ──▶ DecisionSteps, TerminalSteps        policy's ActionInfo ──▶ actions for a manager
                                                        a worker's share    ◀── actions returned with its step
 
-The rule: an agent gets a new number for every episode, as in Unity, and no number is used twice. So when a worker is
-lost, the unfinished part of an episode is never joined to a later episode.
+The rule: an agent gets a new number for every episode, as in Unity, and no number is used twice. When a worker is lost,
+its unfinished episodes are therefore never joined to later ones.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Numbers:
             self._numbers.pop(own, None)
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Drop the numbers of all ids of these environments."""
+        """Drop the numbers of all agents or groups of these environments."""
         gone = set(env_ids)
         self.forget([own for own in self._numbers if own >> AGENT_BITS in gone])
 
@@ -65,7 +65,7 @@ class StepTranslator:
         self._groups = Numbers()
 
     def translate(self, steps: AgentSteps, *, is_lost: bool = False) -> tuple[DecisionSteps, TerminalSteps]:
-        """Return steps of agents that need a decision and of agents whose episode ended, in new arrays.
+        """Return the steps of agents that need a decision, and those of agents whose episode ended, in new arrays.
 
         ``is_lost``: the worker was lost, so the real ends of its episodes are unknown. Then no agent is reported as
         ended, but agents whose episode ended still get new numbers.
@@ -76,7 +76,7 @@ class StepTranslator:
         return self.decision_steps(steps), terminals
 
     def decision_steps(self, steps: AgentSteps) -> DecisionSteps:
-        """Return the steps of the agents that need a decision."""
+        """Return the steps of the agents that need a decision as ML-Agents' DecisionSteps."""
         rows = steps.acting_rows
         obs = take_rows(steps.obs, rows)
         masks = obs.get("action_mask")
@@ -101,7 +101,7 @@ class StepTranslator:
         )
 
     def _group_numbers(self, agent_id: np.ndarray, obs: Tree) -> np.ndarray:
-        """Return the numbers of the groups, distinct for each environment; 0 for an agent without a group."""
+        """Return each agent's group number, which no other environment's group has; 0 for an agent without a group."""
         group_id = obs["group_id"].astype(np.int64)
         grouped = np.flatnonzero(group_id)
         keys = (agent_id[grouped] >> AGENT_BITS << AGENT_BITS) + group_id[grouped]
@@ -110,7 +110,7 @@ class StepTranslator:
         return numbers
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Forget the numbers of agents and groups in these environments, because their episodes start again."""
+        """Drop the numbers of all agents and groups in these environments, whose episodes start again."""
         self._agents.forget_envs(env_ids)
         self._groups.forget_envs(env_ids)
 
@@ -127,7 +127,7 @@ def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
 
 
 def share_of(actions: ActionInfo) -> MlagentsActionInfo:
-    """Return one worker's rows of a policy call that was made for several workers, as ML-Agents' ActionInfo."""
+    """Return one worker's rows of a policy call made for several workers, as an ML-Agents ActionInfo."""
     if not len(actions.outputs.get(_ROW, ())):
         return MlagentsActionInfo.empty()
     call, first = actions.outputs[_CALL][0], int(actions.outputs[_ROW][0])
@@ -141,7 +141,7 @@ def share_of(actions: ActionInfo) -> MlagentsActionInfo:
 
 
 def _rows(value: Any, rows: slice, n: int) -> Any:
-    """Return these rows of a value with ``n`` rows. Any other value holds for all agents and is returned unchanged."""
+    """Return ``rows`` of a value that has ``n`` rows. Return other values, which hold for all agents, unchanged."""
     if hasattr(value, "to_log_probs_tuple"):
         value = value.to_log_probs_tuple()
     if hasattr(value, "continuous") and hasattr(value, "discrete"):

@@ -20,7 +20,10 @@ with needed_by("envmanager.interop", extra="gymnasium"):
 def begin_episode(
     env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
 ) -> tuple[Tree, dict[str, Any]]:
-    """Reset ``env``; return its observation, ``[1, …]``, and info, empty unless ``has_infos``. Raises SpecMismatch."""
+    """Reset ``env``; return its observation as arrays ``[1, …]``, and its info, which is empty unless ``has_infos``.
+
+    Raises SpecMismatch if the observation does not fit the spec ``observation``.
+    """
     obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
     return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
 
@@ -31,12 +34,12 @@ def is_gymnasium_env(env: Any) -> bool:
 
 
 def call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return ``env.name(*args, **kwargs)``."""
+    """Call the method ``name`` of ``env``, or of an environment that ``env`` wraps, and return the result."""
     return attribute_of(env, name)(*args, **kwargs)
 
 
 def call_or_get(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return ``env.name(*args, **kwargs)``, or ``env.name`` if it cannot be called."""
+    """Return the result of ``env.name(*args, **kwargs)``, or ``env.name`` itself if it is not callable."""
     value = attribute_of(env, name)
     return value(*args, **kwargs) if callable(value) else value
 
@@ -56,5 +59,5 @@ def names_of_wrappers(env: Any) -> set[str]:
 
 
 def full_name(cls: type[Any]) -> str:
-    """Return the name of a class with its module, to compare classes without pickling them."""
+    """Return the module and name of a class as one string, to compare classes without pickling them."""
     return f"{cls.__module__}.{cls.__name__}"  # a class that was pickled by value has lost its __qualname__

@@ -1,7 +1,7 @@
 """A manager as a Stable-Baselines3 ``VecEnv``.
 
-The rule: results equal those of ``DummyVecEnv``, except where a worker was replaced. So an episode restarts in the step
-that ends it, and its last observation is ``info["terminal_observation"]``.
+The rule: results equal those of ``DummyVecEnv``, except where a worker was replaced. So the step that ends an episode
+also begins the next one, and has the last observation in ``info["terminal_observation"]``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Indices = int | Iterable[int] | None
 
 
 class ManagerVecEnv(VecEnv):  # type: ignore[misc]
-    """The VecEnv that ``as_sb3_vec_env`` returns. Its attribute ``manager`` offers what a VecEnv cannot do.
+    """The VecEnv that ``as_sb3_vec_env`` returns. Its attribute ``manager`` is the wrapped EnvManager.
 
-    When a worker was replaced, the episodes of its environments end with reward 0. Their infos have ``"lost": True``,
+    If a worker is replaced, the episodes of its environments end with reward 0. Their infos have ``"lost": True``,
     ``TimeLimit.truncated`` true, and the observation that was returned last as ``terminal_observation``.
     """
 
@@ -89,20 +89,20 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self.manager.close()
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether all environments have the attribute. Its value is not sent, so it need not be picklable."""
+        """Return whether all environments have the attribute. Its value is not sent, and need not be picklable."""
         return all(self.manager.call(has_attribute, attr_name))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return ``env.attr_name`` at ``indices``, by default all. Raises AttributeError if one lacks it."""
+        """Return ``env.attr_name`` for ``indices`` (default: all). Raises AttributeError if an environment lacks it."""
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set ``env.attr_name`` at ``indices``, by default all: on the wrapper that has it, else on the outermost."""
+        """Set ``env.attr_name`` for ``indices`` (default: all), on the wrapper that has it, else on the outermost."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Indices = None, **method_kwargs: Any) -> Any:
-        """Return a list of ``env.method_name(*method_args, **method_kwargs)`` at ``indices``, by default all."""
+        """Call a method of the environments at ``indices`` (default: all), and return a list of the results."""
         env_ids = self._env_ids(indices)
         return self.manager.call(call_method, method_name, method_args, method_kwargs, env_ids=env_ids)
 
@@ -115,7 +115,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return [full_name(wrapper_class) in of_env for of_env in names]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Return ``env.render()`` of each environment. Unless the render mode is rgb_array, warn and return Nones."""
+        """Return ``env.render()`` of each environment. If the render mode is not rgb_array, warn and return Nones."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",

@@ -1,7 +1,7 @@
-"""Gymnasium spaces of a manager's environments, and conversion of its arrays to elements of the batched spaces.
+"""Gymnasium spaces of a manager's environments, and conversion of arrays to elements of the batched spaces.
 
-The environments' own spaces are used if they have some, because a spec does not distinguish a Discrete from a Box with
-one integer, nor a Text from a Graph. If they have none, spaces are made from the spec.
+If environments have spaces, these are used, because a spec does not distinguish a Discrete from a Box with one integer,
+nor a Text from a Graph. Otherwise spaces are made from the spec.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BatchMaker = Callable[[Tree], Any]
 
 
 def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
-    """Return the observation and the action space of one environment: its own, or made from ``spec``."""
+    """Return the observation and action spaces of an environment: its own if they fit ``spec``, else new ones."""
     try:
         own = [manager.get_attr(name, env_ids=[0])[0] for name in ("observation_space", "action_space")]
     except EnvRaised:  # not a Gymnasium environment
@@ -39,7 +39,7 @@ def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
 
 
 def to_space(spec: Tree) -> Any:
-    """Return the space of a tree of ArraySpecs. A bounded int64 scalar is a Discrete. Raises UsageError for objects."""
+    """Convert a tree of ArraySpec to a space. A bounded int64 scalar is a Discrete. Raises UsageError for objects."""
     if isinstance(spec, dict):
         return spaces.Dict({key: to_space(child) for key, child in spec.items()})
     if isinstance(spec, tuple):
@@ -67,7 +67,7 @@ def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
 
 
 def final_reader(space: Any) -> RowReader:
-    """Return a function that reads one environment's last observation from a batch, as the environment returned it.
+    """Return a function ``(batch, row)`` that reads one environment's observation as an element of the space.
 
     An element of a Discrete becomes a Python int, as Gymnasium's own environments return it.
     """
@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return the BatchMaker of a space. Batches of a space without arrays (Text, Graph, …) are tuples of elements."""
+    """Return a function from a tree of arrays to an element of the batched space (a tuple for Text, Graph, …)."""
     return tuple
 
 

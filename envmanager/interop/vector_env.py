@@ -35,11 +35,10 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
 
 
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
-    """The VectorEnv that ``as_vector_env`` returns. Its attribute ``manager`` offers what a VectorEnv cannot do.
+    """The VectorEnv that ``as_vector_env`` returns. Its attribute ``manager`` is the wrapped EnvManager.
 
-    Rewards are the manager's float32 values as float64. When a worker was replaced, the episodes of its
-    environments are truncated, with reward 0 and the observation that was returned last. The info of that step has
-    ``"lost": True``.
+    Rewards are the manager's float32 values as float64. If a worker is replaced, the episodes of its environments are
+    truncated, with reward 0, the observation that was returned last, and ``"lost": True`` in the info of that step.
     """
 
     envs = env_fns = Elsewhere(
@@ -74,7 +73,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self._has_options = False
 
     def __del__(self) -> None:
-        """Close nothing, since the manager may be in use elsewhere. Some versions of the base class close here."""
+        """Leave the manager open, as it may be in use elsewhere. In some versions the base class closes it here."""
 
     @property
     def np_random(self) -> tuple[Any, ...]:
@@ -83,15 +82,15 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
 
     @property
     def np_random_seed(self) -> tuple[int, ...]:
-        """The environments' seeds."""
+        """The ``np_random_seed`` of each environment: the seed of its random number generator."""
         return self.get_attr("np_random_seed")
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Info]:
-        """Begin a new episode in all environments, and return the first observations and the infos.
+        """Begin a new episode in all environments; return the first observations and the infos.
 
-        ``seed``: the seed of environment 0, where environment i has ``seed + i``, or one number per environment.
+        ``seed``: a number, to which environment i adds i, or one number (or None) per environment.
         ``options`` are also passed to the resets at the ends of later episodes, until the next ``reset``. If
         ``autoreset_mode`` is DISABLED, the option ``reset_mask`` selects the environments to reset; in the other modes
         a mask that is not all true raises UsageError.
@@ -128,7 +127,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._next_step(self._lockstep.receive())
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return ``env.name(*args, **kwargs)`` of each environment, or ``env.name`` if it cannot be called."""
+        """Return ``env.name(*args, **kwargs)`` of each environment, or ``env.name`` itself if it is not callable."""
         return tuple(self.manager.call(call_or_get, name, args, kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -136,7 +135,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return tuple(self._lockstep.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set ``env.name``. A list or tuple has one value per environment; any other value is set in all."""
+        """Set ``env.name`` of all environments. A list or tuple has a value for each; other values are set in all."""
         self.manager.set_attr(name, values if isinstance(values, list | tuple) else [values] * self.num_envs)
 
     def render(self) -> tuple[Any, ...]:
@@ -144,7 +143,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return tuple(self.manager.render())
 
     def close_extras(self, **_: Any) -> None:
-        """Close the manager, within its ``Timeouts.close_s``. Keyword arguments are ignored."""
+        """Close the manager, which takes at most its ``Timeouts.close_s``. Keyword arguments are ignored."""
         self.manager.close()
 
     def _seeds(self, seed: Any) -> Sequence[int | None] | None:
@@ -203,7 +202,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return infos
 
     def _returned(self, obs: Tree) -> Any:
-        """Record the observations as returned, and convert them to an element of the batched space."""
+        """Record ``obs`` as the observations returned last; return them as an element of the batched space."""
         self._shown = obs
         if self.autoreset_mode is AutoresetMode.DISABLED:
             obs = copy_tree(obs)  # the user may change it, and a later partial reset returns these rows again
@@ -228,7 +227,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
 
     def _next_step(self, batch: Batch) -> StepResult:
-        """Return the results of a step that was sent to all environments except the restarting ones."""
+        """Return the results of a step, with first observations of the environments that did not act in it."""
         env_ids, restarted = batch.env_ids, self._restarting
         of_steps, of_resets = step_infos(batch), reset_infos(batch)
         reward = np.zeros(self.num_envs, np.float64)
@@ -250,25 +249,25 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Return ``obs`` with the rows of lost environments replaced by the observations returned last.
+        """Return ``obs``, with the observations returned last in the rows ``env_ids``, whose worker was replaced.
 
-        Their first infos are dropped, so the next reset of these environments calls their own ``reset``. The manager
-        does not record resets of single environments, so its last observation of a lost environment may be older than
-        such a reset. Such a reset may also have ended the first episode of the new generation.
+        Also drop their first infos, so the next reset of these environments calls their own ``reset``. Both are needed
+        because the manager does not record resets of single environments: its last observation may be older than such
+        a reset, and such a reset may have ended the first episode of the new worker.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]
         return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
     def _all_restarted(self) -> StepResult:
-        """Return the first observations of all environments. No environment acts, because all episodes had ended."""
+        """Return the result of a step after all episodes have ended: first observations, without stepping anything."""
         infos = self._join(self._first_infos)
         self._restarting = np.zeros(self.num_envs, np.bool_)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         return self._returned(self._obs), np.zeros(self.num_envs, np.float64), terminated, truncated, infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
-        """Convert infos by env_id to Gymnasium's dict of arrays and masks."""
+        """Convert infos by env_id to the form of Gymnasium's vector environments, a dict of arrays and masks."""
         joined: Info = {}
         for env_id in sorted(infos):
             joined = self._add_info(joined, infos[env_id], env_id)
