@@ -19,7 +19,10 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A CSV file to append rows to. Replaces ``path`` by a header and the rows ``kept``, or raises NotWritten."""
+    """A CSV file, open for appending rows. Making it replaces any file at ``path``.
+
+    At first it contains a header, the ``columns``, and the rows ``kept``. Raises NotWritten if it cannot be created.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):

@@ -116,7 +116,7 @@ class Episodes:
     def add(self, info: StepInfo) -> None:
         """Count the step of one StepInfo, and the episodes that end in it.
 
-        A StepInfo after a reset or a replacement has no step: episodes begin, and truncated ones count as ``lost``.
+        A StepInfo after a reset or a replacement has no step: new episodes begin, and truncated ones count as ``lost``.
         """
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
@@ -289,7 +289,7 @@ class Episodes:
 
 
 def _who_acted(before: AgentSteps | None, now: AgentSteps, places: np.ndarray, *, is_same: bool) -> np.ndarray:
-    """Return those ``places``, one per row of ``now``, whose agents acted. ``is_same``: ``before`` has equal rows."""
+    """Return the ``places`` of the rows of ``now`` whose agents acted. ``is_same``: ``before`` has the same agents."""
     if before is None:
         return places[:0]
     if is_same:

@@ -120,7 +120,7 @@ class Restarted(Event):
 
 @attrs.frozen(kw_only=True)
 class Recycled(Event):
-    """Event: a healthy worker is replaced by ``generation`` after ``steps`` steps, due to ``recycle_after_steps``."""
+    """Event: a healthy worker is replaced by ``generation`` after ``steps`` steps, as its RestartPolicy requests."""
 
     LEVEL = logging.INFO
 

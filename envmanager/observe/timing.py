@@ -1,4 +1,4 @@
-"""Measured times: starts, steps, idle time and queueing of workers, and the trainer's waits; sums and histograms.
+"""Sums and histograms of times: starts, steps, idle time and queueing of workers, and waits of the trainer.
 
 If a :class:`Track` is set, the times are also added to the trace.
 

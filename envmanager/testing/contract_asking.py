@@ -160,9 +160,9 @@ class _Talks(EchoEnvironment):
         self._number = context.env_id
 
     def greet(self, word: str, *, sign: str = ".", name: str = "nobody") -> str:
-        """Return a greeting. ``name`` is also the name of a parameter of ``call``."""
+        """Return a greeting. ``call`` has a parameter ``name`` too, which must cause no conflict."""
         return f"{word} {name}{sign} {self._number}"
 
     def gather(self, env_ids: list[int]) -> list[int]:
-        """Return ``env_ids``, which is also the name of a parameter of ``call``."""
+        """Return ``env_ids``. ``call`` can pass it by position only, because it has a parameter of this name itself."""
         return env_ids

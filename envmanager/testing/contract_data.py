@@ -182,7 +182,7 @@ class _Fives:
 
 @attrs.frozen
 class _Chooses:
-    """A policy that always returns ``action``, a tree without arrays."""
+    """A policy that always returns ``action``, a nested structure without arrays."""
 
     action: Tree
 

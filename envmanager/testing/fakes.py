@@ -49,7 +49,7 @@ class FakeWorker:
         self._held_back: list[EnvironmentResponse] = []
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Execute a command. Put a step's response into the step queue, or hold it back. Store others for ``recv``."""
+        """Execute a command. Put a step's response into the step queue; store any other response for ``recv``."""
         command = CommandName(name)
         self.sent.append((str(command), payload))
         response = self._respond(command, payload)

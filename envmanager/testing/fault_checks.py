@@ -73,7 +73,7 @@ def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether a process has ended, be it a zombie or reaped."""
+    """Return whether a process has ended or is a zombie."""
     return state_of(pid) in ("", "Z", "X")
 
 
@@ -93,7 +93,7 @@ def check_error(
 
 
 def check_close(manager: EnvManager, close_s: float) -> None:
-    """Assert that ``close()`` takes at most ``close_s`` + SLACK_S seconds and that ``reset()`` then raises."""
+    """Assert that ``close()`` takes at most ``close_s`` + SLACK_S seconds and ``reset()`` then raises ManagerClosed."""
     with returns_within(close_s):
         manager.close()
     manager.close()
@@ -102,7 +102,7 @@ def check_close(manager: EnvManager, close_s: float) -> None:
 
 
 def check_lost(info: StepInfo, last: StepInfo) -> None:
-    """Assert that ``info`` truncates the episodes of ``last``, the worker's step before, with no reward or transition.
+    """Assert that ``info`` truncates the episodes of ``last``, the step before, with no reward and no transitions.
 
     If the worker was recycled, episodes that had ended in ``last`` are not truncated.
     """
@@ -247,7 +247,7 @@ class FaultyManagers:
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return a new manager to test, with one worker per environment or one for all. ``options``: ManagerOptions."""
+        """Return a new manager to test, with a worker per environment or one for all. ``options``: ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:

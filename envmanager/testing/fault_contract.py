@@ -244,4 +244,4 @@ class CodeFaults(FaultyManagers):
 
 
 class FaultContract(CodeFaults, RestartsAfterFaults, DataFaults, UsageFaults):
-    """Tests of all faults, to inherit. Set ``has_processes = False`` if your manager's workers are no processes."""
+    """Tests of all faults, to inherit. Set ``has_processes = False`` if your manager's workers are not processes."""

@@ -44,7 +44,7 @@ class RestartsAfterFaults(FaultyManagers):
     """Tests of restarts: only the failed worker is replaced, as RestartPolicy allows, and the loss is reported once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
-        """Run ``fault`` in env 1's fourth step. Assert that only its worker is replaced, once, due to a ``kind``."""
+        """Cause ``fault`` in env 1. Assert that only its worker is replaced, once, for an error of type ``kind``."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         worker_id = self.worker_of(1)
         with self.running(factory, restarts=restarts, timeouts=SHORT) as trainer:

@@ -62,7 +62,7 @@ class TwoArgumentError(Exception):
 
 
 class LockedError(Exception):
-    """An error that holds a lock, so it cannot be pickled. Its text breaks a logger that uses it as format."""
+    """An error with a lock, so it cannot be pickled. Its text breaks a logger that uses it as a format string."""
 
     def __init__(self) -> None:
         super().__init__("locked %s %d")

@@ -84,7 +84,7 @@ class ChaosReport:
 def chaos(
     manager: EnvManager, rate: float, seed: int, *, kinds: Sequence[Kind] = get_args(Kind), pause_s: float = 0.1
 ) -> Iterator[ChaosReport]:
-    """Send signals of ``kinds`` to workers of ``manager`` in the block, about ``rate`` per second. Yield the report.
+    """Send signals of ``kinds`` to workers of ``manager`` during the block, about ``rate`` per second. Yield a report.
 
     The gaps between signals are exponentially distributed, or longer if no worker may get one. The seed fixes gaps and
     kinds; the choice of a worker also depends on which workers may get one. Each generation of a worker has at most one
@@ -199,7 +199,7 @@ class _Injector:
         return not is_out and worker.steps >= process.steps + 2 and not process.has_ended()
 
     def _open(self, worker: WorkerStats) -> None:
-        """Open and store the pidfd of a worker's process, if that runs. Close the pidfd of the previous process."""
+        """Open and store the pidfd of a worker's process, if it still runs. Close the pidfd of its previous process."""
         before = self._processes.pop(worker.worker_id, None)
         if before is not None:
             os.close(before.pidfd)

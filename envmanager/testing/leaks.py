@@ -36,7 +36,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:
-    """Return the command lines, by pid, of all descendants of ``pid`` or this process, zombies too; {} on Windows."""
+    """Return command lines by pid of ``pid``'s descendants (default: this process's), with zombies; {} on Windows."""
     pid = os.getpid() if pid is None else pid
     if sys.platform != "linux":
         return _descendants_in(_process_table(), pid)
@@ -107,7 +107,10 @@ def _shared_memory() -> frozenset[str]:
 
 @attrs.frozen
 class Traces:
-    """A snapshot of this process's descendants (but lasting helpers), descriptors and threads, and of shared memory."""
+    """A snapshot of this process's descendants, file descriptors and threads, and of the names of shared memory.
+
+    Helper processes that run until the program ends are left out.
+    """
 
     processes: dict[int, str]
     descriptors: Counter[str]
@@ -132,7 +135,7 @@ class Traces:
 
 
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
-    """Wait up to ``within_s`` seconds for resources newer than ``before`` to be released. Return those left, by kind.
+    """Wait up to ``within_s`` s until resources newer than ``before`` are released. Return names of any left, by kind.
 
     The kernel does not report which process has made a block of shared memory. A block counts as left by this program
     if it belongs to this user, no other program has it mapped, and every snapshot has it. So semaphores of
@@ -182,7 +185,7 @@ def _not_of_strangers(names: Iterable[str]) -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Raise AssertionError if a process, descriptor, thread or shared memory of the block is left 5 s after its end."""
+    """Raise AssertionError if a process, descriptor, thread or shared memory that the block made remains after 5 s."""
     adopt_orphans()
     before = Traces.now()
     yield
