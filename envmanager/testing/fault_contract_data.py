@@ -35,7 +35,7 @@ from envmanager.testing.faults import (
 
 
 class DataFaults(FaultyManagers):
-    """Tests that data that does not fit its spec raises an error, and that large data is delivered."""
+    """Tests of observations and actions that do not fit their spec, which must raise an error, and of large data."""
 
     large_observation_bytes = 256 << 20
 
@@ -214,7 +214,7 @@ def _error_of_step(manager: EnvManager) -> BaseException:
 
 @attrs.frozen
 class _Returns:
-    """A policy whose ``get_action`` returns ``returned(n_rows)``, of any type."""
+    """A policy whose ``get_action`` returns ``returned(n_rows)``, which may be invalid."""
 
     returned: Callable[[int], Any]
 

@@ -36,7 +36,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:
-    """Return command lines by pid of ``pid``'s descendants (default: this process's), with zombies; {} on Windows."""
+    """Return ``{pid: command line}`` of all descendants of ``pid`` (default: this process). Empty on Windows."""
     pid = os.getpid() if pid is None else pid
     if sys.platform != "linux":
         return _descendants_in(_process_table(), pid)
@@ -135,11 +135,11 @@ class Traces:
 
 
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
-    """Wait up to ``within_s`` s until resources newer than ``before`` are released. Return names of any left, by kind.
+    """Wait up to ``within_s`` seconds until all resources newer than ``before`` are released.
 
-    The kernel does not report which process has made a block of shared memory. A block counts as left by this program
-    if it belongs to this user, no other program has it mapped, and every snapshot has it. So semaphores of
-    multiprocessing in other programs do not count, because they exist only for microseconds.
+    Return the names of those that remain, by kind. The kernel does not report which process has made a block of shared
+    memory. A block counts as left by this program if it belongs to this user, no other program has it mapped, and every
+    snapshot has it. So semaphores of other programs do not count, because they exist only for microseconds.
     """
     deadline = time.monotonic() + within_s
     pause = threading.Event()
