@@ -19,9 +19,9 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A CSV file, open for appending rows. Making it replaces any file at ``path``.
+    """A CSV file, open for appending rows. Its creation replaces any file at ``path``.
 
-    At first it contains a header, the ``columns``, and the rows ``kept``. Raises NotWritten if it cannot be created.
+    The new file starts with ``columns`` as header and the rows ``kept``. Raises NotWritten if it cannot be created.
     """
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:

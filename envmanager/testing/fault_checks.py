@@ -247,7 +247,7 @@ class FaultyManagers:
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return a new manager to test, with a worker per environment or one for all. ``options``: ManagerOptions."""
+        """Return a new manager, with a worker per environment or one for all. ``options``: fields of ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:
