@@ -1,1 +1,1 @@
-"""Observation of a running manager: events, counters, times, traces. Nothing here changes what a manager does."""
+"""Modules that record what a manager does: events, statistics, episodes, traces, metrics. None affects the run."""

@@ -1,4 +1,4 @@
-"""Tables in CSV files that grow during a run. A resumed run keeps earlier rows and appends new ones.
+"""CSV files to which a run appends rows. A resumed run keeps the earlier rows.
 
 The rule: the rows to keep are written to a new file, which replaces the old one once it is complete. Each new row is
 flushed at once. A file counts as written by this library if its first line names the expected columns.
@@ -19,7 +19,10 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A new file at ``path``, with the rows ``kept`` at its start. Raises NotWritten if it cannot be created."""
+    """A CSV file, open for appending rows. Its creation replaces any file at ``path``.
+
+    The new file starts with ``columns`` as header and the rows ``kept``. Raises NotWritten if it cannot be created.
+    """
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):
@@ -32,7 +35,7 @@ class CsvFile:
             self._writer = csv.writer(self._file)
 
     def write(self, row: Sequence[Any]) -> None:
-        """Append a row. Raises OSError if this fails."""
+        """Append a row and flush it. Raises OSError if this fails."""
         self._writer.writerow(row)
 
     def close(self) -> None:
@@ -45,9 +48,9 @@ def _text(file: BinaryIO) -> io.TextIOWrapper:
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows of a file as dicts by column, without an incomplete last line; [] if there is no file.
+    """Return the rows below the header of ``path`` as dicts by column; [] if there is no such file.
 
-    Raises UsageError for a file that cannot be read.
+    Incomplete rows, as a killed run leaves one, are skipped. Raises UsageError for a file that cannot be read.
     """
     if not path.exists():
         return []
@@ -60,7 +63,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def is_of_others(path: Path, columns: Sequence[str]) -> bool:
-    """Return whether ``path`` exists and is not a table with these columns. True for every symbolic link."""
+    """Return whether ``path`` exists and is not a CSV file with these columns. True for every symbolic link."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     if not path.exists():
@@ -71,7 +74,7 @@ def is_of_others(path: Path, columns: Sequence[str]) -> bool:
 
 
 def holds_rows(path: Path) -> bool:
-    """Return whether the file has a row below its header."""
+    """Return whether ``path`` is a file with at least one row below its header."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Metrics writer for a table ``metrics.csv`` in the training's folder, with one line per value.
+"""Metrics writer for the CSV file ``metrics.csv`` in the training's folder, with one line per value.
 
 The rule: a resumed training keeps the lines up to its checkpoint and drops later ones.
 """
@@ -20,7 +20,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 class CsvMetrics:
-    """A writer of ``metrics.csv``. Raises UsageError if there is such a file that no training wrote."""
+    """A metrics writer for ``metrics.csv``. Raises UsageError if the file exists and no training wrote it."""
 
     def __init__(self, facts: RunFacts) -> None:
         path = facts.directory / FILE

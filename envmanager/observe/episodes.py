@@ -1,4 +1,4 @@
-"""Counts of a running manager: environment steps, and the returns and lengths of episodes.
+"""Counters of environment steps and of episodes, with the returns and lengths of these episodes.
 
 ::
 
@@ -9,8 +9,8 @@
 An episode that was cut because its worker failed has no return: it counts as lost and not as an episode. An episode
 that was already running when counting began does not count at all.
 
-This code runs once per StepInfo, tens of thousands of times a second. To be cheap, it looks up the agents of a worker's
-rows once and keeps them until they change.
+This code runs for each StepInfo, tens of thousands of times a second. For speed, the agents of a worker's rows are
+looked up once and cached until they change.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Episode(NamedTuple):
 
     @property
     def env_id(self) -> int:
-        """Id of the environment in which the agent plays."""
+        """Id of the environment in which the agent acted."""
         return self.agent_id >> AGENT_BITS
 
 
 @attrs.frozen
 class _RowOwners:
-    """The agents to which the rows of one worker's StepInfo belong."""
+    """The agents of the rows in one worker's StepInfos, with the array indices of their running returns and lengths."""
 
     agent_ids: tuple[tuple[str, bytes], ...]
     places: tuple[np.ndarray, ...]  # per behavior, the index of each row in the running returns and lengths
@@ -62,7 +62,7 @@ class _RowOwners:
 
 @attrs.define(repr=False)
 class Episodes:
-    """Counters of steps and episodes. ``returns`` maps each agent_id to the returns of its episodes, in order.
+    """Counters of steps and episodes. ``returns`` maps each agent_id to the returns of its finished episodes, in order.
 
     ``recent``: the last ``n_recent`` finished episodes. ``count``: number of finished episodes; ``lost``: number of
     episodes cut because their worker failed. ``on_end`` is called with each finished episode. Without ``keeps_returns``
@@ -100,7 +100,7 @@ class Episodes:
 
     @classmethod
     def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:
-        """Return the counters of a manager. Episodes that run in ``under_way``, its latest steps, do not count."""
+        """Return new counters for a manager. Episodes in progress in ``under_way``, its latest steps, do not count."""
         episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
         if under_way:
             episodes.pass_over_those_under_way(under_way, n_envs)
@@ -109,12 +109,15 @@ class Episodes:
     # Counting.
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
-        """Count the steps in several StepInfos."""
+        """Count the steps of several StepInfos, and the episodes that end in them."""
         for info in infos:
             self.add(info)
 
     def add(self, info: StepInfo) -> None:
-        """Count the step in one StepInfo. A StepInfo after a reset or a loss has no step and begins new episodes."""
+        """Count the step of one StepInfo, and the episodes that end in it.
+
+        A StepInfo after a reset or a replacement has no step: new episodes begin, and truncated ones count as ``lost``.
+        """
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:
@@ -131,16 +134,16 @@ class Episodes:
                 self._end_episodes(behavior, places[ended])
 
     def begin_rows(self, n_envs: int, *, brings_first: bool) -> None:
-        """Prepare for ``add_batch``, after a reset of ``n_envs`` environments.
+        """Begin a new episode in each of ``n_envs`` environments after a reset, to be counted with ``add_batch``.
 
-        ``brings_first``: whether the first row of each environment comes from the reset and so is not a step.
+        ``brings_first``: whether each environment's first row is the observation of the reset, which is no step.
         """
         self._rows = np.array([self._place(env_id << AGENT_BITS) for env_id in range(n_envs)], np.intp)
         self._running[self._rows] = 0.0
         self._lengths[self._rows] = -1 if brings_first else 0
 
     def add_batch(self, behavior: str, batch: Batch) -> None:
-        """Count the steps of a batch, with rows of any environments in any order."""
+        """Count the steps of a batch and the episodes that end in it. Its rows may be in any order."""
         places = self._rows[batch.env_ids]
         self._running[places] += batch.reward
         lengths = self._lengths[places] + 1
@@ -154,7 +157,7 @@ class Episodes:
         self._end_episodes(behavior, places[ended & ~batch.lost])
 
     def pass_over_those_under_way(self, infos: Iterable[StepInfo], n_envs: int) -> None:
-        """Ignore the episodes that are running now, because counting begins in the middle of them."""
+        """Exclude the episodes that are in progress from the counts. ``infos``: the latest StepInfo of each worker."""
         for info in infos:
             for places in self._owners(info, self._owners_of.get(info.worker_id)).places:
                 self._lengths[places] = _UNSEEN
@@ -172,7 +175,7 @@ class Episodes:
     def of(
         self, *, env_id: int | None = None, behavior: str | None = None, agent_id: int | None = None
     ) -> list[Episode]:
-        """Return the ``recent`` episodes of this environment, behavior or agent, oldest first."""
+        """Return the episodes in ``recent`` that match every argument given, oldest first."""
         return [
             episode
             for episode in self.recent
@@ -186,15 +189,15 @@ class Episodes:
         return _mean([episode.total for episode in self._last(behavior)])
 
     def mean_length(self, behavior: str | None = None) -> float:
-        """Return the mean length, in agent steps, of the last hundred episodes; NaN before the first."""
+        """Return the mean length in agent steps, for the same episodes as ``mean_of_recent``; NaN before the first."""
         return _mean([episode.length for episode in self._last(behavior)])
 
     def all_returns(self) -> list[float]:
-        """Return the returns of all episodes, agent by agent."""
+        """Return the returns of all finished episodes as one list, ordered by agent."""
         return [value for values in self.returns.values() for value in values]
 
     def returns_by_env(self) -> dict[str, list[float]]:
-        """Return the returns by environment, ``{"0": […]}``, or for several agents by agent, ``{"0/0": […], …}``."""
+        """Return the returns by env_id, ``{"0": […]}``; for several agents by env_id and agent, ``{"0/0": […], …}``."""
         agents_of: dict[int, list[int]] = {}
         for agent_id in sorted(self.returns):
             agents_of.setdefault(agent_id >> AGENT_BITS, []).append(agent_id)
@@ -226,7 +229,7 @@ class Episodes:
                 self.on_end(episode)
 
     def _begin_anew(self, env_ids: Iterable[int]) -> None:
-        """Reset the running returns and lengths in these environments, also of agents that are absent now."""
+        """Set the running returns and lengths of all agents in these environments to 0, including agents absent now."""
         places = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
         self._forget(np.array(places, np.intp))
 
@@ -235,7 +238,10 @@ class Episodes:
         self._lengths[places] = 0
 
     def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
-        """Return and store the agents of the rows: ``owners``, from the last StepInfo, if the agents are the same."""
+        """Return the agents of the rows in ``info``. ``owners``: those in the worker's last StepInfo.
+
+        If the agents have changed, store the new ones, and free the array indices of those that left.
+        """
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:
             new = self._look_up(info, agent_ids)
@@ -273,7 +279,7 @@ class Episodes:
         return len(self._agent_at) - 1
 
     def _forget_those_who_left(self, before: _RowOwners, now: _RowOwners) -> None:
-        """Free the places of agents that left after the end of their episode."""
+        """Free the array indices of agents that are no longer in the rows and whose episode has ended."""
         left = set().union(*(places.tolist() for places in before.places))
         for place in left.difference(*(places.tolist() for places in now.places)):
             if self._running[place] == 0.0 and self._lengths[place] == 0:
@@ -283,7 +289,7 @@ class Episodes:
 
 
 def _who_acted(before: AgentSteps | None, now: AgentSteps, places: np.ndarray, *, is_same: bool) -> np.ndarray:
-    """Return the places of the agents in ``now`` that took an action. ``is_same``: ``before`` has the same agents."""
+    """Return the ``places`` of the rows of ``now`` whose agents acted. ``is_same``: ``before`` has the same agents."""
     if before is None:
         return places[:0]
     if is_same:

@@ -1,15 +1,15 @@
-"""Events of the workers, such as failures and restarts, which are kept, counted and logged.
+"""Events of workers, such as failures and restarts: their classes, and the log that stores and counts them.
 
 ::
 
     for event in manager.events:                 # the last thousand, oldest first
         if isinstance(event, events.Restarted): …
 
-Each event is kept here, counted in ``stats()`` and written to the logger ``envmanager``. A replacement is one line
-at WARNING. A dropped worker is logged at ERROR, each failure at DEBUG, both with the evidence: the traceback, the crash
-report, the end of the output. The same evidence is in ``event.error`` and ``event.cause``.
+Each event is stored here, counted in ``stats()`` and written to the logger ``envmanager``. A restart is one line at
+WARNING. A dropped worker is logged at ERROR, each failure at DEBUG, both with the evidence: the traceback, the crash
+report, the end of the output. The same evidence is in ``event.error`` or ``event.cause``.
 
-The rule: text from an environment is an argument of a log call and never its format.
+The rule: text from an environment is an argument of a log call and never its format string.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """An event of one worker, at time ``at_s`` of ``time.perf_counter()``."""
+    """Base class of events: records of something that happened to a worker, at ``at_s`` of ``time.perf_counter()``."""
 
     LEVEL: ClassVar[int] = logging.DEBUG
 
@@ -61,8 +61,8 @@ class Started(Event):
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """Event: a worker failed with ``error``, which has all the evidence. The error is raised, unless the worker's next
-    event is a restart or a drop.
+    """Event: a worker failed with ``error``, which contains the evidence. The manager raises the error, unless the
+    worker's next event is Restarted or Dropped.
 
     The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
     """
@@ -85,12 +85,12 @@ class TimedOut(Failed):
 
 @attrs.frozen(kw_only=True)
 class Raised(Failed):
-    """Failure: the environment raised, or broke its spec."""
+    """Failure: the environment raised an exception, or returned data that does not fit its spec."""
 
 
 @attrs.frozen(kw_only=True)
 class ProtocolBroken(Failed):
-    """Failure: the worker, an engine, broke the protocol and was killed."""
+    """Failure: a game engine sent a message that violates the protocol, and was killed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -102,7 +102,7 @@ class NotStarted(Failed):
 class Restarted(Event):
     """Event: a failed worker will be replaced by ``generation`` in ``delay_s`` seconds; ``cause`` is the failure.
 
-    ``number``: restarts of this worker in the window of ``policy``, this one included.
+    ``number``: restarts of this worker in the last ``policy.within_s`` seconds, including this one.
     """
 
     LEVEL = logging.WARNING
@@ -120,7 +120,7 @@ class Restarted(Event):
 
 @attrs.frozen(kw_only=True)
 class Recycled(Event):
-    """Event: a healthy worker is replaced by ``generation`` after ``steps`` steps, as its RestartPolicy demands."""
+    """Event: a healthy worker is replaced by ``generation`` after ``steps`` steps, as its RestartPolicy requests."""
 
     LEVEL = logging.INFO
 
@@ -132,7 +132,7 @@ class Recycled(Event):
 
 @attrs.frozen(kw_only=True)
 class Dropped(Event):
-    """Event: a worker is dropped permanently because of ``error``; the other workers go on."""
+    """Event: because of ``error`` a worker is no longer used, not even after a reset; the other workers go on."""
 
     LEVEL = logging.ERROR
 
@@ -161,7 +161,7 @@ class LateReplyDiscarded(Event):
 
 @attrs.frozen(kw_only=True)
 class Note(Event):
-    """Event: a report of the worker that is no part of a step, such as a statistic, or a key pressed in its window."""
+    """Event: a worker sent a message that is no part of a step, such as a statistic or a key pressed in its window."""
 
     name: str
     data: Mapping[str, Any]
@@ -171,7 +171,7 @@ class Note(Event):
 
 
 class EventLog(Sequence[Event]):
-    """The last events, oldest first, and the number of events of each kind since the start."""
+    """A sequence of the last thousand events, oldest first, with the number of events of each kind since the start."""
 
     def __init__(self) -> None:
         self._kept: deque[Event] = deque(maxlen=KEPT)
@@ -179,7 +179,7 @@ class EventLog(Sequence[Event]):
         self.listener: Callable[[Event], None] | None = None
 
     def add(self, event: Event) -> None:
-        """Keep, count and log an event."""
+        """Store, count and log an event, and pass it to ``listener`` if there is one."""
         self._kept.append(event)
         self._counts[type(event)] = self._counts.get(type(event), 0) + 1
         if self.listener is not None:

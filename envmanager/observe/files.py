@@ -24,7 +24,7 @@ from envmanager.system.machine import SAFELY
 
 @contextmanager
 def reporting(path: Path) -> Iterator[None]:
-    """Convert an OSError in the block to NotWritten, whose message names ``path``."""
+    """Convert an OSError raised in the block to NotWritten, whose message names ``path``."""
     try:
         yield
     except NotWritten:
@@ -35,10 +35,7 @@ def reporting(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that replaces ``path`` when the context ends. If the context raises, ``path`` is unchanged.
-
-    Raises NotWritten if the file cannot be written.
-    """
+    """Yield a binary file that replaces ``path`` if the block ends without an error. Raises NotWritten on failure."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     with reporting(path):
         # O_EXCL fails if there is a file or link of this name. The new file gets the mode that the umask leaves.
@@ -58,7 +55,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_to(path: Path) -> BinaryIO:
-    """Open a file that ``replacing`` has made, for appending. Raises OSError, also if it is now a symbolic link."""
+    """Open an existing file for appending and return it. Raises OSError, for example for a symbolic link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY), "ab")
 
 

@@ -59,24 +59,24 @@ KINDS = {
 
 @attrs.frozen
 class Metrics:
-    """The choice of one metrics writer in a config: its name ``kind``, and its ``options``."""
+    """The choice of one metrics writer in a config: the writer's name, ``kind``, and its ``options``."""
 
     kind: str
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def writes_files(self) -> bool:
-        """Whether the writer writes files in the training's folder."""
+        """Whether ``kind`` is a writer of this library that writes files in the training's folder."""
         known = KINDS.get(self.kind)
         return known is not None and known.writes_files
 
     def to_json(self) -> Any:
-        """Return the writer as a config names it: its name, or ``{name: options}``."""
+        """Return the choice as it stands in a config: the writer's name, or ``{name: options}``."""
         return {self.kind: dict(self.options)} if self.options else self.kind
 
 
 def parse(value: Any) -> tuple[Metrics, ...]:
-    """Return the choices in a list of names or ``{name: options}``. Raises UsageError for invalid or repeated ones."""
+    """Return the choices in a list of names and ``{name: options}``. Raises UsageError for bad or repeated ones."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
     chosen = tuple(map(_one, value))
@@ -107,7 +107,7 @@ def _one(value: Any) -> Metrics:
 
 
 def known_kinds() -> list[str]:
-    """Return the names of all writers, including those of other packages."""
+    """Return the names of all metrics writers, including those that other packages add."""
     return _ADDED.names_with(KINDS)
 
 
@@ -118,7 +118,7 @@ def require(chosen: Iterable[Metrics]) -> None:
 
 
 def open_writers(chosen: Iterable[Metrics], facts: RunFacts) -> dict[str, MetricsWriter]:
-    """Open the writers; return them by kind. If one cannot be opened, close the others and raise UsageError."""
+    """Open the writers and return them by kind. If one cannot be opened, close the others and raise EnvManagerError."""
     writers: dict[str, MetricsWriter] = {}
     try:
         for each in chosen:

@@ -10,17 +10,17 @@ import attrs
 
 
 class MetricsWriter(Protocol):
-    """A writer of scalars to a file or a service."""
+    """Interface of objects that write the metrics of a training to a file or a service."""
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> Any:
-        """Write values by name (``"default/loss"``); ``step`` is the training's number of agent steps.
+        """Write ``scalars``, values by name (``"default/loss"``). ``step``: the training's number of agent steps.
 
         ``step`` may be smaller than in the previous call, if that call was for another behavior.
         """
         ...
 
     def close(self) -> Any:
-        """Flush all values and close."""
+        """Write all buffered values and close the file or the connection."""
         ...
 
 

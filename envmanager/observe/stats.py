@@ -68,7 +68,7 @@ class WorkerStats:
     """Host of a worker on a cluster; else empty."""
 
     def with_times(self, times: WorkerTimes) -> WorkerStats:
-        """Return these stats with the times of all steps that the worker has taken, delivered or not."""
+        """Return a copy with the fields for times set from ``times``, which include steps not delivered yet."""
         total_ns = times.busy_ns + times.idle_ns
         p50, p95, p99 = times.busy.percentiles(50, 95, 99)
         return attrs.evolve(
@@ -85,7 +85,7 @@ class WorkerStats:
 
 @attrs.frozen
 class ManagerStats:
-    """Statistics of a manager: those of each worker, sums over all workers, and a verdict."""
+    """Statistics of a manager: those of each worker, sums over all workers, and a verdict on what limits the speed."""
 
     workers: tuple[WorkerStats, ...]
     steps: int = 0
@@ -109,9 +109,9 @@ class ManagerStats:
 
     @property
     def verdict(self) -> str:
-        """Sentences on what limits the speed, with the figures that show it and what to do.
+        """Text that says what limits the speed, with the measured shares of time and advice.
 
-        Empty before the first thousand environment steps, and when no step was measured.
+        Empty before the first thousand environment steps, and if no step of a working worker was timed.
         """
         measured = [worker for worker in self.workers if worker.step_time_s and not worker.failed]
         if self.env_steps < _LEAST_STEPS or not measured:
@@ -120,7 +120,7 @@ class ManagerStats:
 
 
 def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
-    """Return the trainer's waiting time as a share of the total time of the worker that has run longest."""
+    """Return the trainer's waiting time as a share (0 to 1) of the total time of the worker that has run longest."""
     total_ns = max((each.busy_ns + each.idle_ns for each in times), default=0)
     return min(1.0, waits.waited_ns / total_ns) if total_ns else 0.0
 
@@ -186,20 +186,20 @@ def _of_little_cost(stats: ManagerStats) -> tuple[str, str]:
 
 
 def _trainer_s(measured: Sequence[WorkerStats], wait_share: float) -> float:
-    """Return the seconds that the trainer worked per worker step."""
+    """Return the mean time per worker step, in seconds, in which the trainer did not wait."""
     total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
     return (1.0 - wait_share) * total_s / max(1, sum(worker.steps for worker in measured))
 
 
 def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
-    """Return whether one process could do the work of all workers, while the trainer only passes messages."""
+    """Return whether one process could take the steps of all workers, and the trainer does little but pass messages."""
     if len(measured) < 2 or any(worker.pid is None for worker in measured):
         return False
     return _busy_share(measured) < 1.0 - _EVEN and _trainer_s(measured, wait_share) < _MESSAGE_S
 
 
 def _busy_share(measured: Sequence[WorkerStats]) -> float:
-    """Return the sum of the shares of time that the workers spent in steps."""
+    """Return the sum of the shares of time in which the workers had a command."""
     return sum(1.0 - worker.idle_share for worker in measured)
 
 
@@ -214,7 +214,7 @@ def _idle_share(measured: Sequence[WorkerStats]) -> float:
 
 
 def _advice_on_slow_steps(measured: Sequence[WorkerStats], busiest: WorkerStats) -> str:
-    """Return advice on slow steps of a single worker, on too few cores, or on slow steps of all workers."""
+    """Return advice on the environments' speed: on one slow worker, on too few cores, or on too few workers."""
     usual_s = statistics.median(worker.step_time_s for worker in measured)
     usually_at_work = statistics.fmean(map(_at_work, measured))
     if busiest.step_time_s >= _MUCH_SLOWER * usual_s and _at_work(busiest) - usually_at_work >= _EVEN:

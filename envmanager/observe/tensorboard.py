@@ -1,4 +1,4 @@
-"""Writers for TensorBoard, of a manager's statistics and of a training's metrics.
+"""Writing of a manager's statistics and of a training's metrics for TensorBoard.
 
 ::
 
@@ -7,7 +7,7 @@
 
 Any writer with ``add_scalar(tag, value, step)`` works, such as those of PyTorch and tensorboardX.
 
-The rule: only ``make_writer`` imports a library.
+The rule: a library is imported only when this module makes a writer.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _OF_WORKER_TOO = ("start_s", "step_time_p50_s", "step_time_p95_s", "core_wait_sh
 
 
 class ScalarWriter(Protocol):
-    """The method that the SummaryWriters of PyTorch and tensorboardX have in common."""
+    """Interface of the writers that ``write_stats`` accepts, such as the SummaryWriters of PyTorch and tensorboardX."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any: ...
 
@@ -42,7 +42,7 @@ class ScalarWriter(Protocol):
 def write_stats(
     writer: ScalarWriter, stats: ManagerStats, step: int, *, prefix: str = "envmanager", every: bool = False
 ) -> None:
-    """Write the numbers of ``stats`` as scalars at ``step``, under the names of ``scalars_of``."""
+    """Write the scalars of ``scalars_of(stats, every=every)`` at ``step``, each under the tag ``{prefix}/{name}``."""
     for name, value in scalars_of(stats, every=every).items():
         writer.add_scalar(f"{prefix}/{name}", value, step)
 
@@ -60,7 +60,7 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
 
 
 def make_writer(log_dir: str) -> Any:
-    """Return a tensorboardX SummaryWriter of a new file in ``log_dir``, to be closed after use. Raises MissingExtra."""
+    """Return a tensorboardX SummaryWriter for a new file in ``log_dir``. Raises MissingExtra without that library."""
     return _writer(log_dir, "")
 
 
@@ -75,7 +75,7 @@ def _writer(log_dir: str, mark: str) -> Any:
 
 
 def remove_events(folder: Path) -> None:
-    """Remove the files that trainings have written in a folder, and then the folder if it is empty."""
+    """Remove the TensorBoard files of trainings in ``folder``, then ``folder`` if it is empty. Skip symbolic links."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -86,7 +86,7 @@ def remove_events(folder: Path) -> None:
 
 
 class TensorBoardMetrics:
-    """A metrics writer for TensorBoard, in ``directory`` or in the folder ``tensorboard`` of the training."""
+    """A metrics writer for TensorBoard. ``directory``: by default ``tensorboard`` in the training's folder."""
 
     def __init__(self, facts: RunFacts, *, directory: str | None = None) -> None:
         self._writer = _writer(str(facts.directory / FOLDER) if directory is None else directory, _OF_TRAININGS)

@@ -1,4 +1,4 @@
-"""Times of steps, and of responses in the queue, as sums and histograms.
+"""Sums and histograms of times: starts, steps, idle time and queueing of workers, and waits of the trainer.
 
 If a :class:`Track` is set, the times are also added to the trace.
 
@@ -21,14 +21,14 @@ _COUNT_AFTER = 1023
 
 
 class Track(Protocol):
-    """A track of a trace, which shows spans of time."""
+    """Interface of a track of a trace: one row of its timeline, which shows spans of time."""
 
     def begin(self, generation: int) -> None:
         """Set the generation of the worker for the spans that follow."""
         ...
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Add a span called ``name``; its times are from ``time.perf_counter_ns``."""
+        """Add a span called ``name``, with its begin and end as times of ``time.perf_counter_ns``."""
         ...
 
 
@@ -48,7 +48,7 @@ class Histogram:
         """Function that adds a time ≥ 0; a C method, for speed. Call ``count`` regularly to empty its buffer."""
 
     def count(self) -> None:
-        """Move the added times into the buckets."""
+        """Move the times added since the last call from the buffer to the buckets."""
         times_ns = self._recent.tolist()
         del self._recent[: len(times_ns)]  # not all: another thread may have added more
         for time_ns in times_ns:
@@ -56,7 +56,7 @@ class Histogram:
             self._counts[(shift << 3) + (time_ns >> shift) if shift > 0 else time_ns] += 1
 
     def percentiles(self, *percents: int) -> list[float]:
-        """Return the percentiles ``percents`` of the times; 0.0 without any times."""
+        """Return the percentiles ``percents`` (0 to 100) of all added times, in ns; each is 0.0 if there are none."""
         self.count()
         seen = list(itertools.accumulate(self._counts))  # numbers of times in each bucket and all below
         total = seen[-1]
@@ -66,7 +66,7 @@ class Histogram:
 
 
 def _middle(bucket: int) -> float:
-    """Return the time in the middle of a bucket."""
+    """Return the time, in ns, in the middle of the bucket with this index."""
     shift = max(0, (bucket >> 3) - 1)
     least = bucket - (shift << 3) << shift
     return least + ((1 << shift) - 1) / 2
@@ -87,7 +87,7 @@ class WorkerTimes:
     """Time at which the last command ended; 0 before the first one."""
 
     def started(self, asked_ns: int, ready_ns: int, *, generation: int) -> None:
-        """Record a start, from the request until the worker was ready."""
+        """Record a start of the worker, requested at ``asked_ns`` and finished at ``ready_ns``."""
         self.start_s = (ready_ns - asked_ns) / 1e9
         self.ended_ns = ready_ns
         if self.track is not None:
@@ -95,7 +95,7 @@ class WorkerTimes:
             self.track.span("start", asked_ns, ready_ns)
 
     def stepped(self, busy_ns: int, ended_ns: int) -> None:
-        """Record a step that took ``busy_ns`` and ended at ``ended_ns``. Add the idle time before the step."""
+        """Record a step that took ``busy_ns`` and ended at ``ended_ns``, and the idle time before it."""
         began_ns = ended_ns - busy_ns
         if began_ns > self.ended_ns > 0:
             self.idle_ns += began_ns - self.ended_ns
@@ -109,7 +109,7 @@ class WorkerTimes:
             self.track.span("step", ended_ns - busy_ns, ended_ns)
 
     def responded(self, name: str, busy_ns: int, ended_ns: int) -> None:
-        """Record a command other than a step, which took ``busy_ns`` and ended at ``ended_ns``."""
+        """Record a command other than a step, called ``name``, which took ``busy_ns`` and ended at ``ended_ns``."""
         self.ended_ns = ended_ns
         if self.track is not None:
             self.track.span(name, ended_ns - busy_ns, ended_ns)
@@ -117,13 +117,13 @@ class WorkerTimes:
 
 @attrs.define(eq=False)
 class WaitTimes:
-    """Total time for which a trainer has waited for responses."""
+    """A counter of the time, ``waited_ns``, for which a trainer has waited for responses."""
 
     waited_ns: int = 0
     track: Track | None = attrs.field(default=None, init=False)
 
     def wait(self, source: Any, timeout: float | None, n_wanted: int) -> Any:
-        """Return ``source.wait(timeout, n_wanted)``, and add the duration of this call."""
+        """Return the result of ``source.wait(timeout, n_wanted)``, and add its duration to ``waited_ns``."""
         began_ns = time.perf_counter_ns()
         try:
             return source.wait(timeout, n_wanted)

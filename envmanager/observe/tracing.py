@@ -48,7 +48,7 @@ Record = tuple[int, int | None, int, str, str]
 
 
 class SpanTrack:
-    """One track of the trace. Its spans carry the generation of the worker."""
+    """One track of a trace, for the trainer or a worker. Its spans are stored with the worker's generation."""
 
     __slots__ = ("_more", "_number", "_tracer")
 
@@ -58,18 +58,18 @@ class SpanTrack:
         self._more = ""
 
     def begin(self, generation: int) -> None:
-        """Set the generation for the spans that follow."""
+        """Set the worker's generation for the spans that follow."""
         self._more = f',"args":{{"generation":{generation}}}'
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Add a span. ``name`` must be escaped for JSON already."""
+        """Add a span, and write the file if a write is due. ``name`` must already be escaped for JSON."""
         tracer = self._tracer
         tracer.records.append((began_ns, ended_ns, self._number, name, self._more))
         if ended_ns >= tracer.write_at_ns or len(tracer.records) >= _AT_ONCE:
             tracer.write()
 
     def mark(self, name: str, at_ns: int, **arguments: Any) -> None:
-        """Add a mark at one moment, with ``arguments`` to show beside it."""
+        """Add a mark at the time ``at_ns``, with ``arguments`` as details for the viewer to show."""
         more = json.dumps(arguments, ensure_ascii=False)
         self._tracer.records.append((at_ns, None, self._number, name, f',"s":"t","args":{more}'))
 
@@ -78,10 +78,10 @@ _being_written: set[str] = set()
 
 
 class Tracer:
-    """A writer of one trace. Times are from ``time.perf_counter_ns``, which all processes of a machine share."""
+    """A writer of one trace file. Times are from ``time.perf_counter_ns``, which all processes of a machine share."""
 
     def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
-        """Create ``path``, or empty it. Only the user can read the file, because it contains the texts of failures.
+        """Create or overwrite ``path``. Only the user can read the file, because it contains the texts of errors.
 
         Raises UsageError if ``path`` cannot be written, or another manager of this process writes it.
         """
@@ -131,7 +131,7 @@ class Tracer:
             track.mark(type(event).__name__, int(event.at_s * 1e9), generation=event.generation, text=text)
 
     def write(self) -> None:
-        """Append the recorded spans and marks to the file."""
+        """Append the pending spans and marks to the file. In a forked process, only discard them."""
         if os.getpid() != self._owner_pid:  # a forked process; the trainer writes the trace
             self.records.clear()
             return
@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return records as JSON lines, each after a comma. Times in µs are ns with "e-3", which is exact and fast."""
+        """Return records and idle spans as JSON, each after a comma. A suffix "e-3" converts ns to µs exactly."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []
@@ -200,7 +200,7 @@ def _open_existing(path: str, flags: int) -> int:
 
 
 class _TracedPolicy:
-    """A policy whose calls are spans of the trace."""
+    """A wrapper of a policy that adds a span to the trace for each call."""
 
     def __init__(self, policy: Policy, track: SpanTrack, name: str) -> None:
         self.is_random = getattr(policy, "is_random", False)

@@ -44,7 +44,7 @@ class WandbMetrics:
 class MlflowMetrics:
     """A metrics writer that logs a training as an MLflow run, with the config as parameters.
 
-    ``tracking_uri``: None is MLflow's default. ``experiment``: created if it does not exist.
+    ``tracking_uri``: None means MLflow's default. The experiment is created if it does not exist.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Tools for your own tests: fake workers and environments, contracts to inherit as test classes, faults, leak checks.
+"""Tools for your own tests: fake workers and environments, contracts (test classes to inherit), faults, leak checks.
 
 The contracts need pytest; the fakes need no other library and no process.
 """

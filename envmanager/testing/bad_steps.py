@@ -19,7 +19,7 @@ from envmanager.testing.faults import Change, FaultyEnvironment
 
 
 def _with(**columns: Callable[[Any], Any]) -> Change:
-    """Return a fault that applies a function to each named column, and replaces the column by the result."""
+    """Return a fault that replaces each named field of AgentSteps by the result of calling its function on it."""
     return Change(lambda steps: attrs.evolve(steps, **{k: make(getattr(steps, k)) for k, make in columns.items()}))
 
 

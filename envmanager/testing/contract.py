@@ -1,4 +1,4 @@
-"""Contracts as test classes: inherit one, define how to make your manager or environment, and run pytest.
+"""Contracts of managers and environments, as test classes: inherit one, define its ``make_…`` method, and run pytest.
 
 ::
 
@@ -33,7 +33,10 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, St
 
 
 def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> None:
-    """Assert that each row has the right agent, step number and action (``given``). Count the steps in ``n_steps``."""
+    """Assert that each row of ``info`` has the right agent, step number, action and reward. Update ``n_steps``.
+
+    ``given``: the last action sent to each agent, by agent id. ``n_steps``: number of steps so far, by agent id.
+    """
     steps = info.current["default"]
     assert info.previous is not None
     assert info.actions is not None
@@ -56,7 +59,7 @@ def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
 
 
 def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
-    """Return calls that must raise ManagerClosed after ``close()``. ``manager`` has one EchoEnvironment."""
+    """Return functions, each of which calls a method of ``manager`` and must raise ManagerClosed after ``close()``."""
     return [
         manager.reset,
         manager.step,
@@ -71,7 +74,7 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
 
 
 class _StepContract(OwnManagers):
-    """Tests that each step belongs to its environment and action, and that later steps do not change it."""
+    """Tests that each step has the right environment and action, and that later steps do not change it."""
 
     def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
         with self.make_manager(EchoEnvironment, 5) as manager:
@@ -309,7 +312,7 @@ class _RefusalContract(OwnManagers):
 
 
 class _LifeContract(OwnManagers):
-    """Tests of calls into environments, of exceptions in them, and of ``close()``."""
+    """Tests of ``call`` and similar methods, of exceptions in environments, of ``stats()`` and of ``close()``."""
 
     exceptions_travel = True
     """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, EnvRaised has only its text."""
@@ -445,21 +448,21 @@ class _LifeContract(OwnManagers):
 
 
 class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingContract, DataContract):
-    """Tests that every manager must pass: steps, wrong calls, exceptions, closing, arguments, and data."""
+    """Tests to inherit, which every manager must pass: steps, wrong calls, exceptions, closing, arguments, and data."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager. ``options`` are fields of ManagerOptions: ``wait``, ``infos``, ``seed``, …"""
+        """Return a new manager to test. ``options`` are fields of ManagerOptions, such as ``wait`` and ``seed``."""
 
 
 class EnvironmentContract:
-    """Tests that every environment must pass: specs, restarts of episodes, seeds, and unchanged earlier arrays."""
+    """Tests to inherit, which every environment must pass: specs, ends of episodes, seeds, arrays of earlier steps."""
 
     n_steps = 300
 
     @abstractmethod
     def make_environment(self) -> Any:
-        """Return your environment, of any kind that ``as_environment`` accepts."""
+        """Return a new environment to test: an Environment, or one of a supported library, such as Gymnasium."""
 
     def test_the_environment_keeps_the_contract(self) -> None:
         findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0, in_process=True)

@@ -1,4 +1,4 @@
-"""The base class of ManagerContract's parts, and the part about arguments of ``reset``, ``call`` and ``set_attr``."""
+"""Base class of ManagerContract's test classes, and tests of the arguments of ``reset``, ``call`` and ``set_attr``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NumberedActions:
         self.given: dict[int, int] = {}
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return the next numbers as actions, one per row."""
+        """Return the next numbers as actions, one per row, and store them in ``given``."""
         action = np.arange(self._next, self._next + len(steps), dtype=np.int64)
         self._next += len(steps)
         self.given.update(zip(steps.agent_id.tolist(), action.tolist(), strict=True))
@@ -34,15 +34,15 @@ class NumberedActions:
 
 
 class OwnManagers:
-    """Base class of ManagerContract's parts, with an abstract ``make_manager`` and contexts that prepare a manager."""
+    """Base class of ManagerContract's test classes: an abstract ``make_manager``, and contexts that yield managers."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager. ``options`` are fields of ManagerOptions: ``wait``, ``infos``, ``seed``, …"""
+        """Return a new manager to test. ``options`` are fields of ManagerOptions, such as ``wait`` and ``seed``."""
 
     @contextmanager
     def stepping(self, env_factory: Any, n_envs: int, policy: Any = None, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager that was reset and has a policy for ``step``, by default NumberedActions."""
+        """Yield a new manager, reset and with a policy for ``step`` (default: NumberedActions). Close it at the end."""
         with self.make_manager(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions() if policy is None else policy)
             manager.reset()
@@ -50,7 +50,7 @@ class OwnManagers:
 
     @contextmanager
     def receiving(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager that was reset and whose first observations were received, ready for ``send``."""
+        """Yield a new manager, reset and with first observations received, ready for ``send``. Close it at the end."""
         with self.make_manager(env_factory, n_envs, **options) as manager:
             manager.reset()
             manager.recv(Wait.all())
@@ -160,9 +160,9 @@ class _Talks(EchoEnvironment):
         self._number = context.env_id
 
     def greet(self, word: str, *, sign: str = ".", name: str = "nobody") -> str:
-        """Return a greeting. ``name`` is also the name of a parameter of ``call``."""
+        """Return a greeting. ``call`` has a parameter ``name`` too, which must cause no conflict."""
         return f"{word} {name}{sign} {self._number}"
 
     def gather(self, env_ids: list[int]) -> list[int]:
-        """Return ``env_ids``, which is also the name of a parameter of ``call``."""
+        """Return ``env_ids``. ``call`` can pass it by position only, because it has a parameter of this name itself."""
         return env_ids

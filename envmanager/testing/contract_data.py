@@ -1,4 +1,4 @@
-"""Tests of how managers treat data: casts, values that do not fit their spec, and behaviors that appear late."""
+"""Tests of how managers treat data: casts, values that do not fit their spec, behaviors that appear after the start."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DataContract(OwnManagers):
 
 
 class LateSpecsContract(OwnManagers):
-    """Tests for managers that take all ManagerOptions and whose workers report behaviors that appear late."""
+    """Tests of behaviors that appear after the start, and of casts, for managers that accept all ManagerOptions."""
 
     # Behaviors that appear late.
 
@@ -182,7 +182,7 @@ class _Fives:
 
 @attrs.frozen
 class _Chooses:
-    """A policy that always returns ``action``, a tree without arrays."""
+    """A policy that always returns ``action``, a nested structure without arrays."""
 
     action: Tree
 
@@ -191,7 +191,7 @@ class _Chooses:
 
 
 class _Guests(Environment):
-    """An environment with one agent per behavior. Some behaviors appear late.
+    """An environment with one agent per behavior. Some behaviors appear after the start.
 
     The ``early`` behaviors exist from the start, ``late`` exists after the first reset, and "invited" after a call of
     ``invite``, ``doorbell`` or ``render``. An observation is ``[env_id, last action]``.
@@ -262,7 +262,7 @@ class _Raises(_Guests):
 
 
 class _Changes(_Guests):
-    """An environment that raises in every step. In generation 1 its behaviors have another spec."""
+    """An environment that raises in every step. In generation 1 its behaviors have a different spec."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context, ("host",))
@@ -274,7 +274,7 @@ class _Changes(_Guests):
 
 
 class _Disagrees(_Guests):
-    """An environment whose behavior "guest" has another spec in environment 1 than elsewhere."""
+    """An environment whose behavior "guest" has a different spec in environment 1 than in all others."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context)
@@ -287,7 +287,7 @@ class _Disagrees(_Guests):
 
 
 class _OtherDtypes(FakeEnvironment):
-    """An environment that returns float64 for float32, and int64 for uint8 and bool. ``change`` sets more fields."""
+    """An environment whose values have other dtypes than its spec. ``change(steps)``: a dict of fields to replace."""
 
     SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
 

@@ -1,4 +1,4 @@
-"""Fakes: a worker without a process, and environments that follow a script.
+"""Fakes for tests: a worker without a process, an environment with scripted steps, and one that echoes its actions.
 
 The rule: fakes keep the contracts of the real classes, so that a test with a fake also holds for the real class.
 """
@@ -49,7 +49,7 @@ class FakeWorker:
         self._held_back: list[EnvironmentResponse] = []
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Execute a command. Put a step's response into the step queue; keep any other response for ``recv``."""
+        """Execute a command. Put a step's response into the step queue; store any other response for ``recv``."""
         command = CommandName(name)
         self.sent.append((str(command), payload))
         response = self._respond(command, payload)
@@ -65,12 +65,12 @@ class FakeWorker:
         return self._responses.pop(0)
 
     def release(self) -> None:
-        """Put the responses that ``hold`` kept back into the step queue."""
+        """Put the responses that were held back into the step queue, oldest first."""
         while self._held_back:
             self._step_queue.put(self._held_back.pop(0))
 
     def fail(self, error: Exception) -> None:
-        """Put a failure into the step queue, as the poller of a real worker does."""
+        """Put ``error`` into the step queue as a failure of this worker."""
         self._step_queue.put(EnvironmentResponse(CommandName.FAILED, self.worker_id, error))
 
     def _respond(self, command: CommandName, payload: Any) -> EnvironmentResponse:
@@ -84,7 +84,7 @@ class FakeWorker:
 
 @attrs.frozen
 class Step:
-    """A script entry that takes a step with this reward and these flags."""
+    """A script entry: a step of a FakeEnvironment that returns this reward and these flags."""
 
     reward: float = 0.0
     terminated: bool = False
@@ -93,14 +93,14 @@ class Step:
 
 @attrs.frozen
 class Sleep:
-    """A script entry that sleeps. The same step then continues with the next entry."""
+    """A script entry that sleeps for ``seconds``. The same step then continues with the next entry."""
 
     seconds: float
 
 
 @attrs.frozen
 class Raise:
-    """A script entry that raises ``error``."""
+    """A script entry that raises ``error`` in the step."""
 
     error: BaseException
 
@@ -114,7 +114,7 @@ class Die:
 
 
 class FakeEnvironment(Environment):
-    """A single-agent environment that repeats ``script``. By default steps have no reward, and episodes never end.
+    """A single-agent environment whose steps repeat ``script``. By default rewards are 0 and episodes never end.
 
     An observation is ``float32[3]``: number of the episode, number of the step in the episode, last action. Actions are
     ``int64[]``.

@@ -1,7 +1,7 @@
 """Assertions that FaultContract makes after every failure of an environment.
 
-Calls return in time, errors are typed and name the worker, every step is delivered once and belongs to its action,
-healthy workers keep their episodes, and ``close()`` always works.
+They check that calls return in time, errors have the right type and name the worker, every step is delivered once and
+fits its action, healthy workers keep their episodes, and ``close()`` always works.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def returns_within(limit_s: float) -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
-    """Wait until ``condition()`` holds; raise AssertionError if it does not within ``within_s``."""
+    """Wait until ``condition()`` holds; raise AssertionError if it does not within ``within_s`` seconds."""
     deadline = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():
@@ -73,14 +73,14 @@ def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether a process has ended; it may be a zombie."""
+    """Return whether a process has ended or is a zombie."""
     return state_of(pid) in ("", "Z", "X")
 
 
 def check_error(
     error: BaseException, kind: type[Error], *, worker_id: int, env_id: int, phase: str | tuple[str, ...]
 ) -> Error:
-    """Assert an error's kind, worker, environment, phase and cause, and that pickle can copy it. Return the error."""
+    """Assert an error's type, worker, environment, phase and cause, and that pickle can copy it. Return the error."""
     assert isinstance(error, kind), f"{type(error).__name__}: {error}"
     assert error.worker_id == worker_id
     assert env_id in error.env_ids
@@ -93,7 +93,7 @@ def check_error(
 
 
 def check_close(manager: EnvManager, close_s: float) -> None:
-    """Assert that ``close()`` returns in time and can be repeated, and that ``reset()`` then raises ManagerClosed."""
+    """Assert that ``close()`` takes at most ``close_s`` + SLACK_S seconds and ``reset()`` then raises ManagerClosed."""
     with returns_within(close_s):
         manager.close()
     manager.close()
@@ -102,7 +102,7 @@ def check_close(manager: EnvManager, close_s: float) -> None:
 
 
 def check_lost(info: StepInfo, last: StepInfo) -> None:
-    """Assert that ``info`` truncates the episodes of ``last``, with no reward and no transitions.
+    """Assert that ``info`` truncates the episodes of ``last``, the step before, with no reward and no transitions.
 
     If the worker was recycled, episodes that had ended in ``last`` are not truncated.
     """
@@ -148,17 +148,17 @@ class CheckedTrainer:
 
     @property
     def workers(self) -> tuple[WorkerStats, ...]:
-        """Stats of each worker."""
+        """Current statistics of each worker, by worker id."""
         return self.manager.stats().workers
 
     def pid_of(self, worker_id: int) -> int:
-        """Return the process id of a worker."""
+        """Return the process id of a worker; assert that it has one."""
         pid = self.workers[worker_id].pid
         assert pid is not None
         return pid
 
     def reset(self, config: Any = None) -> list[StepInfo]:
-        """Reset the manager. Check the first StepInfos and return them."""
+        """Reset the manager. Check that its StepInfos begin new episodes, and return them."""
         infos = self.manager.reset(config)
         for info in infos:
             assert info.lost is None
@@ -205,12 +205,12 @@ class CheckedTrainer:
             self.step(wait)
 
     def until_lost(self, *, n: int = 1, within_s: float = SOON_S) -> StepInfo:
-        """Step until ``n`` losses were reported in total; return the StepInfo of the last loss."""
+        """Step until ``lost`` has ``n`` StepInfos, and return the last. Raise AssertionError as ``step_until`` does."""
         self.step_until(lambda: len(self.lost) >= n, within_s=within_s)
         return self.lost[-1]
 
     def first_error(self, *, wait: Any = "any", within_s: float = SOON_S) -> WorkerError:
-        """Step until a WorkerError is raised; return it."""
+        """Step until the manager raises a WorkerError, and return it. Raise AssertionError as ``step_until`` does."""
         try:
             self.step_until(lambda: False, wait=wait, within_s=within_s)
         except WorkerError as error:
@@ -218,13 +218,13 @@ class CheckedTrainer:
         raise AssertionError("unreachable")
 
     def go_on(self, worker_ids: Iterable[int], *, n_steps: int = 3) -> None:
-        """Step until ``n_steps`` more StepInfos of each of these workers were delivered."""
+        """Step until each of these workers has delivered ``n_steps`` more StepInfos."""
         wanted = {worker_id: self.n_infos[worker_id] + n_steps for worker_id in worker_ids}
         self.step_until(lambda: all(self.n_infos[worker_id] >= n for worker_id, n in wanted.items()))
 
 
 def only_with_processes(test: Test) -> Test:
-    """Return ``test``, skipped for managers whose workers run in this process."""
+    """Decorate a test method to be skipped if ``has_processes`` is false: it needs workers outside this process."""
 
     @functools.wraps(test)
     def checked(self: FaultyManagers, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +236,7 @@ def only_with_processes(test: Test) -> Test:
 
 
 class FaultyManagers:
-    """Base class of FaultContract's parts, with an abstract ``make_manager`` and a leak check after each test."""
+    """Base class of FaultContract's test classes: an abstract ``make_manager``, and a leak check after each test."""
 
     has_processes = True
     """Whether each environment has its own process, which tests may kill. If False, one worker hosts all."""
@@ -247,7 +247,7 @@ class FaultyManagers:
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return your manager, with a worker per environment or one for all. ``options``: fields of ManagerOptions."""
+        """Return a new manager, with a worker per environment or one for all. ``options``: fields of ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:
@@ -259,7 +259,7 @@ class FaultyManagers:
 
     @contextmanager
     def managing(self, env_factory: Any, n_envs: int = 3, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager, and call ``check_close`` on it at the end."""
+        """Yield a new manager, and call ``check_close`` on it at the end."""
         manager = self.make_manager(env_factory, n_envs, **options)
         try:
             yield manager
@@ -270,7 +270,7 @@ class FaultyManagers:
     def running(
         self, env_factory: Any, n_envs: int = 3, *, recycling: bool = False, **options: Any
     ) -> Iterator[CheckedTrainer]:
-        """Yield a CheckedTrainer of a new manager, after its first reset."""
+        """Yield a CheckedTrainer of a new manager that was reset. Call ``check_close`` on the manager at the end."""
         with self.managing(env_factory, n_envs, **options) as manager:
             trainer = CheckedTrainer(manager, recycling=recycling)
             trainer.reset()

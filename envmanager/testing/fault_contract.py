@@ -244,4 +244,4 @@ class CodeFaults(FaultyManagers):
 
 
 class FaultContract(CodeFaults, RestartsAfterFaults, DataFaults, UsageFaults):
-    """Tests of all faults. Set ``has_processes = False`` if your manager's workers run in its own process."""
+    """Tests of all faults, to inherit. Set ``has_processes = False`` if your manager's workers are not processes."""

@@ -1,4 +1,4 @@
-"""Cases 30 to 34 of FaultContract: data that does not fit its spec, and large data."""
+"""Tests of cases 30 to 34 of FaultContract: data that does not fit its spec, and large data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from envmanager.testing.faults import (
 
 
 class DataFaults(FaultyManagers):
-    """Tests of faults in data. An observation or action that breaks its spec raises an error that names the leaf."""
+    """Tests of observations and actions that do not fit their spec, which must raise an error, and of large data."""
 
     large_observation_bytes = 256 << 20
 
@@ -82,12 +82,12 @@ class DataFaults(FaultyManagers):
             assert not np.isfinite(numbers).any()
 
     def _keyed(self, fault: Change, **options: Any) -> AbstractContextManager[EnvManager]:
-        """Return a context that yields a manager, ready to step, of one KeyedFaultyEnvironment."""
+        """Return a context manager that yields a manager, ready to step, with one KeyedFaultyEnvironment."""
         return self._ready(lambda context: KeyedFaultyEnvironment(context, fault), 1, **options)
 
     @contextmanager
     def _ready(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager, ready to step, for environments whose steps CheckedTrainer cannot check."""
+        """Yield a manager, reset and with a policy, for environments whose steps CheckedTrainer cannot check."""
         with self.managing(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
@@ -214,7 +214,7 @@ def _error_of_step(manager: EnvManager) -> BaseException:
 
 @attrs.frozen
 class _Returns:
-    """A policy that returns ``returned(n_rows)``."""
+    """A policy whose ``get_action`` returns ``returned(n_rows)``, which may be invalid."""
 
     returned: Callable[[int], Any]
 
@@ -239,7 +239,7 @@ class _TakesFloats(EchoEnvironment):
 
 
 class _AnyObservation(EchoEnvironment):
-    """An environment whose observation is the Python object ``observe(n_steps)``."""
+    """Base class of environments whose observation is a Python object, returned by ``observe(n_steps)``."""
 
     SPEC = BehaviorSpec(ArraySpec((), object), ArraySpec((), np.int64))
 

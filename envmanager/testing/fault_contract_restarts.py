@@ -1,4 +1,4 @@
-"""Cases 14, 17, 18 and 20 to 23 of FaultContract: which worker is replaced, when, and what the trainer receives.
+"""Tests of cases 14, 17, 18 and 20 to 23 of FaultContract: restarts, recycling and dropping of workers.
 
 Tests with exceptions under ``on_exception="restart"`` run for every kind of manager; tests with deaths and hangs need
 workers in processes of their own.
@@ -41,10 +41,10 @@ BROKEN = Raise(ValueError("gear 7 broke"))
 
 
 class RestartsAfterFaults(FaultyManagers):
-    """Tests of restarts: only the failed worker is replaced, within its budget, and the trainer is notified once."""
+    """Tests of restarts: only the failed worker is replaced, as RestartPolicy allows, and the loss is reported once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
-        """Make env 1 fail in its fourth step. Assert that only its worker is replaced, once, and check all counts."""
+        """Cause ``fault`` in env 1. Assert that only its worker is replaced, once, for an error of type ``kind``."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         worker_id = self.worker_of(1)
         with self.running(factory, restarts=restarts, timeouts=SHORT) as trainer:
@@ -399,7 +399,7 @@ class RestartsAfterFaults(FaultyManagers):
 
 
 def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert for lost rows of ``batch`` what ``check_lost`` asserts for a StepInfo. ``last`` has all environments."""
+    """Assert that lost rows of ``batch`` truncate the episodes of ``last``, the previous batch of all environments."""
     rows = np.flatnonzero(batch.lost)
     ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
     assert batch.truncated[rows].all()

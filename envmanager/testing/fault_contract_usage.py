@@ -1,4 +1,4 @@
-"""Cases 29, 36, 37, 42 and 43 of FaultContract: bad options, bad factories, and calls at the wrong time."""
+"""Tests of cases 29, 36, 37, 42 and 43 of FaultContract: bad options, bad factories, and calls at the wrong time."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ class Fault:
     """Base class of faults. Subclasses override ``strike`` to fail before a call, or ``spoil`` to change its result."""
 
     def strike(self) -> None:
-        """Fail, before the environment executes the call."""
+        """Cause the failure, before the environment executes the call. By default do nothing."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> Any:
-        """Return a replacement for ``steps``, the call's result. ``earlier`` is the previous replacement, or None."""
+        """Return a replacement for ``steps``, the call's result. ``earlier``: the previous replacement, or None."""
         return steps
 
 
@@ -62,7 +62,7 @@ class TwoArgumentError(Exception):
 
 
 class LockedError(Exception):
-    """An error that holds a lock and cannot be pickled. Its text has percent signs, which break careless loggers."""
+    """An error with a lock, so it cannot be pickled. Its text breaks a logger that uses it as a format string."""
 
     def __init__(self) -> None:
         super().__init__("locked %s %d")
@@ -71,7 +71,7 @@ class LockedError(Exception):
 
 @attrs.frozen
 class RaiseNew(Fault):
-    """A fault that raises ``make_error()``, a call made in the worker, so that the error need not be picklable."""
+    """A fault that raises ``make_error()``. The error is made in the worker, so it need not be picklable."""
 
     make_error: Callable[[], BaseException]
 
@@ -135,7 +135,7 @@ class Segfault(Fault):
 
 @attrs.frozen
 class ExhaustMemory(Fault):
-    """A fault that raises a MemoryError: it limits the memory to ``spare_bytes`` more, and allocates twice that."""
+    """A fault that raises MemoryError: it limits the memory to ``spare_bytes`` more than now, and allocates more."""
 
     spare_bytes: int = 64 << 20
 
@@ -150,7 +150,7 @@ class ExhaustMemory(Fault):
 
 @attrs.frozen
 class Leak(Fault):
-    """A fault that allocates memory, opens descriptors, and never releases them."""
+    """A fault that allocates ``n_bytes`` of memory, opens ``n_descriptors`` files, and never releases them."""
 
     n_bytes: int = 1 << 20
     n_descriptors: int = 1
@@ -230,7 +230,7 @@ class Meddle(Fault):
 
 @attrs.frozen
 class StartSimulator(Fault):
-    """A fault that starts a child process, which sleeps and ignores SIGTERM, and never waits for it."""
+    """A fault that starts, and never reaps, a child process that sleeps for ten minutes and ignores SIGTERM."""
 
     def strike(self) -> None:
         _kept.append(subprocess.Popen(["/bin/sh", "-c", "trap '' TERM; exec sleep 600"]))
@@ -238,7 +238,7 @@ class StartSimulator(Fault):
 
 @attrs.frozen
 class SendSignal(Fault):
-    """A fault that signals another process. With the trainer's ``pid``, SIGINT acts as a Ctrl-C at a chosen moment."""
+    """A fault that sends the signal ``number`` to process ``pid``. SIGINT to the trainer has the effect of a Ctrl-C."""
 
     pid: int
     number: int = signal.SIGINT
@@ -252,7 +252,7 @@ class SendSignal(Fault):
 
 @attrs.frozen
 class Change(Fault):
-    """A fault that replaces the AgentSteps by ``change(steps)``."""
+    """A fault that replaces ``steps``, the result of the call, by ``change(steps)``."""
 
     change: Callable[[AgentSteps], Any]
 
@@ -262,7 +262,7 @@ class Change(Fault):
 
 @attrs.frozen
 class ReuseArrays(Fault):
-    """A fault that returns the same arrays with new contents in every step. Needs ``times=sys.maxsize``."""
+    """A fault that returns the same arrays in every step, with new contents. Needs ``times=sys.maxsize``."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> AgentSteps:
         if earlier is None:
@@ -337,11 +337,11 @@ class FaultyEnvironment(EchoEnvironment):
         return "fine"
 
     def surroundings(self) -> dict[str, Any]:
-        """Return the ``surroundings`` of the worker's process."""
+        """Return the result of the function ``surroundings``, called in the worker."""
         return surroundings()
 
     def _strike(self, at: str) -> bool:
-        """Run the faults if ``at``, ``after`` and ``times`` select this call. Return whether they do."""
+        """Run the faults if the constructor's arguments select this call, named ``at``. Return whether they do."""
         if at != self._at:
             return False
         self._n_calls += 1
@@ -366,5 +366,5 @@ class FaultyEnvironment(EchoEnvironment):
 
 
 def faulty(fault: Anything | Sequence[Any], **when: Any) -> Callable[[EnvContext], FaultyEnvironment]:
-    """Return a factory of FaultyEnvironments with this fault; ``when`` are the other arguments of the class."""
+    """Return a factory of FaultyEnvironments with this fault. ``when``: other keyword arguments of the class."""
     return functools.partial(FaultyEnvironment, fault=fault, **when)

@@ -1,4 +1,4 @@
-"""Random faults in the workers of a running manager, with an exact record.
+"""Random faults caused in the workers of a running manager, with a record of each.
 
 ::
 
@@ -42,7 +42,7 @@ _LOOK_EVERY_S = 0.02
 
 @attrs.frozen
 class Injection:
-    """A signal sent to one generation of a worker; ``at_s`` is the time by ``time.monotonic()``."""
+    """A record of a signal sent to one generation of a worker; ``at_s`` is the time by ``time.monotonic()``."""
 
     worker_id: int
     generation: int
@@ -52,23 +52,23 @@ class Injection:
 
 @attrs.define
 class ChaosReport:
-    """The injections so far, oldest first."""
+    """A record of the signals that ``chaos`` has sent so far, oldest first, with counts by kind."""
 
     injected: list[Injection] = attrs.field(factory=list)
 
     @property
     def kills(self) -> int:
-        """Number of workers killed."""
+        """Number of times that a worker was killed."""
         return self._count("kill")
 
     @property
     def freezes(self) -> int:
-        """Number of workers stopped permanently."""
+        """Number of times that a worker was stopped permanently."""
         return self._count("freeze")
 
     @property
     def pauses(self) -> int:
-        """Number of workers stopped and then resumed."""
+        """Number of times that a worker was stopped and then resumed."""
         return self._count("pause")
 
     @property
@@ -84,12 +84,12 @@ class ChaosReport:
 def chaos(
     manager: EnvManager, rate: float, seed: int, *, kinds: Sequence[Kind] = get_args(Kind), pause_s: float = 0.1
 ) -> Iterator[ChaosReport]:
-    """Send signals of ``kinds`` to workers of ``manager`` while the block runs, on average ``rate`` per second.
+    """Send signals of ``kinds`` to workers of ``manager`` during the block, about ``rate`` per second. Yield a report.
 
     The gaps between signals are exponentially distributed, or longer if no worker may get one. The seed fixes gaps and
     kinds; the choice of a worker also depends on which workers may get one. Each generation of a worker has at most one
     fault. ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's
-    stats count the last faults. Raises UsageError for a manager without processes. Linux only.
+    stats count the last faults. Raises UsageError for bad arguments and for workers in this process. Linux only.
     """
     unknown = set(kinds) - set(get_args(Kind))
     if unknown or not kinds or rate <= 0 or pause_s < 0:
@@ -110,7 +110,7 @@ def chaos(
 
 @attrs.frozen
 class _Process:
-    """A worker's process in one generation. ``steps``: number of its steps delivered when the pidfd was opened."""
+    """The process of one generation of a worker. ``steps``: the worker's delivered steps when the pidfd was opened."""
 
     generation: int
     pid: int
@@ -127,7 +127,7 @@ class _Process:
 
 
 class _Injector:
-    """The loop of the injecting thread. Other threads may only set ``stopped`` and read ``report``."""
+    """State and loop of the thread that sends signals. Other threads may only set ``stopped`` and read ``report``."""
 
     def __init__(
         self, manager: EnvManager, rate: float, dice: random.Random, kinds: tuple[Kind, ...], pause_s: float
@@ -165,7 +165,7 @@ class _Injector:
                     return
 
     def _inject(self, kind: Kind) -> bool:
-        """Send a signal of this kind to a random worker that may get one. Return whether one was sent."""
+        """Kill, freeze or pause a random worker that may get a signal. Return whether a signal was sent."""
         candidates = self._look()
         if not candidates:
             return False
@@ -199,7 +199,7 @@ class _Injector:
         return not is_out and worker.steps >= process.steps + 2 and not process.has_ended()
 
     def _open(self, worker: WorkerStats) -> None:
-        """Open the pidfd of a worker's process, and close that of its previous process."""
+        """Open and store the pidfd of a worker's process, if it still runs. Close the pidfd of its previous process."""
         before = self._processes.pop(worker.worker_id, None)
         if before is not None:
             os.close(before.pidfd)

@@ -30,19 +30,13 @@ _LASTING = ("envmanager.processes.helper", "multiprocessing.forkserver", "multip
 
 
 def adopt_orphans() -> None:
-    """Make this process a subreaper: its orphaned descendants become its children, so that they can be found.
-
-    Does nothing on other systems than Linux.
-    """
+    """Make this process a subreaper, which adopts its orphaned descendants as children. No effect except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:
-    """Return the command lines, by pid, of all descendants of ``pid`` (default: this process), zombies included.
-
-    Empty on Windows.
-    """
+    """Return ``{pid: command line}`` of all descendants of ``pid`` (default: this process). Empty on Windows."""
     pid = os.getpid() if pid is None else pid
     if sys.platform != "linux":
         return _descendants_in(_process_table(), pid)
@@ -55,7 +49,7 @@ def descendants(pid: int | None = None) -> dict[int, str]:
 
 
 def state_of(pid: int) -> str:
-    """Return the letter for the state of a process: "Z" for a zombie, "" if it does not exist, on Windows "?"."""
+    """Return the letter of a process's state: "Z" for a zombie, "" if it does not exist, on Windows "?" if it runs."""
     if sys.platform == "linux":
         return machine.state_of(pid)
     if sys.platform != "win32":
@@ -113,7 +107,10 @@ def _shared_memory() -> frozenset[str]:
 
 @attrs.frozen
 class Traces:
-    """A snapshot of the processes, file descriptors, threads and shared memory."""
+    """A snapshot of this process's descendants, file descriptors and threads, and of the names of shared memory.
+
+    Helper processes that run until the program ends are left out.
+    """
 
     processes: dict[int, str]
     descriptors: Counter[str]
@@ -122,12 +119,12 @@ class Traces:
 
     @classmethod
     def now(cls) -> Traces:
-        """Return a snapshot of the present."""
+        """Take a snapshot of the present state and return it."""
         threads = frozenset(thread.name for thread in threading.enumerate())
         return cls(_workers_and_orphans(), _open_descriptors(), threads, _shared_memory())
 
     def left_since(self, before: Traces) -> dict[str, list[str]]:
-        """Return the names of the resources that are not in ``before``, by kind. Empty if there are none."""
+        """Return the names of resources in this snapshot but not in ``before``, by kind. Empty if there are none."""
         left = {
             "processes": [f"{pid}: {cmd}" for pid, cmd in self.processes.items() if pid not in before.processes],
             "descriptors": sorted((self.descriptors - before.descriptors).elements()),
@@ -138,11 +135,11 @@ class Traces:
 
 
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
-    """Wait up to ``within_s`` seconds for all resources newer than ``before`` to be released. Return the rest, by kind.
+    """Wait up to ``within_s`` seconds until all resources newer than ``before`` are released.
 
-    The kernel does not report which process has made a block of shared memory. A block counts as left by this program
-    if it belongs to this user, no other program has it mapped, and every snapshot has it. So semaphores of
-    multiprocessing in other programs do not count, because they exist only for microseconds.
+    Return the names of those that remain, by kind. The kernel does not report which process has made a block of shared
+    memory. A block counts as left by this program if it belongs to this user, no other program has it mapped, and every
+    snapshot has it. So semaphores of other programs do not count, because they exist only for microseconds.
     """
     deadline = time.monotonic() + within_s
     pause = threading.Event()
@@ -166,7 +163,7 @@ def _reap() -> None:
 
 
 def _not_of_strangers(names: Iterable[str]) -> set[str]:
-    """Return the names of shared memory that belongs to this user and that no other program has mapped."""
+    """Return those of ``names``, blocks of shared memory, that belong to this user and no other program has mapped."""
     found = set()
     for name in names:
         with contextlib.suppress(OSError):  # it has just been removed
@@ -188,7 +185,7 @@ def _not_of_strangers(names: Iterable[str]) -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Raise AssertionError when the block leaves a process, descriptor, thread or shared memory behind."""
+    """Raise AssertionError if a process, descriptor, thread or shared memory that the block made remains after 5 s."""
     adopt_orphans()
     before = Traces.now()
     yield
