@@ -43,7 +43,7 @@ class Candidate:
     kind: str = SUBPROCESS
 
     def options(self) -> dict[str, Any]:
-        """Return the candidate as settings of a config's table ``manager``."""
+        """Return the settings of this placement for a config's table ``manager``."""
         if self.n_workers == IN_PROCESS:
             return {"kind": "simple", "n_envs": self.n_envs}
         return {"kind": self.kind, "n_envs": self.n_envs, "n_workers": self.n_workers, "wait": self.wait}
@@ -64,7 +64,7 @@ class Candidate:
 
 @attrs.define(eq=False)
 class Trial:
-    """A candidate and its results so far."""
+    """A candidate placement and its measurements so far."""
 
     candidate: Candidate
     n_steps: int = 0
@@ -90,7 +90,7 @@ class Trial:
         self.seconds += seconds
 
     def fail(self, error: Exception) -> None:
-        """Drop the trial because of ``error``."""
+        """Drop the trial, and store ``error`` as its failure."""
         self.failure, self.is_out = error, True
 
 
@@ -137,12 +137,12 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds. Between rounds half of the trials are dropped; the last round compares two."""
+    """Return the number of rounds that halve ``n_trials`` trials between rounds and compare two in the last round."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
 def halve(trials: Sequence[Trial]) -> None:
-    """Drop the slower half of the remaining trials, but never the last one."""
+    """Mark the slower half of the remaining trials as dropped, but never the last one."""
     left = sorted(remaining(trials), key=lambda trial: trial.steps_per_s, reverse=True)
     for trial in left[math.ceil(len(left) / 2) :]:
         trial.is_out = True
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the fewest environments, then workers, of the fastest ones (AS_FAST); None if none ran."""
+    """Return the trial with the fewest environments, then workers, among those with about the highest speed, or None."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]

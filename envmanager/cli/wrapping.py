@@ -16,7 +16,7 @@ NAMES = 12
 
 
 def show(console: Console, text: str | Text, style: str = "") -> None:
-    """Print a text of one or more lines on a console of Rich."""
+    """Print a text of one or more lines on a console of Rich, which wraps lines only if it is a terminal."""
     console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
 
 
