@@ -72,12 +72,13 @@ class EnvManager(ABC):
         check_values: bool = False,
         trace: str | None = None,
     ):
-        """Prepare a manager without workers. A subclass calls this first, then ``start(host)``.
+        """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
-        ``wait``: default of ``step`` and ``recv``; None means "any". ``restarts``: None replaces no failed worker.
-        ``trace``: path of a trace file to write. ``check_values``: refuse actions of another kind of dtype than their
-        spec's (floats for integers) instead of casting them. ``zero_copy``: return a worker's arrays without a copy;
-        the host must leave them unchanged for one more step.
+        ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``, or None for
+        "any". ``seed``: default of ``reset``. ``restarts``: None replaces no failed worker. ``trace``: path of a trace
+        file. ``check_values``: refuse actions of another kind of dtype than their spec's (floats for integers) instead
+        of casting them. ``zero_copy``: return a worker's arrays without a copy; the host must not change them for one
+        more step.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
@@ -278,7 +279,7 @@ class EnvManager(ABC):
         bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """Wait as ``wait`` says, and return a Batch of the ready steps. After a reset, return first observations first.
+        """Wait as ``wait`` says and return the ready steps as a Batch; after a reset, the first observations are first.
 
         ``wait`` and the WorkerErrors raised are as in ``step()``. Raises UsageError if no step is in flight or ready,
         and for multi-agent environments.
@@ -335,7 +336,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Allow only ``use`` until the next reset. ``offers_first``: ``recv`` will return the first observations."""
+        """Allow only the calls of ``use`` until the next reset. ``offers_first``: whether ``recv`` returns its steps."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)

@@ -33,8 +33,8 @@ class EnvContext:
     """A description of the environment to make, passed to factories that take an argument.
 
     ``generation``: how often its worker was replaced. ``slot``: a number unique among all environments that the manager
-    ever starts, for ports and file names. ``seed``: derived from the manager's seed, ``env_id`` and ``generation``, or
-    None without one. ``n_envs``: number of environments of the worker, for factories that make one vector of them.
+    ever starts, for ports and file names. ``seed``: derived from the manager's seed, ``env_id`` and ``generation``; or
+    None. ``n_envs``: number of environments of the worker, for factories that make a vector environment.
     """
 
     env_id: int
@@ -81,7 +81,7 @@ class Environment(ABC):
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         """Take one environment step and return the results by behavior.
 
-        ``actions`` is ``{behavior: tree of [n, …]}``, with one row per ``acting`` row of the last result, in its order.
+        ``actions`` is ``{behavior: tree of [n, …]}``, with one row for each ``acting`` row of the last result.
         """
 
     @abstractmethod
@@ -111,7 +111,7 @@ class EnvGroup(Environment):
     """Id of the environment whose code is running, for error messages."""
 
     def hand_on_foreign(self) -> bool:
-        """Return whether the group exchanges PyTorch and JAX arrays unconverted from now on. By default it cannot."""
+        """Keep PyTorch and JAX arrays unconverted from now on, if possible. Return whether it is; by default False."""
         return False
 
     @abstractmethod
@@ -139,7 +139,7 @@ class EnvGroup(Environment):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Return ``env.name(…)``, or ``name(env, …)`` if ``name`` is a function, of the environments at ``rows``."""
+        """Return ``env.name(…)``, or ``name(env, …)`` if ``name`` is a function, for the environments at ``rows``."""
         if callable(name):
             return [name(subject, *args, **kwargs) for subject in self._at(rows)]
         return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
@@ -173,7 +173,7 @@ def _set_attribute(subject: Any, name: str, value: Any) -> None:
 
 
 class SideBySide(EnvGroup):
-    """A group that steps its Environments one after the other. Their rows are concatenated per behavior, in order."""
+    """A group that steps its environments one after the other. Their rows are concatenated per behavior, by env_id."""
 
     def __init__(
         self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
@@ -247,7 +247,7 @@ class SideBySide(EnvGroup):
         self.current_env_id = None
 
     def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Add the specs of the environment at ``row`` to the group's. Raises SpecConflict if they contradict these."""
+        """Add the specs of the environment at ``row``. Raises SpecConflict if a behavior already has another."""
         if len(specs) != self._n_known[row]:
             merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)

@@ -97,7 +97,7 @@ _AFTER_EXCEPTION = {
 
 
 class EnvRaised(WorkerError):
-    """Error raised when an environment's own code raised an exception. It ends with the traceback from the worker.
+    """Error raised when an environment's own code raised an exception. Its text ends with the traceback of the worker.
 
     ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` is the name of its class, and
     ``remote_traceback`` the traceback as text, or ``""`` if the exception only says which library to install.
@@ -129,7 +129,7 @@ class EnvRaised(WorkerError):
 
 
 class BadObservation(WorkerError):
-    """Error raised when an environment returned a value that violates its spec, at ``path``: ``obs['camera']``, …"""
+    """Error raised when an environment's value violates its spec. ``path`` names the value: ``obs['camera']``, …"""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
@@ -191,7 +191,7 @@ class WorkerTimedOut(WorkerError):
 
 
 class NotPlaced(WorkerError):
-    """Error raised when no node of the cluster had a worker's resources (``missing``) free within ``timeout_s``."""
+    """Error raised when no node had a worker's resources free within ``timeout_s`` seconds. ``missing`` says which."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str

@@ -97,7 +97,7 @@ class Wait:
 
     @classmethod
     def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
-        """Return a Wait for the first worker that responds. Steps return only the workers that are ready."""
+        """Return a Wait for any one worker, so that each step returns only the workers that are ready."""
         return cls(timeout_s=timeout_s, max_lead=max_lead)
 
     @classmethod
@@ -107,7 +107,7 @@ class Wait:
 
     @classmethod
     def parse(cls, text: str | int | Wait) -> Wait:
-        """Return the Wait for ``"any"``, ``"all"``, a number of workers or a Wait. Raises UsageError for any other."""
+        """Convert ``"any"``, ``"all"`` or a number of workers to a Wait. Raises UsageError for others except a Wait."""
         if isinstance(text, Wait):
             return text
         if isinstance(text, str) and text in _NAMED_WAITS:
@@ -144,7 +144,7 @@ class Timeouts:
 
 
 def one_of(*choices: str, advice: str = "") -> Any:
-    """Return an attrs validator that raises UsageError, which ends with ``advice``, for values not in ``choices``."""
+    """Return an attrs validator that raises UsageError for values not in ``choices``. Its text ends with ``advice``."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -154,7 +154,7 @@ def one_of(*choices: str, advice: str = "") -> Any:
 
 
 def object_of(cls: type, example: str) -> Any:
-    """Return an attrs validator that raises UsageError, with ``cls(example=…)``, unless the value is a ``cls``."""
+    """Return an attrs validator that raises UsageError unless the value is a ``cls``; its text shows an ``example``."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, cls):
@@ -193,7 +193,7 @@ def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def _seed(value: Any) -> int | list[int | None] | None:
-    """Convert a seed, or a sequence or array of seeds, to None, an int or a list of these. Raises UsageError."""
+    """Convert a seed, or a sequence or array of seeds, to an int, None or a list of these. Raises UsageError."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
         return [_one_seed(each) for each in plain]
@@ -235,7 +235,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return ``config``, or a ResetConfig of ``seed`` and ``options`` if given. Raises UsageError if both are."""
+        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError if both are given."""
         if seed is None and options is None:
             return config
         if config is not None:
@@ -244,7 +244,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Return ``ResetConfig.of(config)``. Raises UsageError also if ``seed`` is a list of not ``n_envs`` seeds."""
+        """Convert ``config`` as ``of`` does. Raises UsageError also if a list of seeds does not have ``n_envs`` entries."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
@@ -339,7 +339,7 @@ class KindOptions:
 
 @attrs.frozen(kw_only=True)
 class ProcessOptions(KindOptions):
-    """The options of SubprocessEnvManager and of SimpleEnvManager, with those of KindOptions."""
+    """The options of SubprocessEnvManager and SimpleEnvManager, in addition to those of KindOptions."""
 
     local_envs: LocalCount = attrs.field(default=0, validator=at_least(0, or_auto=True))
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional(_start_method))

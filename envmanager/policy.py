@@ -78,7 +78,7 @@ class RandomPolicy:
 
 
 def range_of(spec: ArraySpec) -> tuple[Any, Any]:
-    """Return the smallest and the largest value of ``spec``, as its dtype can hold them; infinite without bounds."""
+    """Return the least and greatest values that ``spec`` allows and its dtype holds; infinite for unbounded floats."""
     low, high, kind = spec.minimum, spec.maximum, spec.dtype.kind
     least, most = (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max) if kind in "iu" else (-np.inf, np.inf)
     low, high = least if low is None else low, most if high is None else high

@@ -92,7 +92,7 @@ class ManagerOptions(ProcessOptions):
 
 
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:
-    """Start and return a manager for a config: ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
+    """Start and return a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
     The keys are the fields of :class:`ManagerOptions`. ``wait`` may be ``"any"``, ``"all"``, a number of workers or a
     mapping; ``timeouts`` may be a mapping. The environment is ``config["env"]`` or ``env_factory``; ``env_kwargs``,
@@ -138,7 +138,7 @@ def known_kinds() -> list[str]:
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:
     """Return the keyword arguments for ``make``, the callable that makes a manager of the chosen kind.
 
-    If ``make`` does not take an option that is set, PROCESS_OPTIONS are left out, and others raise ConfigError.
+    Raises ConfigError for an option that is set and that ``make`` does not take, except PROCESS_OPTIONS.
     """
     parameters = inspect.signature(make).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -37,7 +37,7 @@ class SimpleEnvManager(EnvManager):
 
 
 class LocalHost(WorkerHost):
-    """The host of one worker with all environments, in the trainer's process."""
+    """The host of a SimpleEnvManager, with one worker that runs all environments in the trainer's process."""
 
     def __init__(self, factories: Sequence[Any], options: ProcessOptions) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Conversion of config tables (mappings) to options classes, without converting values of a wrong type.
+"""Conversion of config tables (mappings) to objects of the options classes.
 
 The rule: the error lists every mistake in the data. For an unknown key it names the nearest known key.
 """
@@ -52,7 +52,7 @@ class Misfit(ValueError):
 
 
 class PartMisfit(Exception):
-    """Error raised for ``error`` in one item of a list or mapping, at ``place``, such as ``[3]`` or ``.name``."""
+    """Error raised to locate ``error`` in one item of a list or mapping. ``place`` is such as ``[3]`` or ``.name``."""
 
     def __init__(self, place: str, error: Exception) -> None:
         super().__init__(place, error)

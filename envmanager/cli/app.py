@@ -348,7 +348,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return the list ``metrics`` with TensorBoard writing to ``directory``; unchanged if that is None or no list."""
+    """Return ``metrics`` with TensorBoard added, to write to ``directory``. Unchanged if that is None."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -357,7 +357,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return the table ``restarts`` with ``max_restarts`` set; unchanged if that is None, or if not a table."""
+    """Return ``table`` with the entry ``max_restarts``. Unchanged if ``max_restarts`` is None, or if not a table."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

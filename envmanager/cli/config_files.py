@@ -83,7 +83,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Parse YAML and return its content. Raises ConfigError, whose message names ``what`` was read, or MissingExtra.
+    """Parse YAML and return its content. Raises MissingExtra, or ConfigError for invalid YAML, which it calls ``what``.
 
     Numbers are read as in YAML 1.2: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``, ``on`` and ``off`` are
     true and false, as in YAML 1.1, because configs use them; an option that expects a text refuses them.
@@ -103,7 +103,7 @@ _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[e
 
 @functools.cache
 def _loader(yaml: Any) -> Any:
-    """Return PyYAML's safe loader, changed to read ``1e5`` as a number, and to refuse too long hexadecimal numbers."""
+    """Return PyYAML's safe loader, changed to read ``1e5`` and ``1e-5`` as numbers and to refuse very long integers."""
 
     def whole_number(loader: Any, node: Any) -> int:
         number: int = loader.construct_yaml_int(node)
@@ -170,7 +170,7 @@ def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
 
 
 def nearest_place(name: str, tables: Iterable[str]) -> str:
-    """Return the end of a message: ``; did you mean …?`` with the most similar name of a table or option, or ``.``"""
+    """Return the end of a message: ``; did you mean …?`` with the table or option most similar to ``name``, or ``.``"""
     places = {}
     for table in tables:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table to hold the last name of ``path``; create missing inner tables. ``text`` is for ConfigErrors."""
+    """Return the table in which ``path`` sets a value; create missing inner tables. Raises ConfigError."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Raise ConfigError for a trainer that neither ``trainers`` nor ``added`` has. Add it if ``path`` sets its kind."""
+    """Add the trainer to ``added`` if ``path`` sets its kind; else raise ConfigError if the trainer is unknown."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

@@ -202,7 +202,7 @@ class LiveDisplay(PlainDisplay):
 
 
 def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
-    """Return a list of a table of the first ``n_shown`` workers and, if there are more, a line about the others."""
+    """Return, as a list, a table of the first ``n_shown`` workers and, if there are more, a line about the others."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in WORKER_COLUMNS:
         table.add_column(name, justify="left" if name == "state" else "right")
@@ -213,7 +213,7 @@ def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
 
 
 class Rate:
-    """Meter of the steps per second in the last ``WINDOW_S`` seconds, or since the previous call if that is longer."""
+    """A meter of the steps per second in the last ``WINDOW_S`` seconds, or since the last call of ``at`` if longer."""
 
     WINDOW_S = 2.0
 
@@ -239,7 +239,7 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return a text: the number of episodes, the mean return of each behavior, and the number of lost episodes."""
+    """Return a text with the number of episodes, each behavior's mean return, and the number of lost episodes."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"
@@ -325,7 +325,7 @@ def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
 
 
 def state_of(worker: WorkerStats) -> str:
-    """Return ``"dropped"``, ``"failed"``, ``"restarting"``, ``"stepping"`` or ``"ready"``: the state of a worker."""
+    """Return the state of a worker: ``"dropped"``, ``"failed"``, ``"restarting"``, ``"stepping"`` or ``"ready"``."""
     words = {"dropped": worker.dropped, "failed": worker.failed, "restarting": worker.replacing}
     words["stepping"] = worker.waiting
     return next((word for word, holds in words.items() if holds), "ready")

@@ -110,7 +110,7 @@ class Lines:
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Print the mean of ``returns``, by behavior, of newly ended episodes. ``n_steps``: steps per arena so far."""
+        """Print each behavior's mean return since the last report. ``n_steps``: steps of each arena so far."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")

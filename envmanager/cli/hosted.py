@@ -57,7 +57,7 @@ class HostedManager(Environment):
         return self._nothing()
 
     def run(self, seconds: float) -> tuple[int, float]:
-        """Step the manager for ``seconds``, at least once. Return the numbers of environment steps and of seconds."""
+        """Step for ``seconds``, at least once. Return the number of environment steps and the elapsed seconds."""
         n_before, started = self._manager.stats().env_steps, time.perf_counter()
         self._step()
         while time.perf_counter() < started + seconds:

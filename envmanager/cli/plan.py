@@ -62,7 +62,7 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Return the Plan for a config's tables ``manager`` and ``run``. Raises UsageError or MissingExtra."""
+        """Check a config's tables ``manager`` and ``run``, and return the Plan. Raises UsageError or MissingExtra."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = manager.get("restarts")
@@ -86,7 +86,7 @@ class Plan:
 
 
 def load_policy(text: str) -> Any:
-    """Import and return the callable at ``"module:callable"``. Raises UsageError, or MissingExtra for a library."""
+    """Import and return the callable at ``"module:callable"``. Raises UsageError, or MissingExtra without a library."""
     module, colon, attribute = text.partition(":")
     if not colon or not module or not attribute:
         raise UsageError(f"The policy should be module:callable, not {text!r}.")

@@ -63,7 +63,7 @@ def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
 
 
 def exit_code_of(error: EnvManagerError) -> int:
-    """Return the exit code after ``error``: 2 for a UsageError, 3 for NotWritten, 1 for any other error."""
+    """Return the exit code for ``error``: 2 for a UsageError, 3 for NotWritten, 1 for any other error."""
     if isinstance(error, NotWritten):
         return EXIT_NOT_WRITTEN
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
@@ -109,7 +109,7 @@ class _Run:
 
 
 def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
-    """Set a policy for each behavior after the first ``n_known``. Return the number of behaviors known so far."""
+    """Set the policies of all behaviors after the first ``n_known``. Return the number of behaviors known now."""
     behaviors = list(manager.behavior_specs.items())
     for behavior, spec in behaviors[n_known:]:
         manager.set_policy(behavior, make_policy(behavior, spec))
@@ -129,7 +129,7 @@ HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
 class Notices(logging.Handler):
-    """A context that shows warnings and errors that the library logs, and so each restart, on ``display``.
+    """A context that shows the warnings (such as restarts) and errors that the library logs on ``display``.
 
     ``verbose``: True also shows the evidence of each failure. False shows a hint to use ``--verbose`` after the first
     restart. None, for commands without this option, shows no hint.

@@ -52,7 +52,7 @@ def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool
 
 
 def _what_is_left(run: TrainingRun) -> str:
-    """Return a line about a failed training: how many of its agent steps its last checkpoint lacks, if there is one."""
+    """Return a line on how many agent steps of a failed training its last checkpoint lacks, or that there is none."""
     assert run.controller is not None
     n_steps = run.controller.n_steps
     if not run.saved_at:
@@ -152,7 +152,7 @@ class Lines:
 
 
 class Screen(Lines):
-    """A display of ``envmanager train`` for terminals: the lines of Lines, and below a table of the progress."""
+    """A display of ``envmanager train`` for terminals: prints the lines of Lines, above a table of the progress."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()

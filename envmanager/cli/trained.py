@@ -203,7 +203,7 @@ class Show:
         self._frames: list[np.ndarray] = []
 
     def ended(self, episode: PlayedEpisode) -> None:
-        """Print the returns of an episode. If wanted, write its video, or keep its frames for the video of all."""
+        """Print the returns of an episode. With a video option, write its video or keep its frames for later."""
         told = [f"episode {episode.number}", count(episode.n_steps, "environment step")]
         for behavior, returns in episode.returns.items():
             told.append(f"return{of_behavior(behavior, episode.returns)} {describe_returns(returns)}")
@@ -217,7 +217,7 @@ class Show:
             self._write(next(file for file in files if not file.exists()))
 
     def finish(self) -> None:
-        """Write the video of all episodes, if one is wanted and each episode has no video of its own."""
+        """Write the video of all episodes. Do nothing without ``--video``, or if each episode has its own video."""
         if self._video is not None and self._frames:
             self._write(self._video)
 

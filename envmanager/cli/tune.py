@@ -119,7 +119,7 @@ def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
 
 
 class _FewNotices(Notices):
-    """Notices of a tuning: of all restarts, only the first is shown, because there may be thousands."""
+    """The Notices of ``envmanager tune``, which show only the first restart, because there may be thousands."""
 
     _has_restarted = False
 
@@ -159,7 +159,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Measure a step in a worker. Return the Probe, or None if a step ends the worker. Raises if the reset does."""
+        """Measure a step in a worker. Return a Probe, or None if a step ends the worker. Raises if the reset does."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -174,7 +174,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the best trial's config to ``plan.out``, if set. Return lines to show, and the command to run it."""
+        """Write the best config to ``plan.out``, if set. Return lines about all trials and the command for the best."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -297,7 +297,7 @@ class _Tuning:
 
 
 def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
-    """Return the manager class of ``kind`` and the number of cores. For Ray, connect to a cluster and count its CPUs."""
+    """Return the manager class of a kind and the number of cores. For Ray, connect to a cluster and count its CPUs."""
     if kind == SUBPROCESS:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
@@ -307,7 +307,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
 
 
 def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
-    """Return the error that ends the command after ``error`` in the first reset, with advice if that took too long."""
+    """Return the error to raise after ``error`` in the first reset: after a timeout, one with advice."""
     if not isinstance(error, WorkerTimedOut):
         return error
     return EnvManagerError(

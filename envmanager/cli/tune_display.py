@@ -54,14 +54,14 @@ class PlainTuneDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Show all trials (the fastest first), ``lines``, and the ``command`` that runs the best (``""``: none)."""
+        """Show all trials (the fastest first), ``lines``, and the ``command`` that runs the best, if not empty."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
 
 
 class LiveTuneDisplay(PlainTuneDisplay):
-    """A display of ``envmanager tune``: a table with a row per trial, redrawn after it and four times a second."""
+    """A display for terminals: a table with a row per trial, redrawn after each trial and up to four times a second."""
 
     EVERY_S = 0.25
 

@@ -85,7 +85,7 @@ class Trial:
         return self.n_steps / self.seconds if self.seconds > 0 else 0.0
 
     def add(self, n_steps: int, seconds: float) -> None:
-        """Add the results of another round."""
+        """Add the results of another round: ``n_steps`` environment steps in ``seconds``."""
         self.n_steps += n_steps
         self.seconds += seconds
 
@@ -137,7 +137,7 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds that halve ``n_trials`` trials between rounds and compare two in the last round."""
+    """Return the number of rounds for ``n_trials`` if half are dropped after each round, and the last compares two."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the fewest environments, then workers, among those with about the highest speed, or None."""
+    """Return the trial with the fewest environments, then workers, of those nearly as fast as the fastest, if any."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
@@ -182,7 +182,7 @@ def command_line(settings: Mapping[str, Any]) -> str:
 
 
 def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
-    """Return the settings of ``restarts`` that ``trial`` needs in a config; none if no worker was restarted."""
+    """Return the ``restarts`` settings that ``trial`` needs in a config, or ``{}`` if no worker was restarted."""
     if not trial.restarts:
         return {}
     return {"restarts.max_restarts": policy.max_restarts, "restarts.backoff_s": policy.backoff_s}
