@@ -10,8 +10,8 @@
 A manager consists of this class and a :class:`WorkerHost`, which starts and ends the workers. A worker runs one or more
 environments. ``kernel.table`` keeps the state of each worker; ``kernel.recovery`` replaces workers that fail.
 
-The rule: at most one step per worker is in flight, and neither an error nor a Ctrl-C loses a step. A Ctrl-C is raised
-while the manager waits, while a policy runs, or at the end of a call. The next call returns the steps that were ready.
+The rule: at most one step per worker is in flight, and neither an error nor a Ctrl-C loses a step. KeyboardInterrupt
+is raised while the manager waits, while a policy runs, or at the end of a call. The next call returns the ready steps.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Allow only the calls of ``use`` until the next reset. ``offers_first``: ``recv`` returns its observations."""
+        """Allow only calls of ``use`` until the next reset. ``offers_first``: ``recv`` returns first observations."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)

@@ -102,8 +102,8 @@ class EnvGroup(Environment):
     steps_some_rows = True
     """Whether ``step`` accepts ``rows``, to step only some of the environments."""
     batch_size = 0
-    """Number of environments in the result of each step of some ``rows``, which may be rows of earlier steps; 0 if the
-    result has exactly ``rows``. An environment whose episode has ended is in a later result, with its next episode."""
+    """Number of environments in each result of ``step`` with ``rows``, which earlier calls may have stepped. 0 if they
+    are exactly ``rows``. An environment whose episode has ended is in a later result, with its next episode."""
     returns_new_arrays = False
     """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
     generation = 0

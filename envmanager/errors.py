@@ -18,8 +18,8 @@
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
     └── MissingExtra             an optional library is not installed; also a ModuleNotFoundError
 
-The text is for people. It says what happened, to which worker, in which phase, shows the evidence, and advises what to
-do. The fields are for programs. The rule: both survive pickling.
+The text of an error says what happened, to which worker and in which phase, shows the evidence, and advises what to do.
+The fields are for programs. The rule: text and fields survive pickling.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _whole_number(value: Any) -> int:
 
 @attrs.frozen
 class Timeouts:
-    """Seconds that a worker may take before it counts as hung and is killed.
+    """Maximum seconds of each kind of command of a worker. A worker that takes longer counts as hung and is killed.
 
     ``math.inf`` means no limit. ``close_s`` must be finite, because ``close()`` always returns.
     """
@@ -364,7 +364,7 @@ class ProcessOptions(KindOptions):
             )
 
     def chosen_transport(self) -> Transport:
-        """Return ``choose_transport(self.transport)``. Raises UsageError also if ``start_method`` rules it out."""
+        """Return the result of ``choose_transport``. Raises UsageError also if ``start_method`` contradicts it."""
         chosen = choose_transport(self.transport)
         self._check_start_method(chosen)
         return chosen

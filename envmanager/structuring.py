@@ -88,7 +88,7 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 
 
 def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
-    """Make the converter accept a ``cls``, a mapping, or a value for which ``shorthand`` returns a ``cls``."""
+    """Make the converter accept, for ``cls``, an instance, a mapping, or a value that ``shorthand`` converts to one."""
     from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
 
     def hook(value: Any, _: Any) -> Any:

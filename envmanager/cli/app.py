@@ -259,9 +259,9 @@ def tune_command(
 ) -> None:
     """Take random actions with different numbers of workers and environments, and report the fastest combination.
 
-    The exit code is 0 when a placement was found, 1 after an error, 2 after a
+    The exit code is 0 when one was found, 1 after an error, 2 after a
     usage error, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
-    SIGTERM. After an error or a signal, the best placement so far is shown.
+    SIGTERM. After an error or a signal, the fastest one so far is shown.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)

@@ -113,7 +113,7 @@ class PlainDisplay:
         self._plan = plan
 
     def show_placement(self, placement: str) -> None:
-        """Show the placement that a probe has chosen, and why."""
+        """Show ``placement``, a sentence on the placement that a probe has chosen, and why."""
         print_text(placement)
 
     @contextmanager

@@ -25,7 +25,7 @@ from envmanager.registry import ManagerOptions, structure
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
-    The same ``seed`` gives the same episodes; with None they differ. ``policy`` is ``"module:callable"``. The callable
+    The same ``seed`` gives the same episodes; None gives others in each run. ``policy`` is ``"module:callable"``, which
     receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 

@@ -129,7 +129,7 @@ HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
 class Notices(logging.Handler):
-    """A context that shows the warnings (such as restarts) and errors that the library logs on ``display``.
+    """A context that shows on ``display`` the warnings (such as restarts) and errors that the library logs.
 
     ``verbose``: True also shows the evidence of each failure. False shows a hint to use ``--verbose`` after the first
     restart. None, for commands without this option, shows no hint.
@@ -178,7 +178,7 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
 
-    After ``hold()`` all signals are ignored, so that ``close()``, which takes at most ``Timeouts.close_s``, completes.
+    After ``hold()`` both signals are ignored, so that ``close()``, which takes at most ``Timeouts.close_s``, completes.
     """
 
     _holding = False

@@ -307,7 +307,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
 
 
 def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
-    """Return the error to raise after ``error`` in the first reset: after a timeout, one with advice."""
+    """Return the error to raise after ``error`` in the first reset. After a timeout it is a new one with advice."""
     if not isinstance(error, WorkerTimedOut):
         return error
     return EnvManagerError(
@@ -317,7 +317,7 @@ def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Convert an error of the worker that runs a SimpleEnvManager to the error that the trainer would have got."""
+    """Return the error for a placement in process: what ``error`` of its worker would have been in the trainer."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error
