@@ -32,9 +32,9 @@ from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, t
 class EnvContext:
     """A description of the environment to make, passed to factories that take an argument.
 
-    ``generation``: how often its worker was replaced. ``slot``: a number unique among all environments that the manager
-    ever starts, for ports and file names. ``seed``: derived from the manager's seed, ``env_id`` and ``generation``; or
-    None. ``n_envs``: number of environments of the worker, for factories that make a vector environment.
+    ``slot`` is unique among all environments that the manager ever starts; use it for ports and file names. ``seed`` is
+    derived from the manager's seed, ``env_id`` and ``generation`` (number of times that the worker was replaced), or is
+    None without one. ``n_envs`` is the number of environments of the worker, for factories of a vector environment.
     """
 
     env_id: int
@@ -81,7 +81,7 @@ class Environment(ABC):
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         """Take one environment step and return the results by behavior.
 
-        ``actions`` is ``{behavior: tree of [n, …]}``, with one row for each ``acting`` row of the last result.
+        ``actions`` is ``{behavior: tree of [n, …]}``, with a row for each ``acting`` row of the last result, in order.
         """
 
     @abstractmethod

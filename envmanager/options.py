@@ -65,7 +65,7 @@ def at_least(least: int, *, or_auto: bool = False) -> Any:
 
 
 def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is a bool. An attrs validator."""
+    """Validator: raise UsageError unless the value is a bool."""
     if not isinstance(value, bool):
         raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
 
@@ -187,7 +187,7 @@ class RestartPolicy:
 
 
 def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is a mapping. An attrs validator."""
+    """Validator: raise UsageError unless the value is a mapping."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{attribute.name} must be a mapping of names to values, not {type(value).__name__}.")
 
@@ -252,7 +252,7 @@ class ResetConfig:
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is None or maps str to str. Messages show no value, which may be secret."""
+    """Raise UsageError unless the value is None or maps str to str. The text omits values, which may be secret."""
     if value is None:
         return
     expected = f"{attribute.name} must be a mapping of texts to texts"

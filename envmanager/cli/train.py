@@ -152,7 +152,7 @@ class Lines:
 
 
 class Screen(Lines):
-    """A display of ``envmanager train`` for terminals: prints the lines of Lines, above a table of the progress."""
+    """A display of ``envmanager train`` for terminals: prints lines as Lines does, above a table of the progress."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()

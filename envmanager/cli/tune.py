@@ -258,9 +258,9 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until the time ``until`` and at least ``n_workers`` responses, but at most until the deadline.
+        """Step until ``until``, and longer if fewer than ``n_workers`` responses have come, at most until the deadline.
 
-        Add the results to ``trial``. Raise the cause of the last restart, if any, if no step was completed.
+        Add the results to ``trial``. If it has no step, raise the error that caused the last restart, if there was one.
         """
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)

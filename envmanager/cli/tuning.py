@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the fewest environments, then workers, of those nearly as fast as the fastest, if any."""
+    """Return the trial with the fewest environments, then workers, among the fastest (AS_FAST); None if none ran."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
