@@ -279,10 +279,10 @@ class EnvManager(ABC):
         bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """Wait as ``wait`` says and return the ready steps as a Batch; after a reset, the first observations are first.
+        """Wait as ``wait`` says, and return a Batch of the steps that are ready.
 
-        ``wait`` and the WorkerErrors raised are as in ``step()``. Raises UsageError if no step is in flight or ready,
-        and for multi-agent environments.
+        After a reset, its first observations are returned first. ``wait`` and WorkerErrors are as in ``step()``. Raises
+        UsageError if no step is in flight or ready, and for multi-agent environments.
         """
         while True:
             made: Batch = self._made("recv", _SEND_RECV, wait)

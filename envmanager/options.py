@@ -244,7 +244,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Convert ``config`` as ``of`` does. Raises UsageError also if a list of seeds has not ``n_envs`` entries."""
+        """Return ``of(config)``. Raises UsageError also if ``seed`` is a list that does not have ``n_envs`` entries."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")

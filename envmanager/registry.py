@@ -115,7 +115,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
 
 
 def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
-    """Return ``env_factory``, in an EnvRecipe if ``options`` has arguments, wrappers, a render mode or imports for it.
+    """Return ``env_factory``, wrapped in an EnvRecipe if ``options`` has settings of one, such as ``wrappers``.
 
     Each factory in a list is wrapped. Raises ConfigError if such options are set for an EnvRecipe.
     """

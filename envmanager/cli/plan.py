@@ -25,8 +25,8 @@ from envmanager.registry import ManagerOptions, structure
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
-    The same ``seed`` gives the same episodes; None gives others in each run. ``policy`` is ``"module:callable"``, which
-    receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
+    The same ``seed`` gives the same episodes; None gives new ones in each run. ``policy`` is ``"module:callable"``. The
+    callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
     steps: int = 10_000
@@ -76,7 +76,7 @@ class Plan:
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
-        """Return the policy of one behavior, the user's or a RandomPolicy. Raises UsageError if the user's is invalid."""
+        """Return the policy of one behavior: the user's or a RandomPolicy. Raises UsageError if it has no get_action."""
         if self.policy is None:
             return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)
