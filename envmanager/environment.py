@@ -111,7 +111,7 @@ class EnvGroup(Environment):
     """Id of the environment whose code is running, for error messages."""
 
     def hand_on_foreign(self) -> bool:
-        """Keep PyTorch and JAX arrays unconverted from now on, if possible. Return whether it is; by default False."""
+        """Stop converting PyTorch and JAX arrays, if possible. Return whether it is possible; by default False."""
         return False
 
     @abstractmethod

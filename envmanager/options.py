@@ -107,7 +107,7 @@ class Wait:
 
     @classmethod
     def parse(cls, text: str | int | Wait) -> Wait:
-        """Convert ``"any"``, ``"all"`` or a number of workers to a Wait. Raises UsageError for others except a Wait."""
+        """Convert ``"any"``, ``"all"``, a number of workers or a Wait to a Wait. Raises UsageError for other values."""
         if isinstance(text, Wait):
             return text
         if isinstance(text, str) and text in _NAMED_WAITS:

@@ -145,7 +145,7 @@ class Lines:
         print_text(text, indent=NAMES)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        """Show the progress of the training at the time ``now``, unless it was shown less than ``EVERY_S`` ago."""
+        """Show the progress of the training at the time ``now``, but only ``EVERY_S`` seconds after the last time."""
         if now >= self._due:
             self._due = now + self.EVERY_S
             print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
