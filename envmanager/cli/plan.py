@@ -76,7 +76,7 @@ class Plan:
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
-        """Return the policy of one behavior: the user's or a RandomPolicy. Raises UsageError if the user's is not one."""
+        """Return the user's policy for one behavior, or a RandomPolicy. Raises UsageError if the former is invalid."""
         if self.policy is None:
             return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)
