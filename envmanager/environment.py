@@ -74,7 +74,7 @@ class Environment(ABC):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         """Begin an episode. Return its first observations by behavior, with reward 0.
 
-        ``seeds`` has one entry per environment: one, except in a group. None keeps the random generator's state.
+        ``seeds`` has one entry, or in a group one per environment. None keeps the random generator's state.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Policy, the interface of objects that choose actions for the agents of one behavior, and RandomPolicy."""
+"""Policies: the interface of objects that choose actions for the agents of one behavior, and a random policy."""
 
 from __future__ import annotations
 

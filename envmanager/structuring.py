@@ -52,7 +52,7 @@ class Misfit(ValueError):
 
 
 class PartMisfit(Exception):
-    """Error raised to locate ``error`` in one item of a list or mapping. ``place`` is such as ``[3]`` or ``.name``."""
+    """Error raised to add a ``place``, such as ``[3]`` or ``.name``, to the ``error`` of an item of a list or mapping."""
 
     def __init__(self, place: str, error: Exception) -> None:
         super().__init__(place, error)
