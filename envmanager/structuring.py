@@ -52,7 +52,7 @@ class Misfit(ValueError):
 
 
 class PartMisfit(Exception):
-    """Error raised to add a ``place``, such as ``[3]`` or ``.name``, to the ``error`` of an item of a list or mapping."""
+    """Error raised to add a ``place``, such as ``[3]`` or ``.name``, to the ``error`` of a list or mapping item."""
 
     def __init__(self, place: str, error: Exception) -> None:
         super().__init__(place, error)
