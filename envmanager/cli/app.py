@@ -348,7 +348,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with TensorBoard added, to write to ``directory``. Unchanged if that is None."""
+    """Return ``metrics`` with TensorBoard for ``directory``, replacing any other; unchanged without ``directory``."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -357,7 +357,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return ``table`` with the entry ``max_restarts``. Unchanged if ``max_restarts`` is None, or if not a table."""
+    """Return ``table`` with ``max_restarts`` set. Unchanged if ``max_restarts`` is None or ``table`` no mapping."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Add the trainer to ``added`` if ``path`` sets its kind; else raise ConfigError if the trainer is unknown."""
+    """Add the trainer to ``added`` if ``path`` sets it or its kind; else raise ConfigError if it is unknown."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

@@ -346,7 +346,7 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
 
 
 def idle_share(workers: Sequence[WorkerStats]) -> float:
-    """Return the mean fraction of time for which these workers had no command to execute."""
+    """Return the mean fraction of time in which these workers had no command to execute; 0 without workers."""
     return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
 
 

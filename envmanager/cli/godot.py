@@ -110,7 +110,7 @@ class Lines:
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Print each behavior's mean return since the last report. ``n_steps``: steps of each arena so far."""
+        """Print ``n_steps`` (of each arena), the number of ended episodes, and the mean return of each behavior."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")

@@ -258,7 +258,7 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until ``until``, and longer if fewer than ``n_workers`` responses have come, at most until the deadline.
+        """Step to the time ``until``, and longer if fewer than ``n_workers`` responses have come, at most to the deadline.
 
         Add the results to ``trial``. If it has no step, raise the error that caused the last restart, if there was one.
         """
@@ -317,7 +317,7 @@ def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Return the error for a placement in process: what ``error`` of its worker would have been in the trainer."""
+    """Return the error that would have occurred in the trainer instead of ``error`` in the hosting worker."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error

@@ -43,7 +43,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
-    """Print a notice on ``errors``, or on ``console`` if that is a terminal, so that the drawing there stays intact."""
+    """Print a notice on ``errors``; if ``errors`` is a terminal, on ``console``, so that its drawing stays intact."""
     style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
     show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
 
