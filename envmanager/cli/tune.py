@@ -258,7 +258,7 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step to the time ``until``, and longer if fewer than ``n_workers`` responses have come, at most to the deadline.
+        """Step to the time ``until``, longer if fewer than ``n_workers`` responses have come, at most to the deadline.
 
         Add the results to ``trial``. If it has no step, raise the error that caused the last restart, if there was one.
         """
