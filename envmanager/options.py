@@ -154,7 +154,7 @@ def one_of(*choices: str, advice: str = "") -> Any:
 
 
 def object_of(cls: type, example: str) -> Any:
-    """Return an attrs validator that raises UsageError unless the value is a ``cls``; its text shows an ``example``."""
+    """Return an attrs validator that requires an instance of ``cls``. Its UsageError shows ``cls(example=…)``."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, cls):

@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table in which a ``--set`` of ``path`` sets a value; create missing tables. Raises ConfigError."""
+    """Return the table in which ``--set`` sets the last name of ``path``; create missing ones. Raises ConfigError."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
