@@ -1,7 +1,7 @@
-"""Run many reinforcement-learning environments side by side, and act in those that are ready.
+"""A library that runs many reinforcement-learning environments side by side, and acts in those that are ready.
 
-The rule: importing this package imports nothing else. Public names are imported on first use, so that a worker can set
-environment variables before NumPy is loaded.
+The rule: importing the package imports neither its modules nor other libraries. Each public name is imported on first
+use, so that a worker can set environment variables before NumPy is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The abstract manager: the interface for trainers, independent of where the environments run.
+"""The abstract class EnvManager: the methods that trainers call, wherever the environments run.
 
 ::
 
@@ -7,11 +7,11 @@
                     the steps to deliver, by the rules of Wait ◀── responses          kernel.collecting
     reset(), call() all or some workers ◀──▶ send and recv                            kernel.commands
 
-A manager consists of this class and a :class:`WorkerHost`, which starts and ends the workers. ``kernel.table`` keeps
-the state of each worker; ``kernel.recovery`` replaces workers that fail.
+A manager consists of this class and a :class:`WorkerHost`, which starts and ends the workers. A worker runs one or more
+environments. ``kernel.table`` keeps the state of each worker; ``kernel.recovery`` replaces workers that fail.
 
-The rule: at most one step per worker is in flight, and neither an error nor a Ctrl-C loses a step. A Ctrl-C is raised
-while the manager waits, while a policy runs, or at the end of a call. The next call returns the steps that were ready.
+The rule: at most one step per worker is in flight, and neither an error nor a Ctrl-C loses a step. KeyboardInterrupt
+is raised while the manager waits, while a policy runs, or at the end of a call. The next call returns the ready steps.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost",
 
 
 class EnvManager(ABC):
-    """The base class of all managers, and a context manager. ``close()`` is idempotent and always returns."""
+    """The base class of managers, which run environments in workers. As a context manager it closes at the end."""
 
     placement = ""
     """Sentence with the placement that a probe chose for ``"auto"``, and why. Empty if the user chose it."""
@@ -72,11 +72,13 @@ class EnvManager(ABC):
         check_values: bool = False,
         trace: str | None = None,
     ):
-        """Prepare a manager. A subclass calls this first, then ``start(host)``.
+        """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
-        Without ``restarts`` no worker is replaced. ``trace`` is the path of the trace file. ``check_values``: refuse
-        actions of another kind of dtype than their spec's (floats for integers) instead of casting them.
-        ``zero_copy``: return a worker's arrays without a copy. The host must leave them unchanged for one more step.
+        ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``, or None for
+        "any". ``seed``: default of ``reset``. ``restarts``: None replaces no failed worker. ``trace``: path of a trace
+        file. ``check_values``: refuse actions of another kind of dtype than their spec's (floats for integers) instead
+        of casting them. ``zero_copy``: return a worker's arrays without a copy; the host must not change them for one
+        more step.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
@@ -110,7 +112,7 @@ class EnvManager(ABC):
     def start(self, host: WorkerHost) -> None:
         """Start the workers of ``host`` and receive the specs of their environments.
 
-        If a worker cannot start, all others are stopped and the error of the first is raised.
+        If a worker cannot start, close the manager, which stops the others, and raise the error of the first failure.
         """
         this, env_factory = weakref.ref(self), host.env_factory
 
@@ -145,7 +147,7 @@ class EnvManager(ABC):
     # The interface for trainers.
 
     def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> EnvWorker:
-        """Start and return one worker. Hosts call this through ``context.create``; tests replace it to make fakes."""
+        """Start and return the worker ``worker_id``. The host calls this method; tests override it to return fakes."""
         return self._some_host.make_worker(worker_id)
 
     @property
@@ -165,7 +167,7 @@ class EnvManager(ABC):
 
     @property
     def step_queue(self) -> StepQueue | ResponseSource:
-        """Queue of all workers' responses to "step". Tests replace it."""
+        """Queue of all workers' responses to the command "step". Settable, so that tests can replace it."""
         return self._some_host.step_queue
 
     @step_queue.setter
@@ -188,7 +190,7 @@ class EnvManager(ABC):
         """Returns and lengths of finished episodes, by environment and agent. The last 10,000 are kept.
 
         Counting starts at the first access and ignores episodes already running then, so access this before the first
-        step. Both ``step()`` and ``recv()`` are counted.
+        step. The steps that ``step()`` and ``recv()`` return are counted.
         """
         if self._episodes is None:
             begun = [] if self._use in (_UNDECIDED, _RESETTING) else self._table.entries
@@ -238,11 +240,12 @@ class EnvManager(ABC):
         return infos
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
-        """Act in all environments that have no step in flight. Return the StepInfos that ``wait`` selects.
+        """Act in all environments without a step in flight, wait, and return a StepInfo for each worker that is ready.
 
         Each behavior's policy is called once, for all its agents. ``wait`` (a Wait, "any", "all" or a number of
-        workers) overrides the manager's own. Raises UsageError (no reset, no policy), BadAction (an action violates its
-        spec; nothing was sent), or a worker's WorkerError. The next call then returns the steps of the other workers.
+        workers) overrides the manager's own. Raises UsageError before a reset or without a policy, BadAction if an
+        action violates its spec (nothing was sent), and a failed worker's WorkerError, after which the next call
+        returns the steps of the other workers.
         """
         while True:
             made: list[StepInfo] = self._made("step", _STEP, wait)
@@ -251,10 +254,11 @@ class EnvManager(ABC):
                 return made  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
-        """Act in some environments. ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``.
+        """Send actions to some environments, without waiting for their steps.
 
-        Raises BadAction, before anything is sent, for invalid actions or env_ids, or if an environment's worker has a
-        step in flight. Raises the WorkerError of a failed worker again, and UsageError for multi-agent environments.
+        ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``. Raises BadAction, before anything
+        is sent, for invalid actions or env_ids, or if an environment's worker has a step in flight. Raises the
+        WorkerError of a failed worker again, and UsageError for multi-agent environments.
         """
         bracket = self._named["send"]
         bracket.begin()
@@ -275,10 +279,10 @@ class EnvManager(ABC):
         bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """Return a Batch of the steps that are ready. After a reset, the first observations are returned first.
+        """Wait as ``wait`` says, and return a Batch of the steps that are ready.
 
-        Raises UsageError if no step is in flight or ready, and for multi-agent environments. Raises WorkerErrors like
-        ``step()``.
+        After a reset, its first observations are returned first. ``wait`` and WorkerErrors are as in ``step()``. Raises
+        UsageError if no step is in flight or ready, and for multi-agent environments.
         """
         while True:
             made: Batch = self._made("recv", _SEND_RECV, wait)
@@ -289,8 +293,8 @@ class EnvManager(ABC):
     def _made(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
         """Return the StepInfos (``step``) or the Batch (``recv``) that ``wait`` selects, or raise a worker's error.
 
-        The result or error is stored in ``_undelivered`` as soon as it exists. The caller takes the result from there:
-        Python 3.10 may raise an interrupt right after this function has returned.
+        The result stays in ``_undelivered`` until the caller clears that, because Python 3.10 may raise an interrupt
+        right after this function has returned. The next call then returns the same result.
         """
         bracket = self._named[call]
         while True:
@@ -332,7 +336,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Allow only ``use`` until the next reset. ``offers_first``: ``recv`` will deliver the reset's observations."""
+        """Allow only calls of ``use`` until the next reset. ``offers_first``: ``recv`` returns first observations."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
@@ -345,7 +349,7 @@ class EnvManager(ABC):
             self._episodes.add_all(made)
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
-        """Return a list of ``env.name(*args, **kwargs)`` of each environment (all, or ``env_ids`` in their order).
+        """Call ``env.name(*args, **kwargs)`` in all environments, or in ``env_ids`` only. Return the list of results.
 
         If ``name`` is a function, it is sent with cloudpickle, and ``name(env, *args, **kwargs)`` runs in the
         environment's process. The keyword ``env_ids`` always belongs to this method; to pass a parameter of that name,
@@ -355,11 +359,11 @@ class EnvManager(ABC):
         return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return ``env.name`` of each environment; see ``call``."""
+        """Return a list of ``env.name`` of all environments, or of ``env_ids``. Errors are as in ``call``."""
         return self._asker.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
-        """Set ``env.name = value`` for each environment; see ``call``.
+        """Set ``env.name`` in all environments, or in ``env_ids``. Errors are as in ``call``.
 
         A sequence (list, tuple, …) or an array of at least one axis must have one value for each environment. Any other
         ``values`` (a number, a text, bytes, a mapping, a set, any other object) is one value for all. To set the same
@@ -371,11 +375,11 @@ class EnvManager(ABC):
         self._asker.ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[place] for place in places], rows))
 
     def render(self, env_ids: Any = None) -> list[Any]:
-        """Return ``env.render()`` of each environment; see ``call``."""
+        """Return a list of ``env.render()`` of all environments, or of ``env_ids``. Errors are as in ``call``."""
         return self._asker.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
-        """Return counters and times of every worker. ``verdict`` of the result says what limits the speed."""
+        """Return the counters and times of all workers, and a ``verdict``: a sentence on what limits the speed."""
         self._calls.require_owner("stats")
         entries, host, policies = self._table.entries, self._some_host, self._policy_steps.policies
         known = ManagerStats(
@@ -426,7 +430,7 @@ class EnvManager(ABC):
         return self._host
 
     def _give_back(self) -> None:
-        """Close the host and the tracer, and clear the table: in ``close()``, or at the end of a call in progress."""
+        """Release the arrays, the host and the trace file. Run by ``close()``, or at the end of a call in progress."""
         self._undelivered = None
         self._table.clear()  # with zero_copy the table's arrays would keep the shared memory alive
         if not self._given_back:

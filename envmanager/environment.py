@@ -1,7 +1,7 @@
-"""The abstract Environment that a worker runs, and the group of K environments in one worker.
+"""The abstract classes Environment and EnvGroup (all environments of one worker), and the check of their results.
 
-Nothing here depends on an environment library. ``adapters`` has an adapter for each library, and ``adapters.choosing``
-chooses the one for an object.
+This module depends on no environment library. ``adapters`` has an adapter for each library, and ``adapters.choosing``
+chooses the adapter for a user's object.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, t
 class EnvContext:
     """A description of the environment to make, passed to factories that take an argument.
 
-    ``slot`` is unique among all environments that this manager ever starts; use it for ports and file names.
-    ``seed`` is derived from the manager's seed, ``env_id`` and ``generation``, or None if the manager has no seed.
-    ``n_envs`` is the number of environments of this worker, for factories that make a vector environment of them all.
+    ``slot`` is unique among all environments that the manager ever starts; use it for ports and file names. ``seed`` is
+    derived from the manager's seed, ``env_id`` and ``generation`` (number of times that the worker was replaced), or is
+    None without one. ``n_envs`` is the number of environments of the worker, for factories of a vector environment.
     """
 
     env_id: int
@@ -47,7 +47,7 @@ class EnvContext:
 
 
 class Environment(ABC):
-    """One environment with any number of agents.
+    """The base class of environments as workers run them: one environment with any number of agents.
 
     ``as_environment`` wraps environments of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step``
     and ``close``. An environment numbers its agents 0, 1, … in order of their first appearance; the worker adds the
@@ -72,16 +72,16 @@ class Environment(ABC):
 
     @abstractmethod
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        """Begin an episode. Return its first observations, with reward 0.
+        """Begin an episode. Return its first observations by behavior, with reward 0.
 
-        ``seeds`` has one entry per environment of a group, so one here. None keeps the random generator's state.
+        ``seeds`` has one entry, or in a group one per environment. None keeps the random generator's state.
         """
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        """Take one environment step.
+        """Take one environment step and return the results by behavior.
 
-        ``actions`` is ``{behavior: tree of [n, …]}``, with one row per ``acting`` agent of the last step, in its order.
+        ``actions`` is ``{behavior: tree of [n, …]}``, with a row for each ``acting`` row of the last result, in order.
         """
 
     @abstractmethod
@@ -100,10 +100,10 @@ class EnvGroup(Environment):
     env_ids: tuple[int, ...]
     casting: Casting
     steps_some_rows = True
-    """Whether ``step`` accepts ``rows`` that are not all."""
+    """Whether ``step`` accepts ``rows``, to step only some of the environments."""
     batch_size = 0
-    """Number of environments in the result of each step of some ``rows``, which may be rows of earlier steps; 0 if the
-    result has exactly ``rows``. An environment whose episode has ended is in a later result, with its next episode."""
+    """Number of environments in each result of ``step`` with ``rows``, which earlier calls may have stepped. 0 if they
+    are exactly ``rows``. An environment whose episode has ended is in a later result, with its next episode."""
     returns_new_arrays = False
     """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
     generation = 0
@@ -111,17 +111,17 @@ class EnvGroup(Environment):
     """Id of the environment whose code is running, for error messages."""
 
     def hand_on_foreign(self) -> bool:
-        """Pass on arrays of PyTorch and JAX unchanged from now on, if this group can. Return whether it can."""
+        """Stop converting PyTorch and JAX arrays, if possible. Return whether it is possible; by default False."""
         return False
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step every environment once, or only those at ``rows``, which must have one agent each."""
+        """Step all environments once, or only those at ``rows``, which must have one agent each. Return the results."""
 
     @property
     @abstractmethod
     def subjects(self) -> Sequence[Any]:
-        """The objects on which ``call``, ``get_attr`` and the like act, one per environment, in env_id order."""
+        """The objects on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act, one per environment."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Receive a buffer into which the group may write its next steps. By default the buffer is not used."""
@@ -139,22 +139,22 @@ class EnvGroup(Environment):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Return ``env.name(*args, **kwargs)``, or ``name(env, …)`` if ``name`` is a function, for each of ``rows``."""
+        """Return ``env.name(…)``, or ``name(env, …)`` if ``name`` is a function, for the environments at ``rows``."""
         if callable(name):
             return [name(subject, *args, **kwargs) for subject in self._at(rows)]
         return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
 
     def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:
-        """Return ``env.name`` of the environment at each of ``rows``."""
+        """Return a list of ``env.name`` of the environments at ``rows``."""
         return [attribute_of(subject, name) for subject in self._at(rows)]
 
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
-        """Set ``env.name`` of the environment at each of ``rows`` to its entry in ``values``."""
+        """Set ``env.name`` of the environments at ``rows`` to ``values``, which has one value for each."""
         for subject, value in zip(self._at(rows), values, strict=True):
             _set_attribute(subject, name, value)
 
     def render(self, rows: Sequence[int]) -> list[Any]:
-        """Return ``env.render()`` of the environment at each of ``rows``."""
+        """Return a list of ``env.render()`` of the environments at ``rows``."""
         return [subject.render() for subject in self._at(rows)]
 
 
@@ -173,7 +173,7 @@ def _set_attribute(subject: Any, name: str, value: Any) -> None:
 
 
 class SideBySide(EnvGroup):
-    """A group of any Environments. Rows are concatenated per behavior, in env_id order."""
+    """A group that steps its environments one after the other. Their rows are concatenated per behavior, by env_id."""
 
     def __init__(
         self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
@@ -247,13 +247,13 @@ class SideBySide(EnvGroup):
         self.current_env_id = None
 
     def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Add an environment's specs to the known ones. Raises SpecConflict if a behavior has two different specs."""
+        """Add the specs of the environment at ``row``. Raises SpecConflict if a behavior already has another."""
         if len(specs) != self._n_known[row]:
             merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)
 
     def _split_actions(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
-        """Return the actions of each environment in ``rows``, as copies of its part of the action rows."""
+        """Return the actions of each environment at ``rows``, by behavior: copies of its rows of ``actions``."""
         taken = dict.fromkeys(actions, 0)
         shares = []
         for row in rows:
@@ -297,9 +297,9 @@ class SideBySide(EnvGroup):
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
-    """Raise SpecMismatch unless ``steps`` of one environment satisfies ``spec``.
+    """Raise SpecMismatch unless ``steps``, a result of one environment for one behavior, satisfies ``spec``.
 
-    Checks structure, shapes, dtypes and agent ids, and with ``check_numbers`` also the values.
+    Checks structure, shapes, dtypes and agent ids, and with ``check_numbers`` also for NaN and values out of bounds.
     """
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))

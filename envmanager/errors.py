@@ -18,8 +18,8 @@
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
     └── MissingExtra             an optional library is not installed; also a ModuleNotFoundError
 
-The text is for people. It says what happened, to which worker, in which phase, shows the evidence, and advises what to
-do. The fields are for programs. The rule: both survive pickling.
+The text of an error says what happened, to which worker and in which phase, shows the evidence, and advises what to do.
+The fields are for programs. The rule: text and fields survive pickling.
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ _AFTER_EXCEPTION = {
 
 
 class EnvRaised(WorkerError):
-    """Error of an environment whose own code raised an exception. The text ends with the traceback from the worker.
+    """Error raised when an environment's own code raised an exception. Its text ends with the traceback of the worker.
 
-    ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` and ``remote_traceback`` are
-    always set, but ``remote_traceback`` is empty if the exception says which library to install.
+    ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` is the name of its class, and
+    ``remote_traceback`` the traceback as text, or ``""`` if the exception only says which library to install.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class EnvRaised(WorkerError):
 
 
 class BadObservation(WorkerError):
-    """Error of an environment whose value violates its spec. ``path`` names the leaf, such as ``obs['camera']``."""
+    """Error raised when an environment's value violates its spec. ``path`` names the value: ``obs['camera']``, …"""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
@@ -150,7 +150,7 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """Error of a worker whose process ended unexpectedly. ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``, …"""
+    """Error raised when a worker's process ended unexpectedly. ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``, …"""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
@@ -170,7 +170,7 @@ class WorkerDied(WorkerError):
 
 
 class WorkerTimedOut(WorkerError):
-    """Error of a worker that did not respond within ``timeout_s`` and was killed."""
+    """Error raised when a worker did not respond within ``timeout_s`` seconds and was killed."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, timeout_s: float, output: str = "", ticket: int = 0
@@ -191,7 +191,7 @@ class WorkerTimedOut(WorkerError):
 
 
 class NotPlaced(WorkerError):
-    """Error of a worker for which no node had room within ``timeout_s``. ``missing`` names the missing resources."""
+    """Error raised when no node had a worker's resources free within ``timeout_s`` seconds. ``missing`` says which."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
@@ -214,7 +214,7 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """Error of an engine that sent a message that violates the protocol. ``reason`` says how.
+    """Error raised when a game engine sent a message that violates the protocol, as described by ``reason``.
 
     The engine was killed, and no part of the message was used.
     """
@@ -239,10 +239,10 @@ class ProtocolError(WorkerError):
 
 
 class RestartsExhausted(WorkerError):
-    """Error of a worker that failed after the last restart that its RestartPolicy allows.
+    """Error raised when a worker failed after the last restart that its RestartPolicy allows.
 
-    ``first`` and ``last`` are the first and last error within ``within_s``. The text contains the headline of the
-    first, and the whole text of the last.
+    ``first`` and ``last`` are its first and last error in a window of ``within_s`` seconds. The text contains the
+    headline of the first, and the whole text of the last.
     """
 
     def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
@@ -267,32 +267,32 @@ class RestartsExhausted(WorkerError):
 
 
 class BadAction(EnvManagerError):
-    """Error of invalid actions or env_ids. Raised before anything is sent, so the manager is unchanged."""
+    """Error raised for invalid actions or env_ids. Nothing has been sent, so the manager is unchanged."""
 
 
 class ManagerClosed(EnvManagerError):
-    """Error of a call after ``close()``."""
+    """Error raised by a call after ``close()``, or by a call during which another thread closes the manager."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} was called after close(). Make a new manager.")
 
 
 class UsageError(EnvManagerError):
-    """Error of a call that is invalid now, or of options that contradict each other."""
+    """Error raised for a call that is invalid at this moment, or for options that are invalid or contradictory."""
 
 
 class ConfigError(UsageError):
-    """Error of an invalid config. The text has one line per mistake."""
+    """Error raised for an invalid config. The text has one line per mistake."""
 
 
 class NotWritten(EnvManagerError, OSError):
-    """Error of a file that could not be written, for example because the disk is full. It is also an OSError."""
+    """Error raised when a file could not be written, for example because the disk is full. Also an OSError."""
 
 
 class MissingExtra(EnvManagerError, ModuleNotFoundError):
-    """Error of an optional library that is not installed. The text ends with the pip command that installs it.
+    """Error raised when an optional library is not installed. The text ends with the pip command that installs it.
 
-    Raised by the import of a module that needs the library. It is also an ImportError.
+    Raised by the import of a module that needs the library. Also an ImportError.
     """
 
     def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:

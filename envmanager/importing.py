@@ -5,7 +5,7 @@
     with needed_by("envmanager.training", extra="torch"):
         import torch
 
-If the library is not installed, this raises MissingExtra, with the pip command that installs it.
+If the library is not installed, this context raises MissingExtra, with the pip command that installs it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Plugins(NamedTuple):
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:
-        """Return the plugin ``name``, or None if there is none. Raises MissingExtra if its import fails."""
+        """Import and return the plugin ``name``; None if no package has it. Raises MissingExtra if the import fails."""
         for entry_point in entry_points(group=self.group, name=name):
             try:
                 return entry_point.load()
@@ -58,9 +58,9 @@ class Plugins(NamedTuple):
 
 @contextmanager
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
-    """Replace a ModuleNotFoundError in the block by MissingExtra. ``extra``: extra that installs the library, if any.
+    """Return a context that turns ModuleNotFoundError into MissingExtra, whose text begins with ``what``.
 
-    Other import errors, of a library that is installed but broken, are raised unchanged.
+    ``extra``: extra of this package that installs the library, or None. Other import errors are raised unchanged.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Return ``; did you mean …?`` with the known name most similar to ``name``, or "." if none is similar."""
+    """Return the end of a message: ``; did you mean prefix.…?`` with the most similar known name, else ``.``"""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     where = f"{prefix}." if prefix else ""
     return f"; did you mean {where}{matches[0]}?" if matches else "."

@@ -1,6 +1,6 @@
-"""The options of a manager, as one frozen object per concern.
+"""Options of managers, as frozen classes for waits, timeouts, restarts, resets and processes; validators of options.
 
-The rule: an invalid object cannot be made. Each class checks the combinations of its options.
+The rule: an invalid object cannot be made. Constructors raise UsageError for invalid values and for contradictions.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
 
 
 def at_least(least: int, *, or_auto: bool = False) -> Any:
-    """Return a validator that accepts whole numbers of at least ``least`` and, with ``or_auto``, ``"auto"``."""
+    """Return an attrs validator that accepts only ints of at least ``least`` and, with ``or_auto``, ``"auto"``."""
     choices = f'at least {least}, or "auto"' if or_auto else f"at least {least}"
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -65,7 +65,7 @@ def at_least(least: int, *, or_auto: bool = False) -> Any:
 
 
 def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is a bool."""
+    """Validator: raise UsageError unless the value is a bool."""
     if not isinstance(value, bool):
         raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
 
@@ -97,17 +97,17 @@ class Wait:
 
     @classmethod
     def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
-        """Return the rules to wait for any worker, which makes steps asynchronous and partial."""
+        """Return a Wait for any one worker, so that each step returns only the workers that are ready."""
         return cls(timeout_s=timeout_s, max_lead=max_lead)
 
     @classmethod
     def all(cls, *, timeout_s: float | None = None) -> Wait:
-        """Return the rules to wait for all workers in flight, which makes steps synchronous."""
+        """Return a Wait for all workers in flight, so that all environments step together."""
         return cls(min_ready=cls.ALL, timeout_s=timeout_s)
 
     @classmethod
     def parse(cls, text: str | int | Wait) -> Wait:
-        """Return a Wait for ``"any"``, ``"all"`` or a number of workers. A Wait is returned unchanged."""
+        """Convert ``"any"``, ``"all"``, a number of workers or a Wait to a Wait. Raises UsageError for other values."""
         if isinstance(text, Wait):
             return text
         if isinstance(text, str) and text in _NAMED_WAITS:
@@ -123,7 +123,7 @@ _NAMED_WAITS = {"any": Wait.any(), "all": Wait.all()}
 
 
 def _whole_number(value: Any) -> int:
-    """Return a whole number, perhaps of NumPy, as an int. Raise TypeError for a bool, a float or anything else."""
+    """Return an integer (Python's or NumPy's) as an int. Raises TypeError for a bool, a float or any other object."""
     if isinstance(value, bool):
         raise TypeError("a bool is no number")
     return operator.index(value)
@@ -131,7 +131,7 @@ def _whole_number(value: Any) -> int:
 
 @attrs.frozen
 class Timeouts:
-    """Seconds that a worker may take before it counts as hung and is killed.
+    """Maximum seconds of each kind of command of a worker. A worker that takes longer counts as hung and is killed.
 
     ``math.inf`` means no limit. ``close_s`` must be finite, because ``close()`` always returns.
     """
@@ -144,7 +144,7 @@ class Timeouts:
 
 
 def one_of(*choices: str, advice: str = "") -> Any:
-    """Return a validator that raises UsageError unless the value is one of ``choices``."""
+    """Return an attrs validator that raises UsageError for values not in ``choices``. Its text ends with ``advice``."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -154,7 +154,7 @@ def one_of(*choices: str, advice: str = "") -> Any:
 
 
 def object_of(cls: type, example: str) -> Any:
-    """Return a validator that raises UsageError unless the value is a ``cls``."""
+    """Return an attrs validator that requires an instance of ``cls``. Its UsageError shows ``cls(example=…)``."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, cls):
@@ -165,7 +165,7 @@ def object_of(cls: type, example: str) -> Any:
 
 @attrs.frozen
 class RestartPolicy:
-    """The treatment of workers that fail.
+    """The rules for whether, when and how often workers that fail are replaced.
 
     After a *fault* (the process died, hung, or lost its connection) only that worker is replaced, at most
     ``max_restarts`` times within ``within_s`` seconds; time spent waiting for hung workers does not count. The first
@@ -187,13 +187,13 @@ class RestartPolicy:
 
 
 def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is a mapping."""
+    """Validator: raise UsageError unless the value is a mapping."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{attribute.name} must be a mapping of names to values, not {type(value).__name__}.")
 
 
 def _seed(value: Any) -> int | list[int | None] | None:
-    """Return the seed as None, an int, or a list of these. Arrays and NumPy numbers are converted."""
+    """Convert a seed, or a sequence or array of seeds, to an int, None or a list of these. Raises UsageError."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
         return [_one_seed(each) for each in plain]
@@ -214,17 +214,14 @@ def _one_seed(value: Any) -> int | None:
 
 @attrs.frozen
 class ResetConfig:
-    """The ``seed`` (None, one number, or one per environment) and the ``options`` of a reset.
-
-    Seeds may be NumPy numbers or an array; they are stored as ints.
-    """
+    """The arguments of a reset: ``seed`` (None, a number, or one per environment; kept as ints) and ``options``."""
 
     seed: int | Sequence[int | None] | None = attrs.field(default=None, converter=_seed)
     options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping))
 
     @classmethod
     def of(cls, config: Any) -> ResetConfig:
-        """Return a ResetConfig for None, a ResetConfig, or a mapping with the keys ``seed`` and ``options``."""
+        """Convert None or a mapping of ``seed`` and ``options`` to a ResetConfig. Raises UsageError if invalid."""
         if config is None:
             return cls()
         if isinstance(config, ResetConfig):
@@ -247,7 +244,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Return ``of(config)``. Raises UsageError if its ``seed`` is a list whose length is not ``n_envs``."""
+        """Return ``of(config)``. Raises UsageError also if ``seed`` is a list that does not have ``n_envs`` entries."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
@@ -255,7 +252,7 @@ class ResetConfig:
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is None or maps str to str. Messages show no value, which may be secret."""
+    """Raise UsageError unless the value is None or maps str to str. The text omits values, which may be secret."""
     if value is None:
         return
     expected = f"{attribute.name} must be a mapping of texts to texts"
@@ -305,7 +302,7 @@ def _given_restarts(value: RestartPolicy | None) -> RestartPolicy:
 
 @attrs.frozen
 class KindOptions:
-    """The options that every kind of manager has."""
+    """The options that all kinds of managers have in common."""
 
     n_envs: int = attrs.field(default=1, validator=at_least(1))
     n_workers: WorkerCount = attrs.field(default=None, validator=_optional(at_least(1, or_auto=True)), kw_only=True)
@@ -342,7 +339,7 @@ class KindOptions:
 
 @attrs.frozen(kw_only=True)
 class ProcessOptions(KindOptions):
-    """The options of SubprocessEnvManager and of SimpleEnvManager."""
+    """The options of SubprocessEnvManager and SimpleEnvManager, in addition to those of KindOptions."""
 
     local_envs: LocalCount = attrs.field(default=0, validator=at_least(0, or_auto=True))
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional(_start_method))
@@ -367,16 +364,16 @@ class ProcessOptions(KindOptions):
             )
 
     def chosen_transport(self) -> Transport:
-        """Return the transport, by default the one for this system. Raises UsageError if it cannot be used."""
+        """Return the result of ``choose_transport``. Raises UsageError also if ``start_method`` contradicts it."""
         chosen = choose_transport(self.transport)
         self._check_start_method(chosen)
         return chosen
 
 
 def choose_transport(asked: Transport | None = None) -> Transport:
-    """Return the transport to use: ``asked``, ENVMANAGER_TRANSPORT, or the one for this system, in this order.
+    """Return ``asked``, else the environment variable ENVMANAGER_TRANSPORT, else the transport for this system.
 
-    Raises UsageError if it cannot be used here.
+    This is "native" on Linux and "portable" elsewhere. Raises UsageError if the result cannot be used here.
     """
     is_linux = sys.platform == "linux"
     chosen = asked or os.environ.get("ENVMANAGER_TRANSPORT") or ("native" if is_linux else "portable")
@@ -393,10 +390,7 @@ _Options = TypeVar("_Options", bound=KindOptions)
 
 
 def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
-    """Return a decorator that makes a constructor ``(self, env_factory, options)`` take ``options_class``'s fields.
-
-    So no kind of manager repeats the list of options, and editors and ``help()`` show the fields with their defaults.
-    """
+    """Return a decorator that replaces a constructor's parameter ``options`` by the fields of ``options_class``."""
 
     def decorate(constructor: Callable[[Any, Any, _Options], None]) -> _Constructor[_P]:
         @functools.wraps(constructor)

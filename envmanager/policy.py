@@ -1,4 +1,4 @@
-"""The interface of policies, which choose actions for observations, and a random policy. Each behavior has a policy."""
+"""Policies: the interface of objects that choose actions for the agents of one behavior, and a random policy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RandomPolicy:
         """Iterator over the next actions of each agent. To draw many at once takes a tenth of the time."""
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return a random action for each row."""
+        """Return a random action for each row of ``steps``."""
         columns = [np.empty((len(steps), *spec.shape), spec.dtype) for spec in self._leaf_specs]
         for row, agent_id in enumerate(steps.agent_id.tolist()):
             drawn = next(self._ahead.get(agent_id, iter(())), None) or self._draw_ahead(agent_id)
@@ -60,7 +60,7 @@ class RandomPolicy:
         return ActionInfo(build(self.spec.action, columns))
 
     def _draw_ahead(self, agent_id: int) -> tuple[Any, ...]:
-        """Draw the next actions of an agent, about a kilobyte of them. Return the first; keep the others for later."""
+        """Draw an agent's next actions at once, about 128 numbers. Return the first; store the others in ``_ahead``."""
         if agent_id not in self._generators:
             sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
             self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))
@@ -78,7 +78,7 @@ class RandomPolicy:
 
 
 def range_of(spec: ArraySpec) -> tuple[Any, Any]:
-    """Return the least and the greatest number to draw; for floats without bounds, minus and plus infinity."""
+    """Return the least and greatest values that ``spec`` allows and its dtype holds; infinite for unbounded floats."""
     low, high, kind = spec.minimum, spec.maximum, spec.dtype.kind
     least, most = (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max) if kind in "iu" else (-np.inf, np.inf)
     low, high = least if low is None else low, most if high is None else high

@@ -1,11 +1,11 @@
-"""Makes a manager from a config.
+"""Creation of managers from configs (mappings of option names to values), and the registry of kinds of managers.
 
 ::
 
     mapping ── structure ──▶ ManagerOptions ── kind ──▶ KINDS, or an entry point ──▶ EnvManager
 
 The rule: nothing is started before the whole config has been checked. Errors name each unknown key and the nearest
-known one. Only the command line reads files.
+known one. This module reads no files; the command line does.
 
 A package adds a kind with an entry point in its ``pyproject.toml``::
 
@@ -60,11 +60,11 @@ OF_ONE_KIND = frozenset({"engine", "cluster"})
 class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
 
-    With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses.
+    With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses the value.
 
     ``kind="simple"`` accepts and ignores options that only worker processes use (``n_workers``, ``local_envs``,
     ``start_method``, ``timeouts``, ``worker_env``, ``log_dir``), so that another kind needs no other change of the
-    config. ``engine`` has the options of ``kind="godot"``; every other kind refuses it.
+    config. ``engine`` has options of ``kind="godot"``, ``cluster`` of ``kind="ray"``; other kinds refuse them.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.
@@ -92,7 +92,7 @@ class ManagerOptions(ProcessOptions):
 
 
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:
-    """Start a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
+    """Start and return a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
     The keys are the fields of :class:`ManagerOptions`. ``wait`` may be ``"any"``, ``"all"``, a number of workers or a
     mapping; ``timeouts`` may be a mapping. The environment is ``config["env"]`` or ``env_factory``; ``env_kwargs``,
@@ -115,7 +115,10 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
 
 
 def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
-    """Return ``env_factory``, wrapped in an EnvRecipe if the options say how to make the environment."""
+    """Return ``env_factory``, wrapped in an EnvRecipe if ``options`` has settings of one, such as ``wrappers``.
+
+    Each factory in a list is wrapped. Raises ConfigError if such options are set for an EnvRecipe.
+    """
     given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
     if not any(given.values()):
         return env_factory
@@ -128,14 +131,14 @@ def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
 
 
 def known_kinds() -> list[str]:
-    """Return the names of all kinds of managers, including those in other packages."""
+    """Return the sorted names of all kinds of managers, including those that other packages add."""
     return _ADDED.names_with(KINDS)
 
 
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:
-    """Return the keyword arguments for ``make``. Raises ConfigError for a set option that ``make`` does not take.
+    """Return the keyword arguments for ``make``, the callable that makes a manager of the chosen kind.
 
-    Options about processes are left out if ``make`` does not take them.
+    Raises ConfigError for an option that is set and that ``make`` does not take, except PROCESS_OPTIONS.
     """
     parameters = inspect.signature(make).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

@@ -1,7 +1,7 @@
 """A manager whose environments run in the trainer's process.
 
-One worker hosts all environments. It steps only when its response is requested, so the same calls raise exceptions as
-with worker processes.
+One worker runs all environments. It steps only when its response is requested, so that exceptions are raised by the
+same calls as with worker processes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SimpleEnvManager(EnvManager):
 
 
 class LocalHost(WorkerHost):
-    """The host of one worker with all environments, in the trainer's process."""
+    """The host of a SimpleEnvManager, with one worker that runs all environments in the trainer's process."""
 
     def __init__(self, factories: Sequence[Any], options: ProcessOptions) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class LocalHost(WorkerHost):
         return {0: report}
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """Return ``known`` with ``in_process`` set, and with the share of time that steps took as ``wait_share``."""
+        """Return ``known`` with ``in_process=True`` and with ``wait_share`` set to the share of time spent in steps."""
         share = 1.0 - known.workers[0].idle_share if self.context.entries[0].times.steps else 0.0
         return attrs.evolve(known, wait_share=share, in_process=True)
 

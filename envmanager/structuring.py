@@ -1,6 +1,6 @@
-"""Converts config tables into options.
+"""Conversion of config tables (mappings) to objects of the options classes.
 
-The rule: the error lists every mistake in the data. For an unknown key it names the nearest known one.
+The rule: the error lists every mistake in the data. For an unknown key it names the nearest known key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], 
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
-    """Return the mapping ``config`` as an object of the attrs class ``cls``. Raises a ConfigError with all mistakes.
+    """Return an object of the attrs class ``cls`` with the values of ``config``. Raises ConfigError with all mistakes.
 
     ``where`` is a prefix of the keys in messages. With ``"run"``, an unknown key is shown as ``run.stepps``.
     """
@@ -37,7 +37,7 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
 
 
 def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
-    """Return ``plain`` converted to a ``cls``. Raises a ConfigError with one line per mistake."""
+    """Return ``plain`` (mappings, lists, …) converted to a ``cls``. Raises ConfigError with one line per mistake."""
     try:
         return converter.structure(plain, cls)
     except (ClassValidationError, UsageError) as error:
@@ -45,14 +45,14 @@ def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, wher
 
 
 class Misfit(ValueError):
-    """Error of a value of the wrong type. The code that catches this error adds the key of the value."""
+    """Error raised for a value of the wrong type. ``_complaints`` adds the key of the value to the text."""
 
     def __init__(self, expected: str, value: Any) -> None:
         super().__init__(f"should be {expected}, but is {describe_value(value)}")
 
 
 class PartMisfit(Exception):
-    """An error in one item of a list or mapping, at ``place``, such as ``[3]`` or ``.name``."""
+    """Error raised to add a ``place``, such as ``[3]`` or ``.name``, to the ``error`` of a list or mapping item."""
 
     def __init__(self, place: str, error: Exception) -> None:
         super().__init__(place, error)
@@ -70,7 +70,7 @@ def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
 
 
 def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
-    """Return a converter that refuses values of a wrong type instead of converting them."""
+    """Return a cattrs converter that raises for values of a wrong type, such as ``"8"`` for an int."""
     converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys)
     # cattrs would turn "8" into 8 and "no" into True.
     converter.register_structure_hook(int, _strict("a whole number", int))
@@ -88,7 +88,7 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 
 
 def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
-    """Make the converter accept a ``cls``, a mapping, or a value for which ``shorthand`` returns a ``cls``."""
+    """Make the converter accept, for ``cls``, an instance, a mapping, or a value that ``shorthand`` converts to one."""
     from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
 
     def hook(value: Any, _: Any) -> Any:

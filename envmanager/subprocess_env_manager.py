@@ -1,4 +1,4 @@
-"""A manager whose environments run in worker processes.
+"""SubprocessEnvManager, a manager whose environments run in worker processes.
 
 ::
 
@@ -34,7 +34,7 @@ _HOSTS = {
 
 
 class SubprocessEnvManager(EnvManager):
-    """A manager of ``n_envs`` environments in ``n_workers`` processes (by default one per environment).
+    """A manager that runs ``n_envs`` environments in ``n_workers`` processes (by default one per environment).
 
     ``n_workers="auto"``: a probe chooses the number. The probe is a worker that steps the first environment for a short
     time before the others start; ``stats().placement`` has the number and the reason. ``local_envs``: number of

@@ -1,6 +1,6 @@
-"""The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``.
+"""The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``, ``godot``.
 
-Without the extra ``cli`` the command prints what to install and exits with code 1.
+If libraries of the extra ``cli`` are not installed, every command prints how to install them and exits with code 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NEEDED = ("typer", "rich")
 
 
 def main() -> int:
-    """Run the command line on ``sys.argv`` and return the exit code."""
+    """Run the command in ``sys.argv`` and return the exit code: 130 after a Ctrl-C that the command did not handle."""
     try:
         return _main()
     except KeyboardInterrupt:

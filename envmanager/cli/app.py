@@ -1,6 +1,6 @@
-"""The commands and their options.
+"""The Typer app of the command line: the commands and their options.
 
-Typer parses the arguments. ``plan.py``, ``run.py``, ``check.py``, ``tune.py`` and ``train.py`` check and execute them.
+``plan.py``, ``run.py``, ``check.py``, ``tune.py`` and ``train.py`` check the parsed options and execute the commands.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _ClickException: Any = typer.BadParameter.__mro__[
 
 
 def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> int:
-    """Run the command in ``arguments`` and return the exit code. Print errors of the call or the library to stderr."""
+    """Run the command in ``arguments`` and return the exit code. Print usage errors and library errors to stderr."""
     # Make modules in the current directory importable, as `python -m` does.
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         if "" not in sys.path and os.getcwd() not in sys.path:
@@ -134,7 +134,7 @@ def _show_error(text: str) -> None:
 
 
 def _in_one_line(error: Any, arguments: Sequence[str]) -> str:
-    """Return a Click error as one line. It includes the invalid value, which Typer's own text leaves out."""
+    """Return the text of a Click error as one line, with the invalid value, which Typer's own text leaves out."""
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
             if word == option or word.startswith(f"{option}="):
@@ -206,8 +206,8 @@ def run_command(
 
     A flag overrides --set, and --set overrides CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
-    mistake in the call, 3 when a file cannot be written, 130 after Ctrl-C and
-    143 after SIGTERM.
+    usage error, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
+    SIGTERM.
     """
     tables = load_config(config) if config is not None else {"manager": {}, "run": {}}
     tables = override(tables, assignments or ())
@@ -238,9 +238,9 @@ def check_command(
         float, typer.Option(min=0.1, metavar="SECONDS", help="How long one call of the environment may take.")
     ] = 60.0,
 ) -> None:
-    """Try one environment in a worker process and say in plain words what is wrong with it.
+    """Try one environment in a worker process and report the problems found.
 
-    Exit code 0 when nothing is wrong (notes are not wrong), 1 otherwise.
+    The exit code is 0 when there is no problem (notes do not count), else 1.
     """
     raise typer.Exit(check(env, n_steps=steps, seed=seed, timeout_s=timeout, console=Console(highlight=False)))
 
@@ -257,11 +257,11 @@ def tune_command(
     plain: Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")] = False,
     start_method: StartMethodOption = None,
 ) -> None:
-    """Try how many workers, environments and steps to wait for give the most steps per second, with random actions.
+    """Take random actions with different numbers of workers and environments, and report the fastest combination.
 
-    Exit code 0 when something was found, 1 after an error, 2 after a mistake in
-    the call, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
-    SIGTERM. After an error or a signal the best so far is kept.
+    The exit code is 0 when one was found, 1 after an error, 2 after a
+    usage error, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
+    SIGTERM. After an error or a signal, the fastest one so far is shown.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)
@@ -312,9 +312,9 @@ def train_command(
 
     A flag overrides --set, and --set overrides CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
-    mistake in the call, such as a DIR that holds a training already, 3 when a file
-    cannot be written, as on a full disk: the last checkpoint stays. Ctrl-C (130)
-    and SIGTERM (143) end the step that is being taken, and save.
+    usage error, such as a DIR that holds a training already, 3 when a file cannot
+    be written (the last checkpoint remains). After Ctrl-C (130) or SIGTERM (143)
+    the step in progress is completed and a checkpoint is written.
     """
     tables = override(load_config(config, TRAINING_TABLES), assignments or ())
     manager_flags: dict[str, Any] = {"env": env, "kind": manager, "n_envs": n_envs, "wait": wait}
@@ -338,7 +338,7 @@ app.command("export")(export_command)
 
 
 def _number_or_text(given: str | None) -> int | str | None:
-    """Return digits as an int, and any other text unchanged for ``plan.py`` to check."""
+    """Return digits as an int; return other texts and None unchanged, to be checked when the options are parsed."""
     return int(given) if given is not None and given.isdecimal() else given
 
 
@@ -348,7 +348,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with TensorBoard in ``directory``, if given. A value that is no list is left unchanged."""
+    """Return ``metrics`` with TensorBoard for ``directory``, replacing any other; unchanged without ``directory``."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -357,7 +357,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return ``table`` with ``max_restarts``, if given. A value that is no table is left unchanged."""
+    """Return ``table`` with ``max_restarts`` set. Unchanged if ``max_restarts`` is None or ``table`` no mapping."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

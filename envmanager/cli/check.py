@@ -1,4 +1,4 @@
-"""``envmanager check``: check an environment, and print each finding on a line."""
+"""``envmanager check``: try an environment in a worker process, and print one line per finding."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MARKS = {"ok": ("✓", "green"), "problem": ("✗", "red"), "note": ("note", "ye
 
 
 def check(env: str, *, n_steps: int, seed: int, timeout_s: float, console: Console) -> int:
-    """Check ``env`` and print the findings; return 0 when none of them is a problem, else 1.
+    """Check the environment ``env`` and print the findings. Return 0 if none of them is a problem, else 1.
 
-    In a terminal, a status line shows the call in progress.
+    ``timeout_s``: seconds that one call may take. In a terminal, a status line shows the call in progress.
     """
     with console.status("") if console.is_terminal else nullcontext() as status:
 
@@ -30,7 +30,7 @@ def check(env: str, *, n_steps: int, seed: int, timeout_s: float, console: Conso
 
 
 def show_findings(subject: str, findings: Sequence[Finding], console: Console) -> int:
-    """Print the findings on ``subject``; return 0 when none of them is a problem, else 1."""
+    """Print the findings about ``subject`` and how many are problems. Return 0 if none is a problem, else 1."""
     for finding in findings:
         mark, style = MARKS[finding.outcome]
         text = Text.assemble(finding.text, (f" {finding.advice}" if finding.advice else "", "dim"))

@@ -1,4 +1,4 @@
-"""Config files: TOML, YAML or JSON with the tables ``manager`` (how environments run) and ``run`` (how many steps).
+"""Reading of config files (TOML, YAML or JSON), and of ``--set``, which overrides their values.
 
 ::
 
@@ -10,8 +10,8 @@
     [run]                      run:
     steps = 100000               steps: 100000
 
-``--set manager.n_envs=16`` overrides a value. The value is YAML. Dots separate the names of a path; quote a name that
-contains a dot. This module only reads tables. Their contents are checked by the code that uses them.
+In ``--set manager.n_envs=16`` the value is YAML. Dots separate the names of the path; a name that contains a dot is
+quoted. This module checks only the names of the tables. The code that uses a table checks its contents.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Parse YAML and return its content. Raises ConfigError, which calls the text ``what``, or MissingExtra.
+    """Parse YAML and return its content. Raises MissingExtra, or ConfigError for invalid YAML, which it calls ``what``.
 
     Numbers are read as in YAML 1.2: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``, ``on`` and ``off`` are
     true and false, as in YAML 1.1, because configs use them; an option that expects a text refuses them.
@@ -103,7 +103,7 @@ _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[e
 
 @functools.cache
 def _loader(yaml: Any) -> Any:
-    """Return PyYAML's safe loader, changed to read ``1e5`` and ``1e-5`` as numbers."""
+    """Return PyYAML's safe loader, changed to read ``1e5`` and ``1e-5`` as numbers and to refuse very long integers."""
 
     def whole_number(loader: Any, node: Any) -> int:
         number: int = loader.construct_yaml_int(node)
@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return the folder for a training: the folder of ``config`` if a training wrote that file, else ``runs/NAME``."""
+    """Return a training's default folder: that of the file ``config`` if a training wrote it, else ``runs/NAME``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -170,7 +170,7 @@ def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
 
 
 def nearest_place(name: str, tables: Iterable[str]) -> str:
-    """Return ``; did you mean …?`` with the most similar name of a table or option, or a full stop."""
+    """Return the end of a message: ``; did you mean …?`` with the table or option most similar to ``name``, or ``.``"""
     places = {}
     for table in tables:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
@@ -194,7 +194,7 @@ def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -
 
 
 def _parse_assignment(text: str) -> tuple[list[str], Any]:
-    """Return the path and the value of ``a.b.c=value``. Raises ConfigError or MissingExtra, as ``override`` does."""
+    """Return the names of the path and the value of ``a.b.c=value``. Raises ConfigError or MissingExtra."""
     path: list[str] = []
     place = 0
     while True:
@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table that holds the last name of ``path``. Create missing inner tables. Raises ConfigError."""
+    """Return the table in which ``--set`` sets the last name of ``path``; create missing ones. Raises ConfigError."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Raise ConfigError for a trainer that neither the config nor ``added`` has; add it if ``path`` sets its kind."""
+    """Add the trainer to ``added`` if ``path`` sets it or its kind; else raise ConfigError if it is unknown."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

@@ -39,7 +39,7 @@ LINES_AROUND_ROWS = 9
 
 @attrs.frozen
 class RunSummary:
-    """The result of a run. ``ended`` is ``"done"``, ``"interrupted"`` or ``"failed"``."""
+    """The result of ``envmanager run``. ``ended`` is ``"done"``, ``"interrupted"`` or ``"failed"``."""
 
     plan: Plan
     ended: str
@@ -60,7 +60,7 @@ class RunSummary:
         return {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as plain data, with None for NaN and infinite numbers."""
+        """Return the summary as a dict for JSON, with None for NaN and infinite numbers."""
         return {
             "ended": self.ended,
             "env": str(self.plan.manager.env),
@@ -85,7 +85,7 @@ class RunSummary:
 
 
 def sayable(data: Any) -> Any:
-    """Return ``data`` with None for NaN and infinite numbers, which JSON does not have."""
+    """Return a copy of ``data`` with None for NaN and infinite numbers, which JSON does not have."""
     if isinstance(data, dict):
         return {key: sayable(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -94,13 +94,13 @@ def sayable(data: Any) -> Any:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write ``data`` to ``path`` as JSON, one line per top-level key."""
+    """Write ``data`` to ``path`` as JSON, one line per top-level key. Raises NotWritten if this fails."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
     write_anew(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 class PlainDisplay:
-    """A display of a run: lines of text without control characters, for files, pipes and logs.
+    """A display of ``envmanager run`` that prints lines without control characters, for files, pipes and logs.
 
     ``due`` is the time, by ``time.perf_counter``, of the next update. :meth:`update` need not be called earlier.
     """
@@ -108,23 +108,23 @@ class PlainDisplay:
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
-        """Announce the run. Called before the start, because starting may take a while."""
+        """Show the environment, the manager and the seed. Called before the workers start, which may take a while."""
         print_text(describe_start(plan))
         self._plan = plan
 
     def show_placement(self, placement: str) -> None:
-        """Show the placement that a probe has chosen, and why."""
+        """Show ``placement``, a sentence on the placement that a probe has chosen, and why."""
         print_text(placement)
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
-        """Return a context in which steps are taken and :meth:`update` may be called."""
+        """Return a context in which :meth:`update` may be called. ``now`` is the time at which the steps begin."""
         self._started, self._rate = now, Rate(now)
         self.due = now + self.EVERY_S
         yield
 
     def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
-        """Show the progress, and set ``due``."""
+        """Show the progress at the time ``now``, and set ``due`` to the time of the next update."""
         self.due = now + self.EVERY_S
         rate = self._rate.at(now, episodes.env_steps)
         share = f"{episodes.env_steps / self._plan.steps:.0%}"
@@ -136,7 +136,7 @@ class PlainDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_summary(self, summary: RunSummary) -> None:
-        """Show the result of the run."""
+        """Show the result of the run and a table of its workers."""
         lines = summary_lines(summary)
         width = max(len(name) for name, _ in lines)
         print()
@@ -149,7 +149,7 @@ class PlainDisplay:
 
 
 class LiveDisplay(PlainDisplay):
-    """A display that is redrawn at most eight times a second."""
+    """A display of ``envmanager run`` in a terminal: progress and workers, redrawn at most eight times a second."""
 
     EVERY_S = 0.125
 
@@ -202,7 +202,7 @@ class LiveDisplay(PlainDisplay):
 
 
 def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
-    """Return a table of the first ``n_shown`` workers, and a line on the others if there are any."""
+    """Return, as a list, a table of the first ``n_shown`` workers and, if there are more, a line about the others."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in WORKER_COLUMNS:
         table.add_column(name, justify="left" if name == "state" else "right")
@@ -213,7 +213,7 @@ def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
 
 
 class Rate:
-    """Meter of the steps per second in the last ``WINDOW_S`` seconds, or since the previous call if that is longer."""
+    """A meter of the steps per second in the last ``WINDOW_S`` seconds, or since the last call of ``at`` if longer."""
 
     WINDOW_S = 2.0
 
@@ -221,7 +221,7 @@ class Rate:
         self._points = deque([(now, n_steps)])
 
     def at(self, now: float, n_steps: int) -> float:
-        """Return the rate at time ``now``, after ``n_steps`` steps in all."""
+        """Return the steps per second at the time ``now``, at which ``n_steps`` steps have been taken in total."""
         while len(self._points) > 1 and self._points[1][0] <= now - self.WINDOW_S:
             self._points.popleft()
         then, n_then = self._points[0]
@@ -230,7 +230,7 @@ class Rate:
 
 
 def describe_start(plan: Plan) -> str:
-    """Return one line with the environment, the number of workers, the manager and the seed."""
+    """Return one line with a run's environment, numbers of environments and workers, manager and seed."""
     options = plan.manager
     workers = f" in {count(options.n_workers, 'worker')}" if isinstance(options.n_workers, int) else ""
     envs = count(options.n_envs, "environment")
@@ -239,7 +239,7 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return a phrase: the number of episodes, the mean return of each behavior, and the number of lost episodes."""
+    """Return a text with the number of episodes, each behavior's mean return, and the number of lost episodes."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"
@@ -277,7 +277,7 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return the summary as pairs of name and text."""
+    """Return the lines that summarize a run, as pairs of name and text."""
     episodes, returns = summary.episodes, summary.returns()
     ended = {"done": "all steps taken", "interrupted": "interrupted", "failed": "stopped by an error"}[summary.ended]
     lines = [
@@ -311,7 +311,7 @@ def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
-    """Return the cells of a worker's row, in the order of WORKER_COLUMNS."""
+    """Return the texts of a worker's row in the table of workers, in the order of WORKER_COLUMNS."""
     return (
         str(worker.worker_id),
         describe_env_ids(worker.env_ids),
@@ -325,7 +325,7 @@ def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
 
 
 def state_of(worker: WorkerStats) -> str:
-    """Return the state of a worker in one word."""
+    """Return the state of a worker: ``"dropped"``, ``"failed"``, ``"restarting"``, ``"stepping"`` or ``"ready"``."""
     words = {"dropped": worker.dropped, "failed": worker.failed, "restarting": worker.replacing}
     words["stepping"] = worker.waiting
     return next((word for word, holds in words.items() if holds), "ready")
@@ -346,7 +346,7 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
 
 
 def idle_share(workers: Sequence[WorkerStats]) -> float:
-    """Return the mean fraction of time for which these workers had no command to execute."""
+    """Return the mean fraction of time in which these workers had no command to execute; 0 without workers."""
     return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The commands about Godot games: ``new``, ``install-addon``, ``check`` and ``watch``."""
+"""The commands ``envmanager godot new``, ``install-addon``, ``check`` and ``watch``, for games made with Godot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist, or is empty.")],
     major: Major = None,
 ) -> None:
-    """Make a small game to start from: an arena with one agent, and the addon."""
+    """Make a small Godot game to start from, with the addon and an arena for one agent."""
     version = major or find_major(None) or 4
     made = new_project(directory, version)
     typer.echo(f"{made} is a game for Godot {version}. Next: envmanager godot check {made}")
@@ -60,9 +60,9 @@ def check_command(
     ] = None,
     window: Annotated[bool, typer.Option("--window", help="Open a window, for a game that observes pictures.")] = False,
 ) -> None:
-    """Play a game with random actions and report in plain words what is wrong with it.
+    """Play a game with random actions and report the problems found.
 
-    Exit code 0 when nothing is wrong (notes are not wrong), 1 otherwise.
+    The exit code is 0 when there is no problem (notes do not count), else 1.
     """
     engine: dict[str, Any] = {"window": True, "shown": 0} if window else {}
     engine |= {name: value for name, value in (("binary", binary), ("scene", scene)) if value is not None}
@@ -85,9 +85,9 @@ def watch_command(
 ) -> None:
     """Play the policies of a training in a window, in real time, and load each newer checkpoint.
 
-    Ends when the window is closed, with exit code 0; 1 after an error, 2 after a
-    mistake in the call, 130 after Ctrl-C and 143 after SIGTERM. The training may
-    have ended, or still run.
+    The training may still be running. The command ends when the window is closed.
+    The exit code is then 0; it is 1 after an error, 2 after a usage error, 130
+    after Ctrl-C and 143 after SIGTERM.
     """
     with loading():  # PyTorch takes a second to import
         from envmanager.training.watching import Watching, WatchPlan
@@ -103,14 +103,14 @@ def watch_command(
 
 
 class Lines:
-    """A display of ``watch``. It prints new checkpoints, returns of ended episodes once per second, and notices."""
+    """The display of ``envmanager godot watch``: prints new checkpoints, returns of ended episodes, and notices."""
 
     def plays(self, game: str, checkpoint: str) -> None:
-        """Print the name of the checkpoint that plays from now on."""
+        """Print the names of the game and of the checkpoint whose policies play it from now on."""
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Print the mean returns of episodes that ended since the last report. ``n_steps``: steps per arena so far."""
+        """Print ``n_steps`` (of each arena), the number of ended episodes, and the mean return of each behavior."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")

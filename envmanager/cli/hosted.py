@@ -26,17 +26,17 @@ from envmanager.registry import make_manager
 
 @attrs.frozen
 class HostedFactory:
-    """A factory of HostedManagers. ``settings``: the table ``manager`` of a config."""
+    """A factory that a worker calls to make a HostedManager. ``settings``: the table ``manager`` of a config."""
 
     settings: Mapping[str, Any]
 
     def __call__(self, context: EnvContext) -> HostedManager:
-        """Return a new manager, wrapped as an environment."""
+        """Return a new HostedManager, which starts a manager with these settings."""
         return HostedManager(self.settings)
 
 
 class HostedManager(Environment):
-    """An environment that wraps a manager. ``reset`` resets the manager; ``step`` and ``run`` take random steps."""
+    """An environment that contains a manager. ``reset`` resets it; ``step`` and ``run`` step it with random actions."""
 
     SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
 

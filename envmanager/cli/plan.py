@@ -1,4 +1,4 @@
-"""The plan of one call of ``envmanager run``, and its checks.
+"""The options of one ``envmanager run``, and their checks.
 
 Everything that can be checked before the start is checked here, so that a long run does not end with "no such
 directory".
@@ -25,8 +25,8 @@ from envmanager.registry import ManagerOptions, structure
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
-    The same ``seed`` gives the same episodes; with None they differ. ``policy`` is ``"module:callable"``. The callable
-    receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
+    The same ``seed`` gives the same episodes; None gives new ones in each run. ``policy`` is ``"module:callable"``. The
+    callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
     steps: int = 10_000
@@ -47,7 +47,7 @@ these the run continues, so that a first run shows how often an environment cras
 
 @attrs.frozen
 class Plan:
-    """The checked options of a run: manager, number of environment steps, seed, policy, and file to write."""
+    """The checked options of a run: manager, number of environment steps, seed, policy, and file for the summary."""
 
     manager: ManagerOptions
     steps: int
@@ -62,7 +62,7 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Return the Plan for a config's tables, which already include the flags. Raises UsageError or MissingExtra."""
+        """Check a config's tables ``manager`` and ``run``, and return the Plan. Raises UsageError or MissingExtra."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = manager.get("restarts")
@@ -76,7 +76,7 @@ class Plan:
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
-        """Return the policy of one behavior. Raises UsageError if the user's callable returned no policy."""
+        """Return the user's policy for one behavior, or a RandomPolicy. Raises UsageError if the former is invalid."""
         if self.policy is None:
             return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)
@@ -86,7 +86,7 @@ class Plan:
 
 
 def load_policy(text: str) -> Any:
-    """Import and return the callable named by ``"module:callable"``. Raises UsageError, or MissingExtra."""
+    """Import and return the callable at ``"module:callable"``. Raises UsageError, or MissingExtra without a library."""
     module, colon, attribute = text.partition(":")
     if not colon or not module or not attribute:
         raise UsageError(f"The policy should be module:callable, not {text!r}.")
@@ -103,7 +103,7 @@ def load_policy(text: str) -> Any:
 
 
 def check_out(out: Path | None) -> None:
-    """Raise UsageError if ``out`` cannot be written."""
+    """Raise UsageError if the file ``out`` of the option ``--out`` cannot be written. None is accepted."""
     if out is None:
         return
     if out.is_dir():

@@ -38,7 +38,7 @@ EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
 
 def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
-    """Run ``plan`` and return the exit code.
+    """Run ``plan``, show the progress on ``display``, and return the exit code.
 
     Once a manager has started, a summary is shown, and written to ``plan.out``, even if a signal or an EnvManagerError
     ended the run. The error is raised after that.
@@ -63,7 +63,7 @@ def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
 
 
 def exit_code_of(error: EnvManagerError) -> int:
-    """Return 2 for a UsageError, 3 for a file that cannot be written, and 1 for any other error."""
+    """Return the exit code for ``error``: 2 for a UsageError, 3 for NotWritten, 1 for any other error."""
     if isinstance(error, NotWritten):
         return EXIT_NOT_WRITTEN
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
@@ -71,7 +71,7 @@ def exit_code_of(error: EnvManagerError) -> int:
 
 @attrs.define
 class _Run:
-    """A run and its counts so far. ``stats`` is set at the end, and stays None if no manager was started."""
+    """A run in progress, with its results. ``stats`` is set at the end, and stays None if no manager was started."""
 
     plan: Plan
     display: PlainDisplay
@@ -109,7 +109,7 @@ class _Run:
 
 
 def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
-    """Set policies for all behaviors after the first ``n_known``, and return the number of behaviors."""
+    """Set the policies of all behaviors after the first ``n_known``. Return the number of behaviors known now."""
     behaviors = list(manager.behavior_specs.items())
     for behavior, spec in behaviors[n_known:]:
         manager.set_policy(behavior, make_policy(behavior, spec))
@@ -117,7 +117,7 @@ def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec],
 
 
 class ShowsNotices(Protocol):
-    """Interface of a display that can show notices."""
+    """The interface of a display that can show notices (logged messages)."""
 
     def show_notice(self, level: str, text: str) -> None:
         """Show a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
@@ -129,7 +129,7 @@ HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
 class Notices(logging.Handler):
-    """A context that shows the library's logged warnings and errors on ``display``, with one line per restart.
+    """A context that shows on ``display`` the warnings (such as restarts) and errors that the library logs.
 
     ``verbose``: True also shows the evidence of each failure. False shows a hint to use ``--verbose`` after the first
     restart. None, for commands without this option, shows no hint.
@@ -168,7 +168,7 @@ class Notices(logging.Handler):
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised in the main thread when Ctrl-C or SIGTERM asks the command to end."""
+    """Error raised in the main thread when Ctrl-C or SIGTERM asks the command to end, with its ``exit_code``."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -178,7 +178,7 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
 
-    After ``hold()`` all signals are ignored, so that ``close()``, which takes at most ``Timeouts.close_s``, completes.
+    After ``hold()`` both signals are ignored, so that ``close()``, which takes at most ``Timeouts.close_s``, completes.
     """
 
     _holding = False
@@ -192,7 +192,7 @@ class StopSignals:
             signal.signal(signum, handler)
 
     def hold(self) -> None:
-        """Ignore signals from now on."""
+        """Ignore SIGINT and SIGTERM from now until the context ends."""
         self._holding = True
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:

@@ -33,7 +33,7 @@ from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
-    """Train, show the result and write it to ``out``. Return the exit code: after a signal, 128 + its number."""
+    """Train, print the result or the error, and write the result to ``out``. Return the exit code: 130 after Ctrl-C."""
     run = TrainingRun(plan, display)
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display:
@@ -52,7 +52,7 @@ def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool
 
 
 def _what_is_left(run: TrainingRun) -> str:
-    """Return a line that says how many agent steps the last checkpoint of a failed training lacks."""
+    """Return a line on how many agent steps of a failed training its last checkpoint lacks, or that there is none."""
     assert run.controller is not None
     n_steps = run.controller.n_steps
     if not run.saved_at:
@@ -77,7 +77,7 @@ class Stopping(StopSignals):
 
 
 class Lines:
-    """A Report that prints a line for each event of a training, and its progress every ``EVERY_S`` seconds.
+    """A display of ``envmanager train`` that prints a line per event, and the progress every ``EVERY_S`` seconds.
 
     ``show_update`` is called for each behavior every ``TOLD_EVERY_S`` seconds, and for its last update before a
     checkpoint. Each behavior has a timer, because a shared timer would skip behaviors updated at the same moment.
@@ -95,7 +95,7 @@ class Lines:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Close the display."""
+        """Do nothing. Displays that must be closed override this method."""
 
     def started(self, run: TrainingRun) -> None:
         self._rate = Rate(time.monotonic(), run.n_steps_before)
@@ -137,7 +137,7 @@ class Lines:
         self.show_line(f"evaluating  {n_episodes:,} episodes")
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show a logged message; ``level`` is as in ShowsNotices."""
+        """Show a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         self.show_line(describe_notice(level, text))
 
     def show_line(self, text: str) -> None:
@@ -145,14 +145,14 @@ class Lines:
         print_text(text, indent=NAMES)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        """Show the progress of the training."""
+        """Show the progress of the training at the time ``now``, but only ``EVERY_S`` seconds after the last time."""
         if now >= self._due:
             self._due = now + self.EVERY_S
             print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
 
 
 class Screen(Lines):
-    """A display for terminals. It prints the same lines as Lines, and redraws a table of the progress below them."""
+    """A display of ``envmanager train`` for terminals: prints lines as Lines does, above a table of the progress."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Screen(Lines):
 
 
 def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
-    """Return the progress of a training as a dict from names, such as ``"episodes"``, to texts."""
+    """Return the progress of a training at the time ``now`` as a dict of texts, with keys such as ``"episodes"``."""
     controller, goal = run.controller, run.plan.training.steps
     assert controller is not None
     episodes = controller.episodes
@@ -208,7 +208,7 @@ def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
 
 
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
-    """Return the result of a training as pairs of name and text."""
+    """Return the lines that summarize a training, or say that it was already complete, as pairs of name and text."""
     if result.ended == "over":
         return [
             (

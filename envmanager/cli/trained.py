@@ -58,7 +58,7 @@ class Remarks:
     """A display that prints notices to stderr, because stdout may be JSON."""
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show a logged message; ``level`` is as in ShowsNotices."""
+        """Print a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         print_text(describe_notice(level, text), sys.stderr)
 
 
@@ -87,8 +87,8 @@ def evaluate_command(
 ) -> None:
     """Play whole episodes greedily with the policies of a training, and print their returns and lengths.
 
-    The exit code is 0, 1 after an error, 2 after a mistake in the call, 3 when a
-    file cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit code is 0, 1 after an error, 2 after a usage error, 3 when a file
+    cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
     """
     check_out(out)
     with loading():
@@ -168,9 +168,9 @@ def play_command(
 ) -> None:
     """Show the policies of a training, playing greedily, in a window or in a video.
 
-    The exit code is 0, 1 after an error, 2 after a mistake in the call or where
-    nothing can be shown, 3 when a video cannot be written, 130 after Ctrl-C and
-    143 after SIGTERM.
+    The exit code is 0, 1 after an error, 2 after a usage error or if nothing can
+    be shown here, 3 when a video cannot be written, 130 after Ctrl-C and 143
+    after SIGTERM.
     """
     with loading():
         from envmanager.training.playing import FRAMES, WINDOW, has_display, play, require_video
@@ -196,14 +196,14 @@ def play_command(
 
 
 class Show:
-    """A display of played episodes. It can write one video of all episodes, or a folder with a video per episode."""
+    """A display of ``envmanager play`` that prints each episode and can write a video of all, or one per episode."""
 
     def __init__(self, name: str, video: Path | None, fps: float | None) -> None:
         self._name, self._video, self._fps = name, video, fps
         self._frames: list[np.ndarray] = []
 
     def ended(self, episode: PlayedEpisode) -> None:
-        """Print the return of an episode. Write its video, or keep its frames for the video of all episodes."""
+        """Print the returns of an episode. With a video option, write its video or keep its frames for later."""
         told = [f"episode {episode.number}", count(episode.n_steps, "environment step")]
         for behavior, returns in episode.returns.items():
             told.append(f"return{of_behavior(behavior, episode.returns)} {describe_returns(returns)}")
@@ -217,7 +217,7 @@ class Show:
             self._write(next(file for file in files if not file.exists()))
 
     def finish(self) -> None:
-        """Write the video of all episodes, unless each episode has a video of its own."""
+        """Write the video of all episodes. Do nothing without ``--video``, or if each episode has its own video."""
         if self._video is not None and self._frames:
             self._write(self._video)
 
@@ -258,11 +258,11 @@ def export_command(
     opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
     env: OtherEnvOption = None,
 ) -> None:
-    """Write the greedy policy of a training to a file for other programs, and check that it acts the same there.
+    """Write the greedy policy of a training to a file for other programs, and check that it chooses the same actions.
 
     The exit code is 0, 1 after an error or when the actions differ (then no file
-    is written), 2 after a mistake in the call, 3 when the file cannot be written,
-    130 after Ctrl-C and 143 after SIGTERM.
+    is written), 2 after a usage error, 3 when the file cannot be written, 130
+    after Ctrl-C and 143 after SIGTERM.
     """
     with loading():
         from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record

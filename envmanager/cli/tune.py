@@ -1,4 +1,4 @@
-"""``envmanager tune``: try an environment in many placements for a given time, and write the fastest as a config.
+"""``envmanager tune``: measure placements (how many environments, workers, steps to wait for); show the fastest.
 
 ::
 
@@ -6,7 +6,7 @@
                                                        └──▶ the best so far ──▶ table, config file
 
 The time limit begins after the probe; only a start or a step in progress can exceed it. Ctrl-C ends the command at
-once. The best placement so far is kept in both cases. No environment runs in the command's own process.
+once. In both cases the best placement so far is shown and written. No environment runs in the command's own process.
 The placement "in process" is measured in a worker, and counts as failed once an environment has ended any worker.
 """
 
@@ -92,13 +92,13 @@ class TunePlan:
             raise ConfigError(f"--start-method {self.start_method}: Ray starts its processes. Leave it out.")
 
     def settings(self, trial: Trial | None = None) -> dict[str, Any]:
-        """Return a config's table ``manager`` for ``trial``, or for the probe if ``trial`` is None."""
+        """Return the settings of a config's table ``manager`` for ``trial``, or for the probe if that is None."""
         own = {"env": self.env, **({} if trial is None else trial.candidate.options())}
         return own if self.start_method is None else {**own, "start_method": self.start_method}
 
 
 def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
-    """Run the trials and return the exit code.
+    """Run the trials, show the results on ``display`` and return the exit code.
 
     The best placement so far is shown and written, even after Ctrl-C or an EnvManagerError; the error is then raised.
     """
@@ -119,7 +119,7 @@ def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
 
 
 class _FewNotices(Notices):
-    """Notices that show only the first restart of a tuning, since there may be thousands. Trials count all restarts."""
+    """The Notices of ``envmanager tune``, which show only the first restart, because there may be thousands."""
 
     _has_restarted = False
 
@@ -132,7 +132,7 @@ class _FewNotices(Notices):
 
 @attrs.define
 class _Tuning:
-    """A tuning in progress. ``trials`` has the results so far, also after an error."""
+    """An ``envmanager tune`` in progress. ``trials`` has the results so far, also after an error."""
 
     plan: TunePlan
     display: PlainTuneDisplay
@@ -159,7 +159,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Return a Probe of a worker's step; None if the step ends the worker. Raises an error if the reset ends it."""
+        """Measure a step in a worker. Return a Probe, or None if a step ends the worker. Raises if the reset does."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -174,7 +174,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the best trial's config, if wanted. Return lines about all trials, and the command for the best."""
+        """Write the best config to ``plan.out``, if set. Return lines about all trials and the command for the best."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -198,7 +198,7 @@ class _Tuning:
                 halve(self.trials)
 
     def _round(self, ends_at: float) -> None:
-        """Give every remaining trial an equal share of the time until ``ends_at``."""
+        """Run every remaining trial for an equal share of the time until ``ends_at`` (by ``time.perf_counter``)."""
         left = remaining(self.trials)
         while left and time.perf_counter() < self.deadline:
             first = left[0].candidate
@@ -208,7 +208,7 @@ class _Tuning:
             left = left[len(together) :]
 
     def _try(self, trials: Sequence[Trial], ends_at: float, *, n_after: int) -> None:
-        """Measure ``trials``, which differ only in ``wait``, in turn in one manager. If one raises, all have failed."""
+        """Measure ``trials``, which differ only in ``wait``, in turn in one manager. An error marks all as failed."""
         is_hosted = trials[0].candidate.n_workers == IN_PROCESS
         try:
             with self._hosted(trials[0]) if is_hosted else self._manager(trials[0]) as manager:
@@ -239,7 +239,7 @@ class _Tuning:
         return make_manager(attrs.evolve(options, restarts=RESTARTS))
 
     def _hosted(self, trial: Trial) -> EnvManager:
-        """Return a manager with one worker, which steps all environments of ``trial`` one after the other."""
+        """Return a manager of one worker, which runs a SimpleEnvManager with the environments of ``trial``."""
         n_envs, own = trial.candidate.n_envs, Timeouts()
         return SubprocessEnvManager(
             HostedFactory(self.plan.settings(trial)),
@@ -249,7 +249,7 @@ class _Tuning:
         )
 
     def _measure_hosted(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until the time ``until``, at least once, and add the results to ``trial``."""
+        """Step the hosted manager until the time ``until``, at least once, and add the results to ``trial``."""
         is_done = False
         while not is_done:
             left_s = until - time.perf_counter()
@@ -258,9 +258,9 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step to the time ``until`` and until ``n_workers`` responses have come, but not beyond the deadline.
+        """Step to the time ``until``, longer if fewer than ``n_workers`` responses have come, at most to the deadline.
 
-        The results are added to ``trial``. If it has no steps, the error that caused the last restart is raised.
+        Add the results to ``trial``. If it has no step, raise the error that caused the last restart, if there was one.
         """
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
@@ -297,7 +297,7 @@ class _Tuning:
 
 
 def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
-    """Return the manager class and the number of cores. For Ray, connect to the cluster and count its CPUs."""
+    """Return the manager class of a kind and the number of cores. For Ray, connect to a cluster and count its CPUs."""
     if kind == SUBPROCESS:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
@@ -307,7 +307,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
 
 
 def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
-    """Return the error to raise if the environment's first reset fails, because then no placement can be tried."""
+    """Return the error to raise after ``error`` in the first reset. After a timeout it is a new one with advice."""
     if not isinstance(error, WorkerTimedOut):
         return error
     return EnvManagerError(
@@ -317,7 +317,7 @@ def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Return, for the error of a hosting worker, the error that its placement would have caused in process."""
+    """Return the error that would have occurred in the trainer instead of ``error`` in the hosting worker."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error

@@ -27,7 +27,7 @@ LINES_AROUND_ROWS = 6
 
 
 class PlainTuneDisplay:
-    """A display of a tuning: lines of text without control characters."""
+    """A display of ``envmanager tune`` that prints lines of text without control characters."""
 
     def show_start(self, text: str) -> None:
         """Show ``text``, which names the environment and the duration of the tuning."""
@@ -40,7 +40,7 @@ class PlainTuneDisplay:
         yield
 
     def update(self, running: Trial, *, is_done: bool) -> None:
-        """Show the new results of a trial. ``is_done``: whether the trial has finished the current round."""
+        """Show the results of a trial so far. ``is_done``: whether the trial has finished the current round."""
         if is_done:
             result = f"{running.steps_per_s:,.0f} environment steps/s"
             if running.restarts:
@@ -50,18 +50,18 @@ class PlainTuneDisplay:
             print(f"{time.monotonic() - self._started:7.1f} s  {running.candidate}: {result}", flush=True)
 
     def show_notice(self, level: str, text: str) -> None:
-        """Show a logged message; ``level`` is as in ShowsNotices."""
+        """Show a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Show all trials (the fastest first), ``lines``, and the ``command`` that runs the best (``""``: none)."""
+        """Show all trials (the fastest first), ``lines``, and the ``command`` that runs the best, if not empty."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
 
 
 class LiveTuneDisplay(PlainTuneDisplay):
-    """A display with a table row per trial, redrawn after each trial and up to four times a second during one."""
+    """A display for terminals: a table with a row per trial, redrawn after each trial and up to four times a second."""
 
     EVERY_S = 0.25
 
@@ -115,7 +115,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """Return the cells of a trial's row, in the order of COLUMNS."""
+    """Return the texts of a trial's row, in the order of COLUMNS. ``state`` is the last, unless the trial failed."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:

@@ -43,7 +43,7 @@ class Candidate:
     kind: str = SUBPROCESS
 
     def options(self) -> dict[str, Any]:
-        """Return the candidate as settings of a config's table ``manager``."""
+        """Return the settings of this placement for a config's table ``manager``."""
         if self.n_workers == IN_PROCESS:
             return {"kind": "simple", "n_envs": self.n_envs}
         return {"kind": self.kind, "n_envs": self.n_envs, "n_workers": self.n_workers, "wait": self.wait}
@@ -64,7 +64,7 @@ class Candidate:
 
 @attrs.define(eq=False)
 class Trial:
-    """A candidate and its results so far."""
+    """A candidate placement and its measurements so far."""
 
     candidate: Candidate
     n_steps: int = 0
@@ -85,12 +85,12 @@ class Trial:
         return self.n_steps / self.seconds if self.seconds > 0 else 0.0
 
     def add(self, n_steps: int, seconds: float) -> None:
-        """Add the results of another round."""
+        """Add the results of another round: ``n_steps`` environment steps in ``seconds``."""
         self.n_steps += n_steps
         self.seconds += seconds
 
     def fail(self, error: Exception) -> None:
-        """Drop the trial because of ``error``."""
+        """Drop the trial, and store ``error`` as its failure."""
         self.failure, self.is_out = error, True
 
 
@@ -137,12 +137,12 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds. Between rounds half of the trials are dropped; the last round compares two."""
+    """Return the number of rounds for ``n_trials`` if half are dropped after each round, and the last compares two."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
 def halve(trials: Sequence[Trial]) -> None:
-    """Drop the slower half of the remaining trials, but never the last one."""
+    """Mark the slower half of the remaining trials as dropped, but never the last one."""
     left = sorted(remaining(trials), key=lambda trial: trial.steps_per_s, reverse=True)
     for trial in left[math.ceil(len(left) / 2) :]:
         trial.is_out = True
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the fewest environments, then workers, of the fastest ones (AS_FAST); None if none ran."""
+    """Return the trial with the fewest environments, then workers, among the fastest (AS_FAST); None if none ran."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
@@ -182,7 +182,7 @@ def command_line(settings: Mapping[str, Any]) -> str:
 
 
 def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
-    """Return the settings of ``restarts`` that ``trial`` needs in a config; none if no worker was restarted."""
+    """Return the ``restarts`` settings that ``trial`` needs in a config, or ``{}`` if no worker was restarted."""
     if not trial.restarts:
         return {}
     return {"restarts.max_restarts": policy.max_restarts, "restarts.backoff_s": policy.backoff_s}

@@ -16,7 +16,7 @@ NAMES = 12
 
 
 def show(console: Console, text: str | Text, style: str = "") -> None:
-    """Print a text of one or more lines on a console of Rich."""
+    """Print a text of one or more lines on a console of Rich, which wraps lines only if it is a terminal."""
     console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
 
 
@@ -30,7 +30,7 @@ def print_text(text: str, file: TextIO | None = None, *, indent: int = 0) -> Non
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print one line per name, with its text beside it."""
+    """Print one line per pair of name and text, with the texts aligned in a column."""
     for name, text in pairs:
         print_text(f"{name:<{NAMES}}{text}", indent=NAMES)
 
@@ -43,7 +43,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
-    """Print a notice on ``errors``. If that is a terminal, print on ``console``, so that its drawing stays intact."""
+    """Print a notice on ``errors``; if ``errors`` is a terminal, on ``console``, so that its drawing stays intact."""
     style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
     show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
 
