@@ -42,7 +42,7 @@ def command(
 ) -> None:
     """Measure the managers beside other libraries, in interleaved rounds.
 
-    The exit code is 0, 1 when a contender failed, 2 after a mistake in the call,
+    The exit code is 0, 1 when a contender failed, 2 after a usage error,
     130 after Ctrl-C.
     """
     check_out(out)

@@ -320,10 +320,7 @@ def copy_demo(name: str, major: int, to: Path | str) -> Path:
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Create a game to start from in the folder ``to``, named after it, with an arena, an agent and the addon.
-
-    Returns the folder. Raises UsageError if it has a ``project.godot`` already.
-    """
+    """Create a game to start from in the folder ``to``; return ``to``. Raises UsageError if it contains a game."""
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")

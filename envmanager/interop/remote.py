@@ -20,10 +20,7 @@ with needed_by("envmanager.interop", extra="gymnasium"):
 def begin_episode(
     env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
 ) -> tuple[Tree, dict[str, Any]]:
-    """Reset ``env``; return its observation as arrays ``[1, …]``, and its info, which is empty unless ``has_infos``.
-
-    Raises SpecMismatch if the observation does not fit the spec ``observation``.
-    """
+    """Reset ``env``; return its observation as arrays ``[1, …]``, and its info. Raises SpecMismatch for a bad one."""
     obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
     return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
 

@@ -19,10 +19,7 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A CSV file, open for appending rows. Its creation replaces any file at ``path``.
-
-    The new file starts with ``columns`` as header and the rows ``kept``. Raises NotWritten if it cannot be created.
-    """
+    """A CSV file for appending rows, which replaces any file at ``path``. Raises NotWritten if it cannot be created."""
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):

@@ -82,10 +82,7 @@ class Encoder(nn.Module):
 
 
 def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -> Tensor:
-    """Return an array as a tensor on the device; uint16, uint32 and uint64 become int64.
-
-    ``pinned``: whether to copy to a GPU from pinned memory, asynchronously.
-    """
+    """Return an array as a tensor on the device, via pinned memory if ``pinned``. uint16 to uint64 become int64."""
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
     tensor = torch.from_numpy(np.ascontiguousarray(array))

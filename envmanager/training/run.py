@@ -210,10 +210,7 @@ class TrainingRun:
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
-        """Make the trainers, the controller, the evaluator and the metrics writers; return the controller.
-
-        With ``resume``, load the checkpoint into these. With ``force``, delete the files of an earlier training.
-        """
+        """Make the trainers, evaluator and writers; return the controller. ``resume`` loads a checkpoint into them."""
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)
