@@ -336,7 +336,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Allow only calls of ``use`` until the next reset. ``offers_first``: ``recv`` returns first observations."""
+        """Allow only this way to step until the next reset. ``offers_first``: ``recv`` returns its observations."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)

@@ -36,7 +36,7 @@ def derive_seeds(
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
     """Return the ``seed`` for the reset of a worker's replacement, which must not repeat the old episodes.
 
-    None and an int are returned unchanged, because ``derive_seed`` derives different seeds from the int in each
+    None (unseeded) is returned unchanged. So is an int, from which ``derive_seed`` derives other seeds in each
     generation. Each seed in a list is replaced by one derived from it.
     """
     if seed is None or isinstance(seed, int):

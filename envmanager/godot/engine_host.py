@@ -52,7 +52,7 @@ def trainer_spin_ns(n_engines: int) -> int:
 
 
 class EngineHost(LinkHost[EngineLink]):
-    """A host of engines that play one game, each with several arenas."""
+    """The host of a GodotEnvManager. Its workers are engines that play one game; its environments are their arenas."""
 
     steps_some_rows = False
     rewrites_arrays = False  # each answer comes in new arrays

@@ -4,7 +4,8 @@
 
     launch ── start ──▶ process        await_start ◀── specs
 
-The rule: the host sends nothing to a worker that it did not start, so that tests can replace workers by fakes.
+The rule: only workers that the host has started get "start". What only a Link has is used for Links only, so that tests
+can replace workers by fakes.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Resets:
         self._collector = collector
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
-        """Return the config to send, and its ResetConfig. If no seed is given, the first reset uses the manager's seed.
+        """Return the config as it is sent, and parsed. If it has no seed, the first reset uses the manager's seed.
 
         Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
         """

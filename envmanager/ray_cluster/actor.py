@@ -67,7 +67,7 @@ class SentRows:
 
 @attrs.define(eq=False)
 class Answer(Message):
-    """The answer of an actor to one command; ``data`` is the pickle of everything but ``steps``."""
+    """The answer of an actor to one command. ``data``: pickle of the part of the result that is not in ``steps``."""
 
     steps: Any = b""
     """Buffer with the steps in the worker's rows; empty if there are none."""

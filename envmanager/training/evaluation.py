@@ -25,8 +25,8 @@ class Evaluation:
     """The result of an evaluation: returns and lengths of each agent's first whole episodes after a reset, by behavior.
 
     A return is the sum of one agent's rewards in one episode; a length is the number of this agent's steps. The returns
-    and lengths of a behavior are in the same order. ``n_episodes``: number of episodes that the environments played.
-    Each episode has one return per agent.
+    and lengths of a behavior are in the same order. ``n_episodes``: number of episodes of environments that count.
+    Each has one return per agent.
     """
 
     returns_of: Mapping[str, list[float]]
