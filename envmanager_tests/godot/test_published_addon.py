@@ -253,18 +253,32 @@ var _frames = 0
 
 
 func _process(_delta):
+	if get_editor_interface().get_resource_filesystem().is_scanning():
+		return  # a thread loads the addon's scripts; nobody enables a plugin that is not in the list yet
 	_frames += 1
 	if _frames == 20:
 		get_editor_interface().set_plugin_enabled("envmanager", true)
-	if _frames > 20 and ('EnvManager="*' in _text() or _frames > 2000):  # the editor writes it some time later
+	if 'EnvManager="*' in _text() or _now() > 60000:  # the editor writes it some time later
 		get_tree().quit()
 
 
 func _text():
 """
 READING = {
-    4: '\treturn FileAccess.get_file_as_string("res://project.godot")\n',
-    3: '\tvar file = File.new()\n\tfile.open("res://project.godot", File.READ)\n\treturn file.get_as_text()\n',
+    4: """\treturn FileAccess.get_file_as_string("res://project.godot")
+
+
+func _now():
+	return Time.get_ticks_msec()
+""",
+    3: """\tvar file = File.new()
+	file.open("res://project.godot", File.READ)
+	return file.get_as_text()
+
+
+func _now():
+	return OS.get_ticks_msec()
+""",
 }
 
 

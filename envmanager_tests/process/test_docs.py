@@ -96,13 +96,14 @@ def save_titled(blocks: list[Block], folder: Path) -> None:
 
 def require_libraries(page: Path) -> None:
     """Skip a page about a library, or a program, that is not in every environment of the tests."""
-    if page.stem in ("coming-from", "training", "who-learns", "writing-a-trainer", "godot", "policies"):
+    if page.stem in ("coming-from", "training", "who-learns", "writing-a-trainer", "godot"):
         pytest.importorskip("torch")
     if page.stem == "policies":
-        for library in ("moviepy", "onnxruntime", "pygame"):
+        for library in ("torch", "moviepy", "onnxruntime", "pygame"):
             pytest.importorskip(library)
     if page.stem == "vectorised-environments":
-        pytest.importorskip("ale_py")
+        for library in ("torch", "ale_py"):
+            pytest.importorskip(library)
     if page.stem == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
     if page.stem == "godot" and find_major(None) is None:

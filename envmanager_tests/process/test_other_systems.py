@@ -277,12 +277,12 @@ DOCUMENTED = {
         socket.SO_PEERCRED time.CLOCK_BOOTTIME mmap.MAP_POPULATE fcntl.F_SETSIG fcntl.F_SETPIPE_SZ resource.prlimit
     """,
     "Unix, not macOS": """
-        os.fdatasync os.pipe2 os.posix_fallocate os.waitid os.P_PIDFD signal.sigtimedwait signal.sigwaitinfo
+        os.fdatasync os.pipe2 os.posix_fallocate os.P_PIDFD signal.sigtimedwait signal.sigwaitinfo
         time.pthread_getcpuclockid
     """,
     "Unix": """
         os.fork os.register_at_fork os.killpg os.getpgid os.setsid os.setpgid os.pread os.pwrite os.geteuid os.getuid
-        os.fchmod os.mkfifo os.sendfile os.set_blocking os.statvfs os.uname os.sched_yield os.WNOHANG os.WIFEXITED
+        os.mkfifo os.sendfile os.statvfs os.uname os.sched_yield os.WNOHANG os.WIFEXITED
         os.O_CLOEXEC os.O_DIRECTORY os.O_NOFOLLOW os.O_NONBLOCK os.posix_spawn signal.SIGKILL signal.SIGSTOP
         signal.SIGCONT signal.SIGCHLD signal.SIGALRM signal.SIGHUP signal.SIGUSR1 signal.SIGUSR2 signal.setitimer
         signal.pthread_sigmask signal.pthread_kill signal.sigwait select.poll select.PIPE_BUF socket.send_fds
@@ -297,7 +297,9 @@ DOCUMENTED = {
 }
 """Names by the systems that have them, from Python's documentation: "Availability", notes, and the page of each module.
 
-``socket.send_fds`` needs ``sendmsg``, which Windows has not, although "Availability" names Windows."""
+``socket.send_fds`` needs ``sendmsg``, which Windows has not, although "Availability" names Windows. Left out is what a
+system has since a newer Python: on Windows ``os.set_blocking`` (3.12) and ``os.fchmod`` (3.13), on macOS ``os.waitid``
+(3.13)."""
 
 
 @pytest.mark.parametrize("available", DOCUMENTED)
