@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import pathlib
 import runpy
 import shlex
 import shutil
@@ -48,6 +49,15 @@ def become(told: dict[str, Any]) -> None:
     sys.platform = told["platform"]
     if sys.platform == "win32":
         _become_windows()
+    _update_pathlib()
+
+
+def _update_pathlib() -> None:
+    """Let Python 3.10's pathlib call the functions that were replaced: it has kept those of before in a class."""
+    kept = getattr(pathlib, "_NormalAccessor", None)
+    for name in ("listdir", "open", "readlink", "rename", "replace", "rmdir", "scandir", "stat", "unlink"):
+        if hasattr(kept, name):
+            setattr(kept, name, staticmethod(getattr(io if name == "open" else os, name)))
 
 
 def _hide_folders() -> None:
