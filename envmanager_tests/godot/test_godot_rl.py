@@ -516,7 +516,8 @@ TROUBLE: dict[str, tuple[type[WorkerError], str]] = {
 def test_a_fault_of_the_game_is_an_error_of_its_kind_and_a_reset_revives(play: Play, trouble: str) -> None:
     error, text = TROUBLE[trouble]
     engine = {"parameters": {"trouble": trouble}}
-    with play("discrete", 2, engine=engine, timeouts=SHORT, restarts=NEVER) as manager:
+    n_engines = 1 if trouble == "twice" else 2  # the second answer of another engine may arrive during the reset
+    with play("discrete", n_engines, engine=engine, timeouts=SHORT, restarts=NEVER) as manager:
         manager.reset()
         take_steps(manager, 2)
         with pytest.raises(error, match=text) as raised:
@@ -525,7 +526,7 @@ def test_a_fault_of_the_game_is_an_error_of_its_kind_and_a_reset_revives(play: P
         if trouble == "size":
             return  # the agent stays as it is
         manager.reset()
-        assert len(manager.step("all")) == 2
+        assert len(manager.step("all")) == n_engines
 
 
 def test_numbers_that_are_not_finite_are_found(play: Play) -> None:
