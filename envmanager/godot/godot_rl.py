@@ -288,6 +288,8 @@ class GodotRLLink(EngineLink):
             bodies = [dump_json(message) for message in messages]
         except ValueError as error:
             raise UsageError(f"an action cannot be sent to {_CANNOT}: {error}.") from error
+        if command not in (CommandName.START, CommandName.CLOSE) and not self.channel.asked:
+            self.channel.pump()  # refuses an answer too many, which would be taken for the answer to this command
         if command is not CommandName.CLOSE:
             self.channel.asked.append(ticket)
         return b"".join(MessageReader.header.pack(len(body)) + body for body in bodies)

@@ -398,10 +398,7 @@ class TrainingRun:
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore the frozen behaviors, the round, the changes so far and the state of the control file.
-
-        If a behavior's ``frozen`` in the config has changed since the checkpoint, the new value is used.
-        """
+        """Restore the frozen behaviors, the round and the control file. A change of ``frozen`` in the config wins."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -516,8 +518,7 @@ TROUBLE: dict[str, tuple[type[WorkerError], str]] = {
 def test_a_fault_of_the_game_is_an_error_of_its_kind_and_a_reset_revives(play: Play, trouble: str) -> None:
     error, text = TROUBLE[trouble]
     engine = {"parameters": {"trouble": trouble}}
-    n_engines = 1 if trouble == "twice" else 2  # the second answer of another engine may arrive during the reset
-    with play("discrete", n_engines, engine=engine, timeouts=SHORT, restarts=NEVER) as manager:
+    with play("discrete", 2, engine=engine, timeouts=SHORT, restarts=NEVER) as manager:
         manager.reset()
         take_steps(manager, 2)
         with pytest.raises(error, match=text) as raised:
@@ -526,7 +527,61 @@ def test_a_fault_of_the_game_is_an_error_of_its_kind_and_a_reset_revives(play: P
         if trouble == "size":
             return  # the agent stays as it is
         manager.reset()
-        assert len(manager.step("all")) == n_engines
+        assert len(manager.step("all")) == 2
+
+
+def test_an_answer_too_many_that_comes_after_its_step_is_not_taken_for_that_of_the_next() -> None:
+    """The messages have no tickets. A game in a thread sends the second answer while the trainer has none in flight."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = free.getsockname()
+    stepped, has_sent = threading.Event(), threading.Event()
+    answers = {
+        "env_info": {"type": "env_info", **ENV_INFO},
+        "reset": {"type": "reset", "obs": [SEEN, SEEN]},
+        "action": {"type": "step", "obs": [SEEN, SEEN], "reward": [1, 2], "done": [False, False]},
+    }
+
+    def game() -> None:
+        reset = contextlib.suppress(ConnectionError)  # the manager ends it
+        with reset, socket.create_connection(address, END_S) as connection, connection.makefile("rwb") as stream:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while length := stream.read(4):
+                asked = json.loads(stream.read(int.from_bytes(length, "little")))["type"]
+                if asked in answers:
+                    send(stream, answers[asked])
+                if asked == "action":
+                    assert stepped.wait(END_S)
+                    send(stream, answers[asked])
+                    has_sent.set()
+
+    def send(stream: BinaryIO, answer: dict[str, Any]) -> None:
+        body = json.dumps(answer).encode()
+        stream.write(len(body).to_bytes(4, "little") + body)
+        stream.flush()
+
+    class Player(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            thread.start()
+
+    thread = threading.Thread(target=game)
+    logger, player = logging.getLogger("envmanager"), Player(logging.WARNING)
+    logger.addHandler(player)
+    try:
+        engine = {"attach": ":".join(map(str, address)), "protocol": "godot_rl"}
+        with GodotEnvManager("my game", 1, engine=engine, restarts=NEVER) as manager:
+            logger.removeHandler(player)
+            manager.set_policy("shared_policy", RandomPolicy(manager.behavior_specs["shared_policy"], 3))
+            manager.reset()
+            manager.step()
+            stepped.set()
+            assert has_sent.wait(END_S)
+            with pytest.raises(ProtocolError, match="answers no command"):
+                manager.step()
+    finally:
+        logger.removeHandler(player)
+        stepped.set()
+        thread.join(END_S)
 
 
 def test_numbers_that_are_not_finite_are_found(play: Play) -> None:
