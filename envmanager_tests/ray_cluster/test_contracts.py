@@ -50,6 +50,7 @@ class TestOneActor(_OfActors, ManagerContract, LateSpecsContract):
 
 class TestActorsUnderFaults(_OfActors, ProcessFaults, FaultContract):
     exits_are_known = False  # Ray knows that a process has gone, and seldom how
+    start_s = 25.0  # on a busy machine Ray takes ten seconds to start an actor's process
     large_observation_bytes = 16 << 20
     """What the object stores of the tests' cluster have room for."""
 
