@@ -116,7 +116,7 @@ class Block:
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
-        """In a forked process, replace the shared memory of ``fd`` by a private copy. The arrays keep their values."""
+        """Replace the shared memory of ``fd`` by a private copy, in a forked process. The arrays keep their values."""
         make_private(self.memory, fd)
 
     @property
@@ -202,7 +202,7 @@ def map_memory(fd: int | str, size_bytes: int) -> Any:
 
 
 def make_private(memory: Any, fd: int) -> None:
-    """In a forked process, replace ``memory`` (shared, of ``fd``) by a private copy at its address. Raises OSError."""
+    """Replace ``memory`` (shared, of ``fd``) by a private copy at its address, in a forked process. Raises OSError."""
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
     address = ctypes.addressof(memory)
     if _libc().mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:

@@ -74,7 +74,7 @@ def read_tail(fd: int, start: int) -> str:
 
 
 def enable_crash_report(fd: int | None, worker_id: int) -> int:
-    """Have faulthandler write to this worker's part of the file ``fd``. Return the descriptor that faulthandler uses.
+    """Let faulthandler write to this worker's part of the file ``fd``. Return the descriptor that faulthandler uses.
 
     Without ``fd`` or /proc, crashes are reported on stderr.
     """

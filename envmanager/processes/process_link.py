@@ -122,7 +122,7 @@ class ProcessLink(Link):
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Have the poller attach this replacement to the shared memory and reset it, once it has started.
+        """Let the poller attach this replacement to the shared memory and reset it, once it has started.
 
         ``slot`` is the last slot that the other workers used. With equal slots, the rows of all workers are one view.
         """

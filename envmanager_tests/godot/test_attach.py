@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ import pytest
 from envmanager import RandomPolicy, RestartPolicy, Timeouts, UsageError, WorkerDied, WorkerTimedOut
 from envmanager.godot import engine_host, engine_link
 from envmanager.godot.manager import GodotEnvManager
+from envmanager_tests.godot.attaching import free_port, when_awaited
 from envmanager_tests.godot.driver import END_S
 
 PLAYED_BY = ("environment", "argument")
@@ -28,22 +30,18 @@ Game = subprocess.Popen[bytes]
 
 @pytest.fixture
 def port() -> int:
-    """One that nobody has."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
-class Editor(logging.Handler):
+class Editor:
     """Plays a game each time the manager says that it waits for one."""
 
     def __init__(self, command: list[str], environ: dict[str, str], log: Path) -> None:
-        super().__init__(logging.WARNING)
         self.said: list[str] = []
         self.games: list[Game] = []
         self._command, self._environ, self._log = command, environ, log
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def play(self, record: logging.LogRecord) -> None:
         self.said.append(record.getMessage())
         with self._log.open("ab") as log:
             self.games.append(
@@ -59,8 +57,8 @@ def play_in_editor(
     program: str, major: int, project_of: Callable[[str, int], Path], tmp_path: Path, port: int
 ) -> Iterator[Callable[..., Editor]]:
     """A function that has a game played, as an editor does, whenever one is awaited at ``port``."""
-    logger = logging.getLogger("envmanager")
     editors: list[Editor] = []
+    awaited = contextlib.ExitStack()
 
     def play(game: str, told_by: str = "environment") -> Editor:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ENVMANAGER_")}
@@ -73,13 +71,13 @@ def play_in_editor(
         else:
             command.append(f"--envmanager=127.0.0.1:{port}")
         editor = Editor(command, environ, tmp_path / "editor.txt")
-        logger.addHandler(editor)
+        awaited.enter_context(when_awaited(editor.play))
         editors.append(editor)
         return editor
 
-    yield play
+    with awaited:
+        yield play
     for editor in editors:
-        logger.removeHandler(editor)
         for game in editor.games:
             game.kill()
             game.wait(END_S)
@@ -170,15 +168,8 @@ def test_an_interrupt_while_it_waits_for_a_game_ends_that_at_once(port: int) -> 
     def signal_main() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = interrupt  # type: ignore[method-assign]
-    logger = logging.getLogger("envmanager")
-    logger.addHandler(handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            attached(port, timeouts=Timeouts(start_s=60.0, close_s=30.0))
-    finally:
-        logger.removeHandler(handler)
+    with when_awaited(interrupt), pytest.raises(KeyboardInterrupt):
+        attached(port, timeouts=Timeouts(start_s=60.0, close_s=30.0))
     assert time.monotonic() - begun < 10.0
 
 

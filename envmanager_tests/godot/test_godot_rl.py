@@ -41,6 +41,7 @@ from envmanager.godot.godot_rl import Agents
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.observe.events import Restarted
 from envmanager.testing import nothing_left_behind
+from envmanager_tests.godot.attaching import free_port, when_awaited
 from envmanager_tests.godot.driver import END_S
 from envmanager_tests.godot.endings import check_engines_end_with_their_trainer
 from envmanager_tests.godot.test_exports import PLATFORM, PRESETS, editor
@@ -532,9 +533,7 @@ def test_a_fault_of_the_game_is_an_error_of_its_kind_and_a_reset_revives(play: P
 
 def test_an_answer_too_many_that_comes_after_its_step_is_not_taken_for_that_of_the_next() -> None:
     """The messages have no tickets. A game in a thread sends the second answer while the trainer has none in flight."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = free.getsockname()
+    address = ("127.0.0.1", free_port())
     stepped, has_sent = threading.Event(), threading.Event()
     answers = {
         "env_info": {"type": "env_info", **ENV_INFO},
@@ -560,17 +559,12 @@ def test_an_answer_too_many_that_comes_after_its_step_is_not_taken_for_that_of_t
         stream.write(len(body).to_bytes(4, "little") + body)
         stream.flush()
 
-    class Player(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            thread.start()
-
     thread = threading.Thread(target=game)
-    logger, player = logging.getLogger("envmanager"), Player(logging.WARNING)
-    logger.addHandler(player)
+    engine = {"attach": ":".join(map(str, address)), "protocol": "godot_rl"}
     try:
-        engine = {"attach": ":".join(map(str, address)), "protocol": "godot_rl"}
-        with GodotEnvManager("my game", 1, engine=engine, restarts=NEVER) as manager:
-            logger.removeHandler(player)
+        with when_awaited(lambda _: thread.start()):
+            manager = GodotEnvManager("my game", 1, engine=engine, restarts=NEVER)
+        with manager:
             manager.set_policy("shared_policy", RandomPolicy(manager.behavior_specs["shared_policy"], 3))
             manager.reset()
             manager.step()
@@ -579,7 +573,6 @@ def test_an_answer_too_many_that_comes_after_its_step_is_not_taken_for_that_of_t
             with pytest.raises(ProtocolError, match="answers no command"):
                 manager.step()
     finally:
-        logger.removeHandler(player)
         stepped.set()
         thread.join(END_S)
 
@@ -656,29 +649,23 @@ def test_closing_asks_the_games_to_quit_and_leaves_nothing(play: Play) -> None:
 def test_a_game_that_is_played_in_the_editor_is_attached(
     program: str, major: int, made: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     games = []
 
-    class Editor(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            command = [program, "--path", str(made(major)), *(["--headless"] if major == 4 else [])]
-            command += ["--fixed-fps", "60", f"--port={port}", "--env_seed=1", "--speedup=1"]
-            environ = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
-            games.append(subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+    def play_in_editor(_: logging.LogRecord) -> None:
+        command = [program, "--path", str(made(major)), *(["--headless"] if major == 4 else [])]
+        command += ["--fixed-fps", "60", f"--port={port}", "--env_seed=1", "--speedup=1"]
+        environ = {**os.environ, "XDG_DATA_HOME": str(tmp_path)}
+        games.append(subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
 
-    logger, editor = logging.getLogger("envmanager"), Editor(logging.WARNING)
-    logger.addHandler(editor)
     try:
         engine = {"attach": f"127.0.0.1:{port}", "protocol": "godot_rl"}
-        with GodotEnvManager("my game", 1, engine=engine) as manager:
+        with when_awaited(play_in_editor), GodotEnvManager("my game", 1, engine=engine) as manager:
             manager.set_policy("shared_policy", RandomPolicy(manager.behavior_specs["shared_policy"], 3))
             manager.reset()
             take_steps(manager, 5)
         assert games[0].wait(END_S) == 0
     finally:
-        logger.removeHandler(editor)
         for game in games:
             game.kill()
             game.wait(END_S)
