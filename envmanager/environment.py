@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -151,7 +152,8 @@ class EnvGroup(Environment):
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
         """Set ``env.name`` of the environments at ``rows`` to ``values``, which has one value for each."""
         for subject, value in zip(self._at(rows), values, strict=True):
-            _set_attribute(subject, name, value)
+            set_attribute = getattr(subject, "set_wrapper_attr", partial(setattr, subject))
+            set_attribute(name, value)
 
     def render(self, rows: Sequence[int]) -> list[Any]:
         """Return a list of ``env.render()`` of the environments at ``rows``."""
@@ -162,14 +164,6 @@ def attribute_of(subject: Any, name: str) -> Any:
     """Return the attribute ``name`` of ``subject``, or of an environment inside it if it is a Gymnasium wrapper."""
     through_wrappers = getattr(subject, "get_wrapper_attr", None)
     return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
-
-
-def _set_attribute(subject: Any, name: str, value: Any) -> None:
-    through_wrappers = getattr(subject, "set_wrapper_attr", None)
-    if through_wrappers is None:
-        setattr(subject, name, value)
-    else:
-        through_wrappers(name, value)
 
 
 class SideBySide(EnvGroup):

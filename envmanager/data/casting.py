@@ -62,17 +62,14 @@ def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | N
         return None
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
-        return cast if _survived(array, cast) else None
-
-
-def _survived(array: np.ndarray, cast: np.ndarray) -> bool:
-    if cast.dtype.kind in "fc":
-        return bool(np.isfinite(cast).all()) or np.array_equal(np.isfinite(cast), np.isfinite(array))
-    if array.dtype.kind == "f" and cast.dtype.kind in "iu":
-        limits = np.iinfo(cast.dtype)  # some processors clamp larger numbers, which would compare as equal
-        if not (array < float(limits.max) + 1.0).all():
-            return False
-    return np.array_equal(cast, array)
+        if dtype.kind in "fc":
+            is_kept = np.isfinite(cast).all() or np.array_equal(np.isfinite(cast), np.isfinite(array))
+        elif array.dtype.kind == "f" and dtype.kind in "iu":
+            limit = float(np.iinfo(dtype).max) + 1.0  # some processors clamp larger numbers, which would compare equal
+            is_kept = (array < limit).all() and np.array_equal(cast, array)
+        else:
+            is_kept = np.array_equal(cast, array)
+    return cast if is_kept else None
 
 
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:

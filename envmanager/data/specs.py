@@ -102,8 +102,8 @@ class ArraySpec:
         return (
             self.shape == other.shape
             and self.dtype == other.dtype
-            and _same_bound(self.minimum, other.minimum)
-            and _same_bound(self.maximum, other.maximum)
+            and np.array_equal(self.minimum, other.minimum)
+            and np.array_equal(self.maximum, other.maximum)
         )
 
     def __hash__(self) -> int:
@@ -116,12 +116,6 @@ class ArraySpec:
         if self.minimum is not None or self.maximum is not None:
             bounds = f" in [{_bound_text(self.minimum)}, {_bound_text(self.maximum)}]"
         return f"{self.dtype}{list(self.shape)}{bounds}"
-
-
-def _same_bound(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    return bool(np.array_equal(a, b))
 
 
 _SHOWN_BOUNDS = 6

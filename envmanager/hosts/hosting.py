@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -19,7 +20,7 @@ from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import EnvRaised, MissingExtra, UsageError
+from envmanager.errors import MissingExtra, UsageError
 from envmanager.hosts.wire import describe_failure, env_raised
 from envmanager.options import KindOptions, ResetConfig
 
@@ -71,6 +72,7 @@ class GroupFactory:
         """Make the environments and return their group. If one cannot be made, close the others and raise its error."""
         made: list[Any] = []
         own_pid = os.getpid()
+        raised = partial(env_raised, worker_id=self.contexts[0].worker_id, phase="start")
         try:
             for factory, context in zip(self.factories, self.contexts, strict=True):
                 try:
@@ -80,7 +82,7 @@ class GroupFactory:
                 except Exception as error:
                     env_ids = [context.env_id]
                     missing = missing_library(error, f"env {context.env_id}")
-                    raise missing or self._raised(error, env_ids) from error
+                    raise missing or raised(error, env_ids=env_ids) from error
                 if holds_all_of(made[0], self.factories):
                     break
             env_ids = [context.env_id for context in self.contexts]
@@ -89,7 +91,7 @@ class GroupFactory:
             except _OF_THE_FACTORY:
                 raise
             except Exception as error:
-                raise self._raised(error, env_ids) from error
+                raise raised(error, env_ids=env_ids) from error
         except BaseException:
             if os.getpid() == own_pid:  # else this is a fork made by a factory, and the parent closes them
                 for environment in made:
@@ -100,9 +102,6 @@ class GroupFactory:
             raise
         group.generation = self.contexts[0].generation
         return group
-
-    def _raised(self, error: Exception, env_ids: Sequence[int]) -> EnvRaised:
-        return env_raised(error, worker_id=self.contexts[0].worker_id, env_ids=env_ids, phase="start")
 
 
 _OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)

@@ -30,7 +30,6 @@ from envmanager.data.steps import CommandName, EnvironmentResponse, Steps, phase
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, UsageError
 from envmanager.hosts import descriptors
 from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
-from envmanager.system.interrupts import begin_deferring, end_deferring
 
 COMMAND = struct.Struct("<QBBHIQ")
 """Header of a command: ticket, command code, slot, flags, unused, length of the pickle that follows."""
@@ -214,18 +213,10 @@ class Channel:
         """Write a whole message. Stop at the deadline, or if the worker has ended, which a later wait reports.
 
         ``deadline`` is in monotonic seconds. If it has passed, the write does not block and may be incomplete.
-        """
-        begin_deferring()  # after half a message, the worker would wait for the rest for ever
-        try:
-            self._write(message, deadline)
-        finally:
-            end_deferring()
-
-    def _write(self, message: bytes, deadline: float) -> None:
-        """Write a message, with interrupts deferred.
 
         Also reads messages, because the worker may block on writing them. Another thread may close the channel between
-        any two system calls.
+        any two system calls. A manager's calls defer interrupts, so none leaves half a message behind. They are not
+        deferred while workers start or end, but then an interrupt ends the worker.
         """
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:

@@ -81,7 +81,8 @@ class Collector:
             arrived = []
             self._require_open()
             self._recovery.arrive(response)
-        table.move(arrived, _READY)
+        if arrived:
+            table.move(arrived, _READY)
         if table.replacing:
             self._require_open()
             self._recovery.start_due()

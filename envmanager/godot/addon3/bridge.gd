@@ -178,7 +178,6 @@ func _on_node_removed(node: Node) -> void:
 
 
 func _physics_process(_delta: float) -> void:
-	pictures.is_old = true
 	if not _is_built:
 		_is_built = true
 		_build()

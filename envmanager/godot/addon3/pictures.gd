@@ -3,7 +3,8 @@ extends Reference
 
 const NO_RENDERER = "pictures need a renderer, and this engine has none: set `window: true` under `engine:` in the config (--window of `godot check`); on a machine without a display also start the program with xvfb-run"
 
-var is_old: bool = true  # something may have moved since the last drawing
+var is_old: bool = true  # something may have moved in this tick since the last drawing
+var _tick: int = -1  # of the last drawing
 var _known: Dictionary = {}  # instance id of each viewport whose picture was asked for
 
 
@@ -15,8 +16,9 @@ func of(agent: Node, viewport: Viewport, format: int) -> PoolByteArray:
 	if not _known.has(viewport.get_instance_id()):
 		_prepare(agent, viewport)
 		is_old = true
-	if is_old:
+	if is_old or _tick != Engine.get_physics_frames():
 		is_old = false
+		_tick = Engine.get_physics_frames()
 		agent.get_tree().root.propagate_call("force_update_transform")  # else it would wait for the end of the tick
 		VisualServer.force_draw(false)
 	var image = viewport.get_texture().get_data()

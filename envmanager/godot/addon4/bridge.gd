@@ -185,7 +185,6 @@ func _on_node_removed(node: Node) -> void:
 
 
 func _physics_process(_delta: float) -> void:
-	pictures.is_old = true
 	if not _is_built:
 		_is_built = true
 		_build()
@@ -195,7 +194,7 @@ func _physics_process(_delta: float) -> void:
 	if _is_torn and not _mend():
 		return
 	if _ticks_left > 0:
-		for copy: Copy in _copies.all:
+		for copy in _copies.all:
 			if copy.has_after_tick and copy.ended_bits == 0:
 				copy.arena.after_tick()
 		_ticks_left -= 1
@@ -224,7 +223,7 @@ func _mend() -> bool:
 		_roster.fault(REMOVED, null)
 	elif _copies.is_swapped and _copies.all.size() > 1:
 		_roster.fault(CHANGED, null)
-	for copy: Copy in _copies.torn:
+	for copy in _copies.torn:
 		if copy.arena != null:
 			_join_alone(copy)
 			for agent in copy.agents:
@@ -272,7 +271,7 @@ func _build() -> void:
 		_adopt_main_scene()
 	elif not _config.is_empty():
 		_copy_scene()
-	for copy: Copy in _copies.all:
+	for copy in _copies.all:
 		if copy.arena != null:
 			_prepare(copy)
 	_copies.declare_to(_roster)
@@ -325,14 +324,14 @@ func _join_alone(copy: Copy) -> void:
 func _end_action() -> void:
 	var ending := _copies.ending.duplicate()  # what begins next may end at once, for the next action
 	_copies.ending.clear()
-	for copy: Copy in ending:
+	for copy in ending:
 		for agent in copy.enders():
 			_roster.close_episode(agent, agent._bits)
 	if _roster.with_infos:
 		_roster.keep_infos()
 	if _wire == null:
 		_show_episodes()
-	for copy: Copy in ending:
+	for copy in ending:
 		copy.begin_next()
 	if _wire != null:
 		_send_steps({})
@@ -378,7 +377,7 @@ func _reset() -> void:
 
 
 func _call() -> void:
-	for copy: Copy in _copies.all:
+	for copy in _copies.all:
 		copy.reset_tick = -1  # what a call changes is no reset()
 	var answer := Calls.answer(_wire.json(), _copies.all)
 	if answer.has("message"):

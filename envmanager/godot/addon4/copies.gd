@@ -7,9 +7,9 @@ const Spawner := preload("res://addons/envmanager/spawner.gd")
 const ONE_PLACE := "%s is at the same place in all copies: the scene's root, or a node between, has no position. Make it a Node2D or Node3D, or set `isolate: true`"
 const BUSY_AFTER_US := 1000000
 
-var all: Array = []
-var ending: Array = []  # those in which something has ended with this action
-var torn: Array = []  # those whose arena has left the tree: the game changes its scene
+var all: Array[Copy] = []
+var ending: Array[Copy] = []  # those in which something has ended with this action
+var torn: Array[Copy] = []  # those whose arena has left the tree: the game changes its scene
 var is_swapped := false  # one of them has another root now
 var _at := {}  # id of a root -> copy
 
@@ -57,7 +57,7 @@ func of(node: Node) -> Copy:
 func successor(node: Node) -> Copy:
 	while node.get_parent() != node.get_tree().root:
 		node = node.get_parent()
-	for copy: Copy in torn:
+	for copy in torn:
 		var old: Node = instance_from_id(copy.root_id)
 		if copy.arena == null and (old == null or not old.is_inside_tree()):
 			_stand(copy, node)
@@ -67,7 +67,7 @@ func successor(node: Node) -> Copy:
 
 
 func is_whole() -> bool:
-	for copy: Copy in all:
+	for copy in all:
 		if copy.arena == null:
 			return false
 	return true
@@ -87,7 +87,7 @@ func declare_to(roster: Roster) -> void:
 		var stuck: Node = _body_without_place(all[0].root, true)
 		if stuck != null:
 			roster.fault(ONE_PLACE % stuck.name, null)
-	for copy: Copy in all:
+	for copy in all:
 		if copy.arena == null:
 			roster.fault("the scene %s has no arena: no node's script extends arena.gd" % copy.root.name, null)
 			return

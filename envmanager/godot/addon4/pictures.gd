@@ -6,7 +6,8 @@ const NO_RENDERER := (
 	+ " `godot check`); on a machine without a display also start the program with xvfb-run"
 )
 
-var is_old := true  # something may have moved since the last drawing
+var is_old := true  # something may have moved in this tick since the last drawing
+var _tick := -1  # of the last drawing
 var _known := {}  # instance id of each viewport whose picture was asked for
 
 
@@ -18,8 +19,9 @@ func of(agent: Node, viewport: SubViewport, format: Image.Format) -> PackedByteA
 	if not _known.has(viewport.get_instance_id()):
 		_prepare(agent, viewport)
 		is_old = true
-	if is_old:
+	if is_old or _tick != Engine.get_physics_frames():
 		is_old = false
+		_tick = Engine.get_physics_frames()
 		agent.get_tree().root.propagate_call("force_update_transform")  # else it would wait for the end of the tick
 		RenderingServer.force_draw(false)
 	var image := viewport.get_texture().get_image()

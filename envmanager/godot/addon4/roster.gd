@@ -11,7 +11,7 @@ const SOME_ENDED := 2
 const ALL_ACT := 4
 const ACTING := 4
 
-var groups: Array = []
+var groups: Array[Group] = []
 var faults: Array = []
 var is_closed := false  # the specs are with the trainer
 var with_infos := false
@@ -21,7 +21,7 @@ var _is_looking := false
 
 ## The group of an agent; null and a fault when it fits none.
 func group_of(agent: Node) -> Group:
-	for group: Group in groups:
+	for group in groups:
 		if group.name == agent.behavior:
 			if not is_closed or group.fits(agent):
 				return group
@@ -38,7 +38,7 @@ func group_of(agent: Node) -> Group:
 func specs() -> Dictionary:
 	var behaviors := []
 	var most := {}
-	for group: Group in groups:
+	for group in groups:
 		behaviors.append(group.specs())
 		most[group.name] = group.max_agents
 	return {"behaviors": behaviors, "max_agents": most}
@@ -48,7 +48,7 @@ func specs() -> Dictionary:
 func check_specs() -> void:
 	if groups.is_empty() and faults.is_empty():
 		fault("the game has no agents: give the arena sizes, or put agents into its scene", null)
-	for group: Group in groups:
+	for group in groups:
 		var wrong := group.what_is_wrong()
 		if wrong != "":
 			fault("behavior '%s' %s" % [group.name, wrong], null)
@@ -65,7 +65,7 @@ func close_episode(agent: Node, bits: int) -> void:
 
 ## Keeps the infos of the step taken, before new episodes begin.
 func keep_infos() -> void:
-	for group: Group in groups:
+	for group in groups:
 		for agent in group.agents:
 			if agent._final == null:
 				agent._info = agent.info()
@@ -103,7 +103,7 @@ func succeed(agent: Node) -> void:
 
 ## Drops what was not sent of episodes that nobody will hear of, because a reset cuts them.
 func forget_leavers() -> void:
-	for group: Group in groups:
+	for group in groups:
 		group.leavers = []
 		group.changed = true
 
@@ -114,7 +114,7 @@ func write(out: PackedByteArray, only: Dictionary) -> void:
 	var sections := 0
 	out.resize(count_at + 4)
 	_infos = {}
-	for group: Group in groups:
+	for group in groups:
 		var rows := group.rows(only)
 		group.acting = []
 		if rows.is_empty() and group.leavers.is_empty():
@@ -147,7 +147,7 @@ func act(body: PackedByteArray) -> void:
 		at = _act_group(groups[number], body, at + 8)
 	if at != body.size():
 		fault("the step has %d bytes, its sections have %d" % [body.size(), at], null)
-	for group: Group in groups:
+	for group in groups:
 		if not led.has(group.number):
 			play_alone(group)
 
@@ -192,13 +192,13 @@ func _write_section(group: Group, rows: Array, out: PackedByteArray) -> void:
 	var rewards := PackedFloat32Array()
 	var bits := PackedByteArray()
 	var finals := []
-	var acting := group.acting
+	var all_act := true
 	for agent in rows:
-		if agent.wants_action:
-			acting.append(agent)
+		all_act = all_act and agent.wants_action
 		rewards.append(agent.reward)
 		agent.reward = 0.0
-	if group.some_ended or acting.size() != rows.size():
+	group.acting = rows.duplicate() if all_act else rows.filter(func(agent: Node) -> bool: return agent.wants_action)
+	if group.some_ended or not all_act:
 		_write_bits(rows, bits, finals)
 		group.some_ended = false
 	else:
@@ -210,7 +210,7 @@ func _write_section(group: Group, rows: Array, out: PackedByteArray) -> void:
 		finals.append(leaver.final)
 	var flags := 0 if group.changed else SAME
 	flags |= SOME_ENDED if not finals.is_empty() else 0
-	flags |= ALL_ACT if acting.size() == bits.size() else 0
+	flags |= ALL_ACT if group.acting.size() == bits.size() else 0
 	out.append_array(PackedInt32Array([group.number | flags << 16, bits.size()]).to_byte_array())
 	if group.changed:
 		out.append_array(group.ids(rows))
