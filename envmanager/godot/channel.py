@@ -21,6 +21,9 @@ from envmanager.godot.messages import Hello
 from envmanager.hosts import descriptors
 from envmanager.hosts.wire import Channel, Message
 
+_ASIDE = frozenset({Kind.NOTE, Kind.BUSY})
+"""Kinds of frames that are no answers."""
+
 
 class EngineChannel(Channel):
     """A channel of frames to one engine. It queues commands until the engine has connected to its lobby."""
@@ -108,7 +111,7 @@ class EngineChannel(Channel):
 
     def _take(self, frame: Frame) -> None:
         ticket = self.last_ticket - (self.last_ticket - frame.ticket) % TICKETS
-        if frame.kind in (Kind.NOTE, Kind.BUSY):
+        if frame.kind in _ASIDE:
             self.on_aside(frame, ticket)
         else:
             self.messages.append(Message(ticket, int(frame.kind), 0, frame.body, 0, time.perf_counter_ns()))

@@ -20,6 +20,7 @@ from envmanager.hosts.wire import Message, describe_failure
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
 """Kind of the frame that answers a command. Commands that are not listed are answered by a VALUE frame."""
+_STEP, _RESET, _ERROR, _VALUE = CommandName.STEP, CommandName.RESET, Kind.ERROR, Kind.VALUE
 _REWARD = ArraySpec()
 
 
@@ -44,14 +45,18 @@ class EngineDecoder:
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
         """Return the response to the command ``asked``. Raises BadFrame if ``message`` cannot be its answer."""
-        if message.code == Kind.ERROR:
+        if message.code == _ERROR:
             error = self.error = read_error(message.data, len(self._env_ids))
             env_ids = self.env_ids_of(error)
             if error.broken is not None:
                 return self._mismatched(env_ids, SpecMismatch(*error.broken), asked)
             return self.failed(self.raised(error, asked, env_ids))
-        if message.code != _ANSWERS.get(asked, Kind.VALUE):
+        if message.code != _ANSWERS.get(asked, _VALUE):
             raise BadFrame(f"a {Kind(message.code).name.lower()} frame in answer to {asked}")
+        if asked is _STEP or asked is _RESET:
+            steps, busy_us = self.steps.decode(message.data, after_reset=asked is _RESET)
+            message.busy_ns = busy_us * 1000
+            return self._stepped(self.steps.specs, steps, asked)
         if asked is CommandName.START:
             try:
                 specs = read_specs(message.data)
@@ -61,10 +66,6 @@ class EngineDecoder:
             self.steps = StepsDecoder(specs, self._env_ids, infos=self._infos)
             report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=True)
             return EnvironmentResponse(asked, self._worker_id, report)
-        if asked is CommandName.RESET or asked is CommandName.STEP:
-            steps, busy_us = self.steps.decode(message.data, after_reset=asked is CommandName.RESET)
-            message.busy_ns = busy_us * 1000
-            return self._stepped(self.steps.specs, steps, asked)
         values = read_values(message.data, len(self.asked_rows))
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
@@ -73,7 +74,7 @@ class EngineDecoder:
         bad = bad_numbers(specs, steps) if self._check_values else None
         if bad is not None:
             return self._mismatched(*bad, asked)
-        said = specs.behavior_specs if asked is CommandName.RESET else None
+        said = specs.behavior_specs if asked is _RESET else None
         return EnvironmentResponse(asked, self._worker_id, steps, said)
 
     def _mismatched(self, env_ids: Sequence[int], mismatch: SpecMismatch, asked: CommandName) -> EnvironmentResponse:

@@ -36,6 +36,7 @@ from envmanager.processes.starting import Process, execute
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """Environment variables with the trainer's address and the token to send. Without them a game plays by heuristic."""
+_STEP, _FAILED = CommandName.STEP, CommandName.FAILED
 _VERBS: dict[CommandName, Any] = {
     CommandName.CALL: "method",
     CommandName.GET_ATTR: "get",
@@ -139,7 +140,7 @@ class EngineLink(Link):
     # Commands.
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
-        if command is CommandName.STEP:
+        if command is _STEP:
             steps = self.decoder.steps
             kind, body = Kind.STEP, encode_step(steps.specs, payload, steps.acting)
         elif command is CommandName.START:
@@ -181,7 +182,7 @@ class EngineLink(Link):
         return self._checked(super()._response, message, self._asked)
 
     def step_response(self, message: Message) -> EnvironmentResponse:
-        return self._checked(super().step_response, message, CommandName.STEP)
+        return self._checked(super().step_response, message, _STEP)
 
     def _checked(
         self, decode: Callable[[Message], EnvironmentResponse], message: Message, asked: CommandName
@@ -197,9 +198,9 @@ class EngineLink(Link):
             self.channel.refuse(error.reason)
             return self.decoder.failed(self.broke_protocol(asked))
         printed = self._log.new_error()
-        said = self.decoder.error if response.name is CommandName.FAILED else None
+        said = self.decoder.error if response.name is _FAILED else None
         is_known = said is None or said.broken is not None or bool(said.traceback)  # not from a null in a script
-        if printed is None or (response.name is CommandName.FAILED and (is_known or printed.line is None)):
+        if printed is None or (response.name is _FAILED and (is_known or printed.line is None)):
             return response
         env_ids = None if said is None else self.decoder.env_ids_of(said)
         return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))

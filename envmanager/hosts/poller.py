@@ -30,6 +30,7 @@ _LONGEST_WAIT_S = 3600.0
 """Maximum timeout passed to epoll, which has a limit. Longer waits call epoll several times."""
 _WATCH_EVERY_S = 0.01
 """Seconds between checks for deaths and timeouts while responses keep arriving, so that a busy queue hides none."""
+_STEP = CommandName.STEP
 _FIRST = (CommandName.START, CommandName.RESET)
 """Commands to a replacement before its first step."""
 
@@ -159,7 +160,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             link = self._by_fd.get(fd)
             if link is None:
                 self.read_other(fd)
-            elif link.awaited is CommandName.STEP and fd == link.channel.fd:
+            elif link.awaited is _STEP and fd == link.channel.fd:
                 self.pump(link)
         return bool(self.arrived)
 
