@@ -160,7 +160,7 @@ class BatchStepper:
         if len(parts) == 1:
             (steps,) = parts
             env_ids = self._env_rows.all_env_ids if len(steps.agent_id) == n_envs else None
-            batch = self._batch_of(steps, env_ids)
+            batch = Batch.copied(steps, env_ids) if self.host.rewrites_arrays else self._shared(steps, env_ids)
         else:
             batch = self._joined(parts, holders)
         if lost_env_ids:
@@ -189,14 +189,11 @@ class BatchStepper:
         whole = self.host.whole(self.behavior, parts) if len(parts) == len(self._table.entries) else None
         if whole is None:
             return Batch.joined(parts, env_ids)
-        batch = self._batch_of(whole, env_ids)
+        batch = Batch.copied(whole, env_ids) if self.host.rewrites_arrays else self._shared(whole, env_ids)
         batch.final_obs, batch.info, batch.reset_info = ends_and_infos(parts)
         return batch
 
-    def _batch_of(self, steps: AgentSteps, env_ids: np.ndarray | None) -> Batch:
-        """Return a batch with the arrays of ``steps``, or with copies of arrays that the host will overwrite."""
-        if self.host.rewrites_arrays:
-            return Batch.copied(steps, env_ids)
+    def _shared(self, steps: AgentSteps, env_ids: np.ndarray | None) -> Batch:
         return Batch.of(steps, env_ids, is_view=self._zero_copy)
 
 
