@@ -81,7 +81,7 @@ class TcpChannel(Channel):
         finally:
             listener.detach()
         with connection, contextlib.suppress(OSError):
-            connection.settimeout(1.0)
+            connection.settimeout(5.0)
             if not secrets.compare_digest(connection.recv(TOKEN_BYTES, socket.MSG_WAITALL), self.token.encode()):
                 return False
             connection.setblocking(False)

@@ -122,7 +122,10 @@ def play(program: str, major: int, made: Callable[[int], Path]) -> Play:
 
     def start(game: str, n_envs: int = 1, *, engine: dict[str, Any] | None = None, **options: Any) -> GodotEnvManager:
         chosen = {"binary": program, "scene": f"res://{game}.tscn", "ticks_per_action": 4, **(engine or {})}
-        manager = GodotEnvManager(str(made(major)), n_envs, engine=chosen, **{"wait": "all", **options})
+        project = made(major)
+        if major >= 4 and not (project / ".godot").exists():  # here, because a busy machine takes longer than SHORT
+            subprocess.run([program, "--headless", "--path", project, "--import"], timeout=120, capture_output=True)
+        manager = GodotEnvManager(str(project), n_envs, engine=chosen, **{"wait": "all", **options})
         for behavior, spec in manager.behavior_specs.items():
             manager.set_policy(behavior, RandomPolicy(spec, 3))
         return manager
