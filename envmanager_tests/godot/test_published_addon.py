@@ -256,7 +256,7 @@ func _process(_delta):
 	if get_editor_interface().get_resource_filesystem().is_scanning():
 		return  # a thread loads the addon's scripts; nobody enables a plugin that is not in the list yet
 	_frames += 1
-	if _frames == 20:
+	if _frames % 20 == 0 and not get_editor_interface().is_plugin_enabled("envmanager"):
 		get_editor_interface().set_plugin_enabled("envmanager", true)
 	if 'EnvManager="*' in _text() or _now() > 60000:  # the editor writes it some time later
 		get_tree().quit()
