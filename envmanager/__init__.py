@@ -1,4 +1,4 @@
-"""A library that runs many reinforcement-learning environments side by side, and acts in those that are ready.
+"""A library that runs many reinforcement-learning environments side by side, and acts in the ready ones.
 
 The rule: importing the package imports neither its modules nor other libraries. Each public name is imported on first
 use, so that a worker can set environment variables before NumPy is loaded.

@@ -55,10 +55,10 @@ __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost",
 
 
 class EnvManager(ABC):
-    """The base class of managers, which run environments in workers. As a context manager it closes at the end."""
+    """The base class of managers, which run environments in workers. As a context manager, it is closed on exit."""
 
     placement = ""
-    """Sentence with the placement that a probe chose for ``"auto"``, and why. Empty if the user chose it."""
+    """Sentence on the placement that a probe chose for ``"auto"``, and why. Empty if the user set the placement."""
 
     @abstractmethod
     def __init__(
@@ -74,18 +74,18 @@ class EnvManager(ABC):
     ):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
-        ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``, or None for
-        "any". ``seed``: default of ``reset``. ``restarts``: None replaces no failed worker. ``trace``: path of a trace
-        file. ``check_values``: refuse actions of another kind of dtype than their spec's (floats for integers) instead
-        of casting them. ``zero_copy``: return a worker's arrays without a copy; the host must not change them for one
-        more step.
+        ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
+        "any". ``seed``: default of ``reset``. ``restarts``: with None, failed workers are not replaced. ``trace``: path
+        of a trace file. ``check_values``: refuse actions whose dtype is of a different kind than the spec's (floats for
+        integers) instead of casting them. ``zero_copy``: return a worker's arrays without a copy; the host must keep
+        them unchanged for one more step.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._use = _UNDECIDED
         self._undelivered: Any = None
         """Result or error that ``step()`` or ``recv()`` has not yet returned or raised. If a Ctrl-C is raised instead,
-        it stays here, and the next call returns or raises it."""
+        the next call returns or raises it."""
         self._host: WorkerHost | None = None
         self._given_back = False
         self._episodes: Episodes | None = None
@@ -112,7 +112,7 @@ class EnvManager(ABC):
     def start(self, host: WorkerHost) -> None:
         """Start the workers of ``host`` and receive the specs of their environments.
 
-        If a worker cannot start, close the manager, which stops the others, and raise the error of the first failure.
+        If a worker cannot start, close the manager, which stops all other workers, and raise the first error.
         """
         this, env_factory = weakref.ref(self), host.env_factory
 
@@ -152,7 +152,7 @@ class EnvManager(ABC):
 
     @property
     def n_envs(self) -> int:
-        """Number of environments."""
+        """Number of environments in all workers."""
         return self._env_rows.n_envs
 
     @property
@@ -189,8 +189,8 @@ class EnvManager(ABC):
     def episodes(self) -> Episodes:
         """Returns and lengths of finished episodes, by environment and agent. The last 10,000 are kept.
 
-        Counting starts at the first access and ignores episodes already running then, so access this before the first
-        step. The steps that ``step()`` and ``recv()`` return are counted.
+        Counting starts at the first access and ignores episodes already running then, so access the property before the
+        first step. The steps that ``step()`` and ``recv()`` return are counted.
         """
         if self._episodes is None:
             begun = [] if self._use in (_UNDECIDED, _RESETTING) else self._table.entries
@@ -217,10 +217,10 @@ class EnvManager(ABC):
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[StepInfo]:
-        """Begin a new episode in every environment. Return one StepInfo per worker that was not dropped, in order.
+        """Begin a new episode in every environment. Return a StepInfo per worker that was not dropped, sorted by id.
 
-        ``seed`` is one number, or a sequence with one per environment. ``options`` is passed to the environments' own
-        reset. Instead of these two, pass a ResetConfig or a mapping with these keys as ``config``. Giving both raises
+        ``seed`` is a number, or a sequence with a seed per environment. ``options`` is passed to the environments' own
+        reset. Instead of ``seed`` and ``options``, pass a ResetConfig or a mapping as ``config``; mixing them raises
         UsageError. Steps in flight are completed and discarded; failed workers are reset or replaced. Takes up to
         ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
         """
@@ -279,9 +279,9 @@ class EnvManager(ABC):
         bracket.end()
 
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
-        """Wait as ``wait`` says, and return a Batch of the steps that are ready.
+        """Wait for steps as ``wait`` specifies, and return a Batch of the ready steps.
 
-        After a reset, its first observations are returned first. ``wait`` and WorkerErrors are as in ``step()``. Raises
+        After a reset, the first observations are returned first. ``wait`` and WorkerErrors are as in ``step()``. Raises
         UsageError if no step is in flight or ready, and for multi-agent environments.
         """
         while True:
@@ -293,8 +293,8 @@ class EnvManager(ABC):
     def _made(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
         """Return the StepInfos (``step``) or the Batch (``recv``) that ``wait`` selects, or raise a worker's error.
 
-        The result stays in ``_undelivered`` until the caller clears that, because Python 3.10 may raise an interrupt
-        right after this function has returned. The next call then returns the same result.
+        The result stays in ``_undelivered`` until the caller clears the attribute, because Python 3.10 may raise an
+        interrupt right after this function has returned. The next call then returns the same result.
         """
         bracket = self._named[call]
         while True:
@@ -336,7 +336,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Allow only this way to step until the next reset. ``offers_first``: ``recv`` returns its observations."""
+        """Allow only ``use`` until the next reset. ``offers_first``: whether ``recv`` returns first observations."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
@@ -363,7 +363,7 @@ class EnvManager(ABC):
         return self._asker.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
-        """Set ``env.name`` in all environments, or in ``env_ids``. Errors are as in ``call``.
+        """Set ``env.name`` in all environments, or only in ``env_ids``. Errors are as in ``call``.
 
         A sequence (list, tuple, …) or an array of at least one axis must have one value for each environment. Any other
         ``values`` (a number, a text, bytes, a mapping, a set, any other object) is one value for all. To set the same
@@ -396,7 +396,7 @@ class EnvManager(ABC):
         return host.describe_all(known)
 
     def close(self) -> None:
-        """Stop all workers and release everything, within ``Timeouts.close_s``. May be called any number of times.
+        """Stop all workers and release all resources, within ``Timeouts.close_s``. May be called repeatedly.
 
         A call in progress (in another thread, or one whose policy closes the manager) raises ManagerClosed. The memory
         that the call uses is released when the call ends. Does nothing in a process forked from the trainer.

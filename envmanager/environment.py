@@ -33,9 +33,9 @@ from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, t
 class EnvContext:
     """A description of the environment to make, passed to factories that take an argument.
 
-    ``slot`` is unique among all environments that the manager ever starts; use it for ports and file names. ``seed`` is
-    derived from the manager's seed, ``env_id`` and ``generation`` (number of times that the worker was replaced), or is
-    None without one. ``n_envs`` is the number of environments of the worker, for factories of a vector environment.
+    ``slot`` is unique among all environments that the manager ever starts; use it for ports and file names. ``seed``
+    is derived from the manager's seed, ``env_id`` and ``generation`` (number of replacements of the worker); None if
+    the manager has no seed. ``n_envs`` is the worker's number of environments, for factories of vector environments.
     """
 
     env_id: int
@@ -48,7 +48,7 @@ class EnvContext:
 
 
 class Environment(ABC):
-    """The base class of environments as workers run them: one environment with any number of agents.
+    """The base class of the environments in workers: one environment with any number of agents.
 
     ``as_environment`` wraps environments of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step``
     and ``close``. An environment numbers its agents 0, 1, … in order of their first appearance; the worker adds the
@@ -75,7 +75,7 @@ class Environment(ABC):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         """Begin an episode. Return its first observations by behavior, with reward 0.
 
-        ``seeds`` has one entry, or in a group one per environment. None keeps the random generator's state.
+        ``seeds`` has one entry, or in a group one per environment. A seed of None keeps the random generator's state.
         """
 
     @abstractmethod
@@ -96,15 +96,15 @@ class Environment(ABC):
 
 
 class EnvGroup(Environment):
-    """The K environments of one worker as one Environment, which can also step only some of them."""
+    """The K environments of one worker as a single Environment, which can also step a subset of them."""
 
     env_ids: tuple[int, ...]
     casting: Casting
     steps_some_rows = True
     """Whether ``step`` accepts ``rows``, to step only some of the environments."""
     batch_size = 0
-    """Number of environments in each result of ``step`` with ``rows``, which earlier calls may have stepped. 0 if they
-    are exactly ``rows``. An environment whose episode has ended is in a later result, with its next episode."""
+    """Number of environments in each result of ``step`` with ``rows``, possibly stepped by earlier calls; 0 if results
+    have exactly ``rows``. An environment whose episode has ended is in a later result, with its next episode."""
     returns_new_arrays = False
     """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
     generation = 0
@@ -112,7 +112,7 @@ class EnvGroup(Environment):
     """Id of the environment whose code is running, for error messages."""
 
     def hand_on_foreign(self) -> bool:
-        """Stop converting PyTorch and JAX arrays, if possible. Return whether it is possible; by default False."""
+        """Stop converting PyTorch and JAX arrays to NumPy. Return whether the group can do so; by default False."""
         return False
 
     @abstractmethod
@@ -140,7 +140,7 @@ class EnvGroup(Environment):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Return ``env.name(…)``, or ``name(env, …)`` if ``name`` is a function, for the environments at ``rows``."""
+        """Return a list of ``env.name(…)``, or ``name(env, …)`` for a function, for the environments at ``rows``."""
         if callable(name):
             return [name(subject, *args, **kwargs) for subject in self._at(rows)]
         return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
@@ -150,7 +150,7 @@ class EnvGroup(Environment):
         return [attribute_of(subject, name) for subject in self._at(rows)]
 
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
-        """Set ``env.name`` of the environments at ``rows`` to ``values``, which has one value for each."""
+        """Set ``env.name`` of the environments at ``rows`` to ``values``, which has a value per environment."""
         for subject, value in zip(self._at(rows), values, strict=True):
             set_attribute = getattr(subject, "set_wrapper_attr", partial(setattr, subject))
             set_attribute(name, value)
@@ -167,7 +167,7 @@ def attribute_of(subject: Any, name: str) -> Any:
 
 
 class SideBySide(EnvGroup):
-    """A group that steps its environments one after the other. Their rows are concatenated per behavior, by env_id."""
+    """A group that steps its environments one after the other. Each behavior's rows are concatenated in env order."""
 
     def __init__(
         self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
@@ -223,7 +223,7 @@ class SideBySide(EnvGroup):
         return self._joined(results, chosen)
 
     def close(self) -> None:
-        """Close all environments, even if some raise. Then raise the first error."""
+        """Close all environments, even if some raise, then raise the first error."""
         errors = []
         for environment in self._environments:
             try:
@@ -241,13 +241,13 @@ class SideBySide(EnvGroup):
         self.current_env_id = None
 
     def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Add the specs of the environment at ``row``. Raises SpecConflict if a behavior already has another."""
+        """Add the specs of the environment at ``row``. Raises SpecConflict if a behavior has a different spec."""
         if len(specs) != self._n_known[row]:
             merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)
 
     def _split_actions(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
-        """Return the actions of each environment at ``rows``, by behavior: copies of its rows of ``actions``."""
+        """Return a dict of actions by behavior for each environment at ``rows``, as copies of rows of ``actions``."""
         taken = dict.fromkeys(actions, 0)
         shares = []
         for row in rows:

@@ -45,11 +45,11 @@ class EnvManagerError(Exception):
 
 
 class WorkerError(EnvManagerError):
-    """An error of a worker or in one of its environments.
+    """An error in a worker or in one of its environments.
 
-    ``headline`` is one line for logs, without the evidence that the text has. ``phase`` is the worker's activity at the
-    time: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``; or ``"recycled"`` for a healthy
-    worker that is replaced as planned. ``cause`` is one line of evidence.
+    ``headline`` is a one-line summary for logs, without the evidence in the text. ``phase`` is the worker's activity at
+    the time: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``; ``"recycled"`` for a healthy
+    worker that is replaced as planned. ``cause`` is the evidence in one line.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ _AFTER_EXCEPTION = {
 
 
 class EnvRaised(WorkerError):
-    """Error raised when an environment's own code raised an exception. Its text ends with the traceback of the worker.
+    """Error raised when an environment's own code raised an exception. The text ends with the worker's traceback.
 
     ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` is the name of its class, and
     ``remote_traceback`` the traceback as text, or ``""`` if the exception only says which library to install.
@@ -129,7 +129,7 @@ class EnvRaised(WorkerError):
 
 
 class BadObservation(WorkerError):
-    """Error raised when an environment's value violates its spec. ``path`` names the value: ``obs['camera']``, …"""
+    """Error raised when a value of an environment violates its spec. ``path`` names the value: ``obs['camera']``, …"""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
@@ -191,7 +191,7 @@ class WorkerTimedOut(WorkerError):
 
 
 class NotPlaced(WorkerError):
-    """Error raised when no node had a worker's resources free within ``timeout_s`` seconds. ``missing`` says which."""
+    """Error raised when no node had the resources for a worker within ``timeout_s`` s. ``missing``: the shortage."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
@@ -241,8 +241,8 @@ class ProtocolError(WorkerError):
 class RestartsExhausted(WorkerError):
     """Error raised when a worker failed after the last restart that its RestartPolicy allows.
 
-    ``first`` and ``last`` are its first and last error in a window of ``within_s`` seconds. The text contains the
-    headline of the first, and the whole text of the last.
+    ``first`` and ``last`` are the worker's first and last errors within ``within_s`` seconds. The text contains the
+    headline of ``first`` and the full text of ``last``.
     """
 
     def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
@@ -278,7 +278,7 @@ class ManagerClosed(EnvManagerError):
 
 
 class UsageError(EnvManagerError):
-    """Error raised for a call that is invalid at this moment, or for options that are invalid or contradictory."""
+    """Error raised for an invalid or untimely call, or for options that are invalid or contradictory."""
 
 
 class ConfigError(UsageError):

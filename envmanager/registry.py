@@ -115,9 +115,9 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
 
 
 def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
-    """Return ``env_factory``, wrapped in an EnvRecipe if ``options`` has settings of one, such as ``wrappers``.
+    """Return ``env_factory``, wrapped in an EnvRecipe if ``options`` sets a recipe option, such as ``wrappers``.
 
-    Each factory in a list is wrapped. Raises ConfigError if such options are set for an EnvRecipe.
+    In a list, each factory is wrapped. Raises ConfigError if a factory is an EnvRecipe and such an option is set.
     """
     given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
     if not any(given.values()):

@@ -5,9 +5,9 @@
     Atari("Pong")          4 frames per action ──▶ maximum of the last two, gray ──▶ 84×84 ──▶ a stack of 4
 
 Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, byte for byte. They are
-slower, because the emulator then draws all frames in colour; for this module it draws two of four, in gray.
+slower, because the emulator then draws all frames in colour; this module lets it draw two of four, in gray.
 
-The rule: the same seeds and actions give the same episodes as with those wrappers.
+The rule: the same seeds and actions give the same episodes as the wrappers do.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def atari_vector(
     clip_rewards: bool = False,
     terminal_on_life_loss: bool = False,
 ) -> Any:
-    """Return the vectorised form of ``Atari``: an AtariVectorEnv, in C++, of all environments of a worker.
+    """Return the vectorised form of ``Atari``: ale_py's AtariVectorEnv (C++) with all of a worker's environments.
 
     Equal actions give the same frames, rewards and ends as in ``Atari``. Two things differ: the first stack of an
-    episode is filled up with zeros, not with copies of the first frame, and a seed gives another number of no-ops.
+    episode is padded with zeros, not with copies of the first frame, and a seed gives a different number of no-ops.
     """
     from ale_py.vector_env import AtariVectorEnv
 
@@ -66,7 +66,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     Observations are uint8[stack, size, size], the newest frame last; actions index the game's minimal action set. A
     reset plays 1 to ``noop_max`` no-op frames. ``clip_rewards``: whether a reward is replaced by its sign.
     ``terminal_on_life_loss``: whether a lost life ends the episode, as is common in training. One environment uses one
-    thread. ``Atari.vectorised`` makes a vector environment of such games, which ``kind: auto`` also tries.
+    thread. ``Atari.vectorised`` builds a vector environment of the game, which ``kind: auto`` also tries.
     """
 
     vectorised = staticmethod(atari_vector)
@@ -147,7 +147,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a factory of the game ``name``, so that configs can say ``env: envmanager.adapters.atari:Pong``."""
+    """Return a factory for the game ``name``, so that configs can say ``env: envmanager.adapters.atari:Pong``."""
     if name[:1].isupper():
         return partial(Atari, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,20 +27,20 @@ ADAPTERS = {
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
     "mlagents_envs.base_env.BaseEnv": "envmanager.adapters.mlagents:MlagentsEnvironment",
 }
-"""Adapters by the name of the base class that they wrap."""
+"""Import names of the adapters, by the name of the base class that each wraps."""
 
 VECTORS = {
     "envpool.python.envpool.EnvPoolMixin": "envmanager.adapters.envpool:pool_group",
     "gymnasium.vector.vector_env.VectorEnv": "envmanager.adapters.late_vector:vector_group",
 }
-"""Adapters of vector environments, which hold all environments of a worker, by the name of the base class."""
+"""Import names of the adapters for vector environments, by the name of the base class that each wraps."""
 
 ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
 """Names of the base classes of all environments, including those that occur only inside wrappers."""
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice to convert ``env`` with a PettingZoo function, which is chosen by the metadata of ``env``."""
+    """Return advice on which PettingZoo function converts ``env``, chosen by the metadata of ``env``."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -70,9 +70,9 @@ def _base_names(subject: Any) -> list[str]:
 
 
 def as_environment(subject: Any) -> Environment:
-    """Return ``subject`` as an Environment: unchanged if it is one, else wrapped in the adapter of its library.
+    """Return ``subject`` as an Environment: unchanged if it already is one, else wrapped in its library's adapter.
 
-    Raises UsageError for a vector environment, and for an object that is no environment of Gymnasium, PettingZoo,
+    Raises UsageError for a vector environment, and for an object that is not an environment of Gymnasium, PettingZoo,
     dm_env or ML-Agents.
     """
     if isinstance(subject, Environment):
@@ -104,7 +104,7 @@ def n_envs_of(subject: Any) -> int | None:
 def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
     """Return whether ``subject``, made by the first of a worker's factories, is a vector environment.
 
-    A vector environment holds all environments of the worker. Raises UsageError for one if the ``factories`` differ.
+    A vector environment holds all environments of the worker, so UsageError is raised if its ``factories`` differ.
     """
     is_vector = _vector_adapter(subject) is not None
     if is_vector and any(factory is not factories[0] for factory in factories):
@@ -120,7 +120,7 @@ _INWARDS = ("subject", "unwrapped", "env")
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers of ``subject``, ignoring wrapped objects that are no environments."""
+    """Return the environment inside all wrappers of ``subject``, ignoring wrapped objects that are not environments."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)
@@ -143,10 +143,10 @@ def _wrapped_by(subject: Any) -> Iterable[Any]:
 def build_group(
     subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
 ) -> EnvGroup:
-    """Return the EnvGroup of a worker; a faster one if all environments are Gymnasium's with equal spaces.
+    """Return a worker's EnvGroup: a fast GymnasiumEnvironment if all are Gymnasium environments with equal spaces.
 
     A vector environment must be the only entry of ``subjects``; it holds an environment for each of ``env_ids``. Raises
-    UsageError if two of ``subjects`` are the same environment.
+    UsageError if two of ``subjects`` are or wrap the same environment.
     """
     vector = _vector_adapter(subjects[0])
     if vector is not None:

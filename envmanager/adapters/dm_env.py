@@ -40,7 +40,7 @@ class DmEnvironment(Environment):
     """A dm_env environment as an Environment with one agent. Lists in its specs become tuples in observations.
 
     ``reset`` passes its seed to the environment's ``seed`` method, or to the random state of a dm_control environment.
-    If there is neither, it warns: use ``context.seed`` in the factory instead. It raises UsageError for options.
+    If there is neither, ``reset`` warns: use ``context.seed`` in the factory instead. Options raise UsageError.
     """
 
     def __init__(self, env: Any) -> None:

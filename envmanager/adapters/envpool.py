@@ -46,9 +46,9 @@ def pool_group(pool: Any, env_ids: Sequence[int], *, infos: bool, check_values: 
 
 
 class PoolGroup(VectorGroup):
-    """A group of the environments of a pool made with ``env_type="gymnasium"`` or ``"dm"``, one agent each.
+    """A group of a pool's environments, one agent each. The pool's ``env_type`` is ``"gymnasium"`` or ``"dm"``.
 
-    A reset cannot seed the environments. Each reset after the first logs a warning if it has a seed.
+    A reset cannot seed the environments. Each reset after the first logs a warning if it is given a seed.
     """
 
     returns_new_arrays = True
@@ -79,10 +79,10 @@ class PoolGroup(VectorGroup):
 
 
 class AsyncPoolGroup(PoolGroup, LateVectorGroup):
-    """A group of the environments of a pool whose ``batch_size`` is below ``num_envs``.
+    """A group of the environments of an asynchronous pool, whose ``batch_size`` is below ``num_envs``.
 
-    A step of some rows returns the rows that are ready first. An environment whose episode ends is stepped once more,
-    which begins its next episode.
+    A step of some rows returns the next ready rows. An environment whose episode ended is stepped once more, which
+    begins its next episode.
     """
 
     def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:
@@ -95,7 +95,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
                 f"that {self._n % self.batch_size} would never be returned: take a batch_size that divides num_envs."
             )
         self._in_pool = np.zeros(self._n, np.bool_)
-        """Mask of the environments that have been sent an action and whose result has not been received."""
+        """Mask of the environments whose action was sent to the pool and whose result has not been received."""
 
     def _reset_pool(self) -> tuple[Tree, Info]:
         n_batches = self._n // self.batch_size
@@ -126,7 +126,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
 
 
 def _joined(infos: Sequence[Info], order: np.ndarray) -> Info:
-    """Concatenate the infos of several batches and return them with their rows rearranged by ``order``."""
+    """Return the concatenated infos of several batches, with the rows rearranged by ``order``."""
     return {
         key: _joined([each[key] for each in infos], order)
         if isinstance(value, dict)

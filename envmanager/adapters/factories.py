@@ -1,6 +1,6 @@
 """Checks of the user's ``env_factory``, and its conversion to one factory per environment.
 
-The trainer's process inspects factories, but makes no environment. Workers make environments with ``call_factory``.
+The checks inspect a factory, but make no environment. Workers make environments with ``call_factory``.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def resolve(env_factory: Any) -> Any:
 def vectorised(env_factory: Any) -> EnvRecipe | None:
     """Return a recipe for the vectorised form of the environment of ``env_factory``, or None if it has no such form.
 
-    A Gymnasium id without arguments has one if a ``vector_entry_point`` is registered. A callable has one if it has the
-    attribute ``vectorised``, a factory of a vector environment that takes the same arguments. A list of factories
-    and a recipe with wrappers have none.
+    A Gymnasium id without arguments has this form if a ``vector_entry_point`` is registered, and a callable if its
+    attribute ``vectorised`` is a factory of a vector environment that takes the same arguments. A list of factories or
+    a recipe with wrappers has no vectorised form.
     """
     if isinstance(env_factory, list | tuple):
         return None
@@ -83,7 +83,7 @@ def vectorised(env_factory: Any) -> EnvRecipe | None:
 
 
 def check_travel(factories: Sequence[Any]) -> None:
-    """Raise UsageError unless the factories can be pickled, as is necessary to send them to a worker."""
+    """Raise UsageError unless ``factories`` can be pickled, which is necessary to send them to a worker."""
     try:
         cloudpickle.dumps(factories, protocol=5)
     except Exception as error:
@@ -99,7 +99,7 @@ def check_travel(factories: Sequence[Any]) -> None:
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:
-    """Call the factory, with ``context`` if it takes one; return the environment. Raises UsageError if that is None."""
+    """Return the environment that the factory makes, from ``context`` if it takes one. Raises UsageError for None."""
     if isinstance(env_factory, Prepared):
         return env_factory.wrapped(call_factory(env_factory.inner(), context))
     env_factory = loaded(env_factory)
@@ -112,7 +112,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Return whether to pass an EnvContext: one argument is required, or none is and the first is so annotated."""
+    """Return whether to pass an EnvContext: to the only required argument, or to an optional first one annotated so."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

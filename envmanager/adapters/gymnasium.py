@@ -1,6 +1,6 @@
 """Adapter for Gymnasium environments. All environments of one worker form a group with one set of arrays.
 
-Speed matters here, because this module steps most users' environments. Views of rows, readers of actions, and the
+Speed matters, because this module steps most users' environments. Views of rows, readers of actions, and the
 expected dtypes and shapes are made once, so that a step only compares and assigns.
 """
 
@@ -39,7 +39,7 @@ def equal_spaces(envs: Sequence[Any]) -> bool:
 class GymnasiumEnvironment(EnvGroup):
     """A group of K Gymnasium environments with equal spaces: K agents of behavior ``"default"``, in env_id order.
 
-    Steps are written into the buffer last offered by ``offer_rows``, or else into arrays that the next step overwrites.
+    Steps are written into the buffer last passed to ``offer_rows``, or else into arrays that the next step overwrites.
     An environment whose episode ends is reset in the same step, without a seed and with the options of the last
     ``reset``. Objects (texts, graphs) in observations and actions are passed on without a copy.
     """
@@ -75,7 +75,7 @@ class GymnasiumEnvironment(EnvGroup):
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
-        """Return a group of ``env`` alone. Its steps have infos, which a manager without ``infos=True`` discards."""
+        """Return a group with ``env`` only. Its steps have infos, which a manager without ``infos=True`` discards."""
         return cls([env], infos=True)
 
     @property
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or only those at ``rows``, and return their steps in the order of the actions."""
+        """Step all environments, or only the ones at ``rows``; return the steps in the order of the actions."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -168,7 +168,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def close(self) -> None:
-        """Close all environments, even if some raise. Then raise the first error."""
+        """Close all environments, even if some raise; then raise the first error, if any."""
         first_error: Exception | None = None
         for env_id, env in zip(self.env_ids, self._envs, strict=True):
             try:
@@ -191,7 +191,7 @@ class GymnasiumEnvironment(EnvGroup):
         return info
 
     def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
-        """Write both flags into a row of ``out``; return whether either is true. Raises SpecMismatch for bad ones."""
+        """Write both flags into a row of ``out``; return whether either is true. Raises SpecMismatch for a bad flag."""
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated = flag(terminated, "terminated", self.casting)
             truncated = flag(truncated, "truncated", self.casting)
@@ -207,7 +207,7 @@ class GymnasiumEnvironment(EnvGroup):
 
 
 class _BufferViews:
-    """Views of the rows of a RowBuffer, kept for all steps: making them for each step takes three times as long."""
+    """Views of the rows of a RowBuffer, made once and reused, because making views in each step is slow."""
 
     def __init__(self, buffer: RowBuffer, agent_id: np.ndarray, is_plain: bool) -> None:
         """Make the views. ``is_plain``: whether an observation is one array of numbers whose values need no check."""
@@ -226,7 +226,7 @@ class _BufferViews:
         self.plain_obs: Any = None
         """Flat memory of all observations if each has one axis, else None. ``places`` has the slice of each row."""
         self.plain_class: type | None = None
-        """Class of the observations that are copied through ``plain_obs``: ``np.ndarray``, or None if none are."""
+        """Class of observations to copy through ``plain_obs``: ``np.ndarray``, or None if ``plain_obs`` is not used."""
         self.places: Sequence[Any] = self.rows
         if is_plain and steps.obs.ndim == 2 and steps.obs.flags.c_contiguous:
             size = steps.obs.shape[1]
@@ -235,7 +235,7 @@ class _BufferViews:
 
 
 class _ObjectRow:
-    """One row of an array of objects. Assignment to it, unlike to a NumPy view, stores a list as one object."""
+    """A row of an object array. Unlike a NumPy view, it stores an assigned list as one object."""
 
     def __init__(self, column: np.ndarray, row: int) -> None:
         self.column, self.row = column, row
@@ -245,7 +245,7 @@ class _ObjectRow:
 
 
 def _row_views(tree: Tree, n: int) -> list[list[Any]]:
-    """Return, for each of ``n`` rows, a list of views: the row in each array of ``tree``."""
+    """Return a list of views for each of ``n`` rows: one view of the row in each array of ``tree``."""
     columns = leaves(tree)
     return [[_ObjectRow(c, row) if c.dtype.kind == "O" else c[row, ...] for c in columns] for row in range(n)]
 

@@ -11,8 +11,8 @@
 A vector environment in the trainer's process may use arrays of PyTorch or JAX. Such observations and actions are passed
 on unchanged. Rewards and flags are converted to NumPy arrays, because the manager reads them.
 
-The rule: each step of a VectorEnv is one row of each environment, and no other rows are returned. It has the first
-observation of the next episode in ``obs`` and the last one of the old episode in ``final_obs``.
+The rule: each step of a VectorEnv gives exactly one row per environment. If an episode ended, the row has the first
+observation of the next episode in ``obs`` and the last observation of the old one in ``final_obs``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class VectorGroup(EnvGroup):
         self._leaves = leaves(spec.observation)
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object
         self._plain = (spec.observation.dtype, spec.observation.shape) if is_plain else None
-        """Dtype and shape of a row if observations are one array of numbers, which needs no other check; else None."""
+        """Dtype and shape to check in each row if an observation is a single array of numbers, else None."""
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
         self._restart = self._way_to_restart()
         self._agent_id = only_agents(self.env_ids)
@@ -122,7 +122,7 @@ class VectorGroup(EnvGroup):
             )
 
     def _way_to_restart(self) -> Callable[[AgentSteps, np.ndarray, Info], None]:
-        """Return the method to call after a step in which episodes ended. It depends on the autoreset mode."""
+        """Return the method to call after a step in which episodes ended, chosen by the autoreset mode."""
         return self._take_restarted if mode_of(self._vector_env) == SAME_STEP else self._reset_ended
 
     @property
@@ -142,7 +142,7 @@ class VectorGroup(EnvGroup):
         return True
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Use ``buffer`` for the results of the next steps, which are written into its arrays."""
+        """Write the results of the next steps into the arrays of ``buffer``."""
         self._buffer = buffer
         buffer.steps.agent_id = self._agent_id
 
@@ -183,7 +183,7 @@ class VectorGroup(EnvGroup):
     ) -> AgentSteps:
         """Check the results of a step, write them into the offered buffer, and return the buffer's steps.
 
-        Without a buffer, and for arrays of PyTorch or JAX, return the VectorEnv's own arrays if they fit. ``rows``:
+        Without a buffer, or to pass on PyTorch or JAX arrays, return the VectorEnv's own arrays if they fit. ``rows``:
         indices of the environments, or None for all in order. Raises SpecMismatch for arrays that do not fit the spec.
         """
         n = self._n if rows is None else len(rows)
@@ -351,20 +351,20 @@ class VectorGroup(EnvGroup):
         return self._by_row(self._vector_env.render(), rows)
 
     def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
-        """Return the entries of ``result`` at ``rows`` if it has one per environment, else ``result`` for each row."""
+        """Return the entries of ``result`` at ``rows`` if it has an entry per environment, else repeat it per row."""
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)
 
 
 def mode_of(vector_env: Any) -> str:
-    """Return the value of a VectorEnv's AutoresetMode. In Gymnasium 1.0, which has no modes, it is NEXT_STEP."""
+    """Return the value of a VectorEnv's AutoresetMode; NEXT_STEP in Gymnasium 1.0, which has no modes."""
     mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)
     return str(getattr(mode, "value", mode))
 
 
 def restarts_late(vector_env: Any) -> bool:
-    """Return whether a VectorEnv begins an episode one step after the last one ended, and takes no ``reset_mask``."""
+    """Return whether a VectorEnv begins an episode one step after the old one ended, and supports no ``reset_mask``."""
     unwrapped = getattr(vector_env, "unwrapped", vector_env)
     if mode_of(vector_env) != NEXT_STEP:
         return False

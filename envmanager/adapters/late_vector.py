@@ -26,8 +26,8 @@ from envmanager.errors import UsageError
 class LateVectorGroup(VectorGroup):
     """A group of the environments of a VectorEnv in NEXT_STEP mode whose ``reset`` takes no ``reset_mask``.
 
-    A ``step`` with ``rows`` must name all rows that are not in flight. It returns all rows except those whose episode
-    has just ended.
+    A ``step`` with ``rows`` must name all rows that are not in flight. It returns the ready rows, except those whose
+    episode has just ended.
     """
 
     steps_some_rows = True
@@ -39,9 +39,9 @@ class LateVectorGroup(VectorGroup):
         self.batch_size = self._n
         self._is_copied, self.returns_new_arrays = self.returns_new_arrays, True
         self._actions = zeros(self.behavior_specs[BEHAVIOR].action, self._n)
-        """Last actions of all rows. A row that begins an episode receives its last action again, which is valid."""
+        """Last action of each row, sent again as a valid action in the step that begins the next episode."""
         self._acting = np.ones(self._n, np.bool_)
-        """Mask of the rows whose next action counts. It is false where the last step of all rows ended an episode."""
+        """Mask of the rows whose next action is used; false where the last step of all rows ended an episode."""
         self._is_late = np.zeros(self._n, np.bool_)
         """Mask of the rows in flight whose episode has ended and whose next episode has not begun."""
         self._last = AgentSteps.first(agent_id=self._agent_id.copy(), obs=zeros(self._spec, self._n))
@@ -88,7 +88,7 @@ class LateVectorGroup(VectorGroup):
         return steps if len(parts) == 1 else steps.take(np.argsort(steps.agent_id))
 
     def _ready(self) -> AgentSteps:
-        """Return the steps ready first, without rows whose episode ended: these are stepped to begin the next one."""
+        """Return the next ready rows, except those whose episode ended, which are stepped to begin a new episode."""
         while True:
             steps = self._received()
             rows, ended, last = steps.env_id - self.env_ids[0], steps.ended, self._last
@@ -125,16 +125,16 @@ class LateVectorGroup(VectorGroup):
         return self._n
 
     def _send(self, rows: np.ndarray) -> None:
-        """Send the last actions of ``rows`` to a pool. Does nothing here, because ``_received`` steps all rows."""
+        """Send the last actions of ``rows`` to a pool. A no-op in this class, in which ``_received`` steps all rows."""
 
     def _received(self) -> AgentSteps:
-        """Return the rows that are ready first, in new arrays. Here this steps the VectorEnv and returns all rows."""
+        """Return the next batch of ready rows, in new arrays. This class steps the VectorEnv and returns all rows."""
         steps = self._steps(*self._vector_env.step(map_tree(batch, self._actions)))
         return steps if self._is_copied else steps.copy()
 
 
 def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return a group of a VectorEnv's environments. Raises UsageError if each step returns only some of them."""
+    """Return a group of a VectorEnv's environments. Raises UsageError if its steps return only some of the rows."""
     batch_size = getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", None)
     if isinstance(batch_size, int) and batch_size < vector_env.num_envs:  # of ale_py
         raise UsageError(

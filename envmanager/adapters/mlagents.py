@@ -136,7 +136,7 @@ class MlagentsEnvironment(Environment):
                 self._specs[behavior] = to_spec(spec)
 
     def _add_stats(self, steps: Mapping[str, AgentSteps]) -> None:
-        """Move statistics of the side channel to the first agent's info; without agents, keep them for a later step."""
+        """Move the side channel's statistics to the first agent's info; without agents, keep them for a later step."""
         infos = [own.info for own in steps.values() if own.info]
         if self._stats is not None and self._stats.stats and infos:
             infos[0][0][STATS] = dict(self._stats.get_and_reset_stats())

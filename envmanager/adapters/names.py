@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from envmanager.environment import EnvContext
 
 NAMESPACES = {"ALE": ("ale_py", "atari")}
-"""Library, and extra of this package, of each Gymnasium namespace that is registered by importing the library."""
+"""Library that registers each Gymnasium namespace when imported, and this package's extra that installs it."""
 
 
 @attrs.frozen
 class GymnasiumId:
-    """A factory that makes the environment that Gymnasium has registered under ``env_id``.
+    """A factory of the environment that is registered with Gymnasium under ``env_id``.
 
-    ``spec`` is the registered EnvSpec. It is sent to the worker, which has only the registrations of Gymnasium itself
-    and of ``module``. The worker imports ``module`` first, if it is given.
+    ``spec`` is the registered EnvSpec. It is sent to the worker, which itself knows only the ids that Gymnasium and
+    ``module`` register. The worker imports ``module`` first, if it is given.
     """
 
     env_id: str
@@ -72,7 +72,7 @@ class VectorId(GymnasiumId):
 
 @attrs.frozen
 class PoolId:
-    """A factory of an EnvPool of the task ``env_id``, seeded with ``context.seed``, called once per worker."""
+    """A factory of an EnvPool for the task ``env_id``, seeded with ``context.seed``, called once per worker."""
 
     env_id: str
 
@@ -102,7 +102,7 @@ def loaded(named: Any) -> Any:
 def import_all(modules: Iterable[str]) -> None:
     """Import modules that register environments.
 
-    Raises UsageError if one cannot be imported, or MissingExtra if a library that it imports is not installed.
+    Raises UsageError if a module cannot be imported, or MissingExtra if a library that it imports is not installed.
     """
     for module in modules:
         try:
@@ -119,7 +119,7 @@ def import_all(modules: Iterable[str]) -> None:
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
-    """Return the factory of an environment that is named by an id, ``"module:Id-v0"`` or ``"module:callable"``.
+    """Return the factory of the environment named by an id, ``"module:Id-v0"`` or ``"module:callable"``.
 
     Raises UsageError if there is no such environment, or MissingExtra if a library that it needs is not installed.
     """
@@ -154,7 +154,7 @@ def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def find_vector(text: Any) -> Callable[..., Any]:
-    """Return the factory of a vector environment: of an EnvPool, or of the vectorised form of an environment.
+    """Return a factory for a vector environment: an EnvPool, or the vectorised form of an environment.
 
     An EnvPool is named ``"envpool:Pong-v5"``; other environments ``"ALE/Pong-v5"``, ``"module:Id-v0"`` or
     ``"module:callable"``. Raises UsageError if the environment or its vectorised form does not exist, and MissingExtra
@@ -235,7 +235,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Return ``spec``, with the callable for an entry point in ``__main__``: workers have another ``__main__``."""
+    """Return ``spec``, with an entry point in ``__main__`` as a callable: workers have a different ``__main__``."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)
@@ -259,7 +259,7 @@ def _gymnasium_for(env_id: str) -> Any:
 def missing_library(error: BaseException, what: str, *, module: str = "") -> MissingExtra | None:
     """Return MissingExtra if ``error`` says that a library that ``module`` imports is not installed; else None.
 
-    Returns None too if ``module`` itself is missing, or a submodule of an installed library. The text says that
+    Also returns None if ``module`` itself or a submodule of a library is missing. The error message says that
     ``what`` needs the library, and names the line of the import and this package's extra that installs it, if any.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name or "." in error.name:

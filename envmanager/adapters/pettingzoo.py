@@ -145,7 +145,7 @@ class ParallelEnvironment(Environment):
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
-        """Assign a behavior to each new agent by its spaces. Raises SpecMismatch if a behavior's specs differ."""
+        """Assign a behavior to each new agent by its spaces. Raises SpecMismatch if the specs in a behavior differ."""
         new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
         if not new:
             return
@@ -196,7 +196,7 @@ _MOST_WRAPPERS = 32
 
 
 def _game_of_turns(env: Any) -> Any:
-    """Return the AECEnv inside ``turn_based_aec_to_parallel``, also below other wrappers; None if it was not used."""
+    """Return the AECEnv that ``turn_based_aec_to_parallel`` converted, also inside other wrappers; None if unused."""
     for _ in range(_MOST_WRAPPERS):
         if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):
             return env.aec_env

@@ -90,17 +90,17 @@ def call_of(entry: Any, what: str) -> tuple[Any, Mapping[str, Any]]:
 
 
 def check_render_mode(env_kwargs: Mapping[str, Any] | None, render_mode: str | None) -> None:
-    """Raise UsageError if ``render_mode`` is given and ``env_kwargs`` has one too."""
+    """Raise UsageError if both ``render_mode`` and ``env_kwargs`` set the render mode."""
     if render_mode is not None and "render_mode" in (env_kwargs or {}):
         raise UsageError("render_mode is given twice, as an option and in env_kwargs: leave one out.")
 
 
 @attrs.frozen
 class EnvRecipe:
-    """An environment with its arguments and wrappers; every manager accepts one as its ``env_factory``.
+    """A description of an environment, its arguments and wrappers, which managers accept as ``env_factory``.
 
     ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: its arguments by name; with an id
-    also those of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: the argument of that name.
+    also arguments of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: the argument of that name.
     ``wrappers``: the wrappers of the environment, the last one outermost, each ``"module:Class"``,
     ``{"module:Class": {"size": 4}}``, or the same with a callable instead of the string. ``imports``: modules to import
     first, in the trainer's process and in the worker, because they register ids or spaces.

@@ -24,7 +24,7 @@ class Resetter:
         self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
-        """Call ``env.reset`` and return its result. Raises UsageError if it does not take a given seed or options."""
+        """Call ``env.reset`` and return its result. Raises UsageError if ``reset`` does not take a given argument."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}

@@ -1,4 +1,4 @@
-"""Functions of all adapters that check one agent's observation, reward and flags, and copy them to rows of arrays.
+"""Functions for adapters that check one agent's observation, reward and flags, and copy them to rows of arrays.
 
 The rule: a value that its row cannot hold unchanged (0.5 in a row of integers, a wrong shape) raises SpecMismatch with
 the name of the value.
@@ -82,7 +82,7 @@ def check_info(info: Any, path: str) -> None:
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:
-    """Return an array of bounds as one number if all are equal; None if that is infinite or the array is empty.
+    """Return an array of bounds as one number if all are equal; None if it is infinite or the array is empty.
 
     Any other array is returned unchanged. This avoids sending the bounds of a camera's images as two images.
     """

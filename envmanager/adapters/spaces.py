@@ -22,7 +22,7 @@ with needed_by("envmanager.adapters", extra="gymnasium"):
 
 
 def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:
-    """Return the BehaviorSpec of agents with this observation space and this action space."""
+    """Return the BehaviorSpec of agents with the given observation space and action space."""
     return BehaviorSpec(to_spec(observation_space), to_spec(action_space))
 
 
@@ -107,7 +107,7 @@ _FEW = 1024
 
 
 def known_actions(space: Any) -> Callable[[int], Any] | None:
-    """Return a function from an int action to its NumPy scalar, or None unless the space is Discrete and small."""
+    """Return a function from an int action to its NumPy scalar if the space is Discrete and small, else None."""
     if not isinstance(space, spaces.Discrete) or space.n > _FEW:
         return None
     # Making a scalar takes four times as long as this lookup.

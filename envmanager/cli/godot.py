@@ -106,11 +106,11 @@ class Lines:
     """The display of ``envmanager godot watch``: prints new checkpoints, returns of ended episodes, and notices."""
 
     def plays(self, game: str, checkpoint: str) -> None:
-        """Print the names of the game and of the checkpoint whose policies play it from now on."""
+        """Print the names of the game and of the checkpoint that now plays."""
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Print ``n_steps`` (of each arena), the number of ended episodes, and the mean return of each behavior."""
+        """Print the steps per arena (``n_steps``), the number of ended episodes, and each behavior's mean return."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")

@@ -31,12 +31,12 @@ class HostedFactory:
     settings: Mapping[str, Any]
 
     def __call__(self, context: EnvContext) -> HostedManager:
-        """Return a new HostedManager, which starts a manager with these settings."""
+        """Return a new HostedManager, which starts a manager from ``settings``."""
         return HostedManager(self.settings)
 
 
 class HostedManager(Environment):
-    """An environment that contains a manager. ``reset`` resets it; ``step`` and ``run`` step it with random actions."""
+    """An environment that wraps a manager. ``reset`` resets the manager; ``step`` and ``run`` take random actions."""
 
     SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
 

@@ -1,6 +1,6 @@
 """Handling of Ctrl-C while a command imports its libraries, which may take seconds.
 
-No worker runs then, so Ctrl-C ends the process at once, without a traceback. KeyboardInterrupt is not raised, because
+No worker runs yet, so Ctrl-C ends the process at once, without a traceback. KeyboardInterrupt is not raised, because
 a library that is being imported might catch it.
 """
 
@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Return a context in which Ctrl-C ends the process with exit code 130, unless SIGINT has a handler already."""
+    """Return a context for the main thread in which Ctrl-C exits with code 130, unless SIGINT has a custom handler."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # keep the calling program's handler, or SIG_IGN set by the shell

@@ -1,6 +1,6 @@
-"""The options of one ``envmanager run``, and their checks.
+"""The options of ``envmanager run``, and their checks.
 
-Everything that can be checked before the start is checked here, so that a long run does not end with "no such
+Everything that can be checked before the start is checked in this module, so that a long run does not end with "no such
 directory".
 """
 
@@ -25,8 +25,8 @@ from envmanager.registry import ManagerOptions, structure
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
-    The same ``seed`` gives the same episodes; None gives new ones in each run. ``policy`` is ``"module:callable"``. The
-    callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
+    The same ``seed`` gives the same episodes; None gives new episodes in each run. ``policy`` is ``"module:callable"``.
+    The callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
     steps: int = 10_000
@@ -42,7 +42,7 @@ class RunOptions:
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
 """Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's defaults end the run at a worker's fourth crash; with
-these the run continues, so that a first run shows how often an environment crashes."""
+these values the run continues and shows how often an environment crashes."""
 
 
 @attrs.frozen
@@ -76,7 +76,7 @@ class Plan:
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
-        """Return the user's policy for one behavior, or a RandomPolicy. Raises UsageError if the former is invalid."""
+        """Return the user's policy for ``behavior``, or else a RandomPolicy. Raises UsageError if it is invalid."""
         if self.policy is None:
             return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)
@@ -86,7 +86,7 @@ class Plan:
 
 
 def load_policy(text: str) -> Any:
-    """Import and return the callable at ``"module:callable"``. Raises UsageError, or MissingExtra without a library."""
+    """Return the callable at ``"module:callable"``. Raises UsageError, or MissingExtra if a library is missing."""
     module, colon, attribute = text.partition(":")
     if not colon or not module or not attribute:
         raise UsageError(f"The policy should be module:callable, not {text!r}.")
@@ -103,7 +103,7 @@ def load_policy(text: str) -> Any:
 
 
 def check_out(out: Path | None) -> None:
-    """Raise UsageError if the file ``out`` of the option ``--out`` cannot be written. None is accepted."""
+    """Raise UsageError if ``out``, the file given as ``--out``, cannot be written. None is accepted."""
     if out is None:
         return
     if out.is_dir():

@@ -41,7 +41,7 @@ def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
     """Run ``plan``, show the progress on ``display``, and return the exit code.
 
     Once a manager has started, a summary is shown, and written to ``plan.out``, even if a signal or an EnvManagerError
-    ended the run. The error is raised after that.
+    ended the run. The error is then raised.
     """
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None
@@ -109,7 +109,7 @@ class _Run:
 
 
 def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
-    """Set the policies of all behaviors after the first ``n_known``. Return the number of behaviors known now."""
+    """Set a policy for each behavior except the first ``n_known``. Return the current number of behaviors."""
     behaviors = list(manager.behavior_specs.items())
     for behavior, spec in behaviors[n_known:]:
         manager.set_policy(behavior, make_policy(behavior, spec))
@@ -129,7 +129,7 @@ HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
 class Notices(logging.Handler):
-    """A context that shows on ``display`` the warnings (such as restarts) and errors that the library logs.
+    """A context that shows the library's logged warnings (such as restarts) and errors on ``display``.
 
     ``verbose``: True also shows the evidence of each failure. False shows a hint to use ``--verbose`` after the first
     restart. None, for commands without this option, shows no hint.
@@ -168,7 +168,7 @@ class Notices(logging.Handler):
 
 
 class Stopped(KeyboardInterrupt):
-    """Error raised in the main thread when Ctrl-C or SIGTERM asks the command to end, with its ``exit_code``."""
+    """Error raised in the main thread when Ctrl-C or SIGTERM asks the command to end with the code ``exit_code``."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -176,7 +176,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopSignals:
-    """A context in which the first SIGINT or SIGTERM raises Stopped, and later ones are ignored.
+    """A context in which the first SIGINT or SIGTERM raises Stopped, and later signals are ignored.
 
     After ``hold()`` both signals are ignored, so that ``close()``, which takes at most ``Timeouts.close_s``, completes.
     """
@@ -192,7 +192,7 @@ class StopSignals:
             signal.signal(signum, handler)
 
     def hold(self) -> None:
-        """Ignore SIGINT and SIGTERM from now until the context ends."""
+        """Ignore SIGINT and SIGTERM until the context ends."""
         self._holding = True
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:

@@ -33,7 +33,7 @@ from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
-    """Train, print the result or the error, and write the result to ``out``. Return the exit code: 130 after Ctrl-C."""
+    """Run the training, print the result or error, and write the result to ``out``, if set. Return the exit code."""
     run = TrainingRun(plan, display)
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display:
@@ -52,7 +52,7 @@ def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool
 
 
 def _what_is_left(run: TrainingRun) -> str:
-    """Return a line on how many agent steps of a failed training its last checkpoint lacks, or that there is none."""
+    """Return a hint after a failed training: how many agent steps its last checkpoint lacks, or that it has none."""
     assert run.controller is not None
     n_steps = run.controller.n_steps
     if not run.saved_at:
@@ -145,14 +145,14 @@ class Lines:
         print_text(text, indent=NAMES)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        """Show the progress of the training at the time ``now``, but only ``EVERY_S`` seconds after the last time."""
+        """Show the progress of the training at the time ``now``, at most once per ``EVERY_S`` seconds."""
         if now >= self._due:
             self._due = now + self.EVERY_S
             print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
 
 
 class Screen(Lines):
-    """A display of ``envmanager train`` for terminals: prints lines as Lines does, above a table of the progress."""
+    """A display of ``envmanager train`` for terminals: prints lines like Lines, above a live table of the progress."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
 
 
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
-    """Return the lines that summarize a training, or say that it was already complete, as pairs of name and text."""
+    """Return a training's summary, or a note that it was already complete, as pairs of name and text."""
     if result.ended == "over":
         return [
             (

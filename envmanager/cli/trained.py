@@ -1,7 +1,7 @@
 """The commands for a saved training: ``envmanager evaluate``, ``play`` and ``export``.
 
-A command imports modules that need PyTorch only when it is called, because the import takes a second. The exit code
-of a command that a signal ended is 128 + the signal's number.
+Modules that need PyTorch are imported only when a command runs, because the import takes a second. A command that a
+signal ends exits with 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from envmanager.training.playing import PlayedEpisode
 
 N_CHECKED = 300
-"""Number of recorded observations on which an exported policy must choose the same actions."""
+"""Number of recorded observations on which an exported policy must choose the same actions as the original."""
 VIDEO = ".mp4"
 """Suffix of the videos that Gymnasium writes."""
 
@@ -196,14 +196,14 @@ def play_command(
 
 
 class Show:
-    """A display of ``envmanager play`` that prints each episode and can write a video of all, or one per episode."""
+    """A display of ``envmanager play`` that prints each episode and can write one video of all episodes or one each."""
 
     def __init__(self, name: str, video: Path | None, fps: float | None) -> None:
         self._name, self._video, self._fps = name, video, fps
         self._frames: list[np.ndarray] = []
 
     def ended(self, episode: PlayedEpisode) -> None:
-        """Print the returns of an episode. With a video option, write its video or keep its frames for later."""
+        """Print an episode's returns. With ``--video``, write the episode's video or keep its frames for ``finish``."""
         told = [f"episode {episode.number}", count(episode.n_steps, "environment step")]
         for behavior, returns in episode.returns.items():
             told.append(f"return{of_behavior(behavior, episode.returns)} {describe_returns(returns)}")

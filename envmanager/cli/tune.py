@@ -7,7 +7,7 @@
 
 The time limit begins after the probe; only a start or a step in progress can exceed it. Ctrl-C ends the command at
 once. In both cases the best placement so far is shown and written. No environment runs in the command's own process.
-The placement "in process" is measured in a worker, and counts as failed once an environment has ended any worker.
+The placement "in process" is measured in a worker, and counts as failed once any trial has restarted a worker.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LOOK_S = 0.5
 """Maximum seconds for which a trial steps or waits before it checks the deadline again."""
 
 LEAST_PATIENCE_S = 10.0
-"""Seconds that a reset or step of the probe may take, or ``--seconds`` if more; at most the manager's own timeout."""
+"""Timeout in seconds of the probe's reset and step. A longer ``--seconds`` raises it; the manager's timeouts cap it."""
 
 RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 """Restart budget of a trial's worker. An environment that dies every 1000 steps may need ten restarts per second."""
@@ -73,7 +73,7 @@ RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 
 @attrs.frozen(kw_only=True)
 class TunePlan:
-    """The checked options of one tuning: environment, manager, number of seconds, and file for the best placement."""
+    """The checked options of ``envmanager tune``: environment, manager, seconds, and file for the best placement."""
 
     env: str
     n_envs: int | None = None
@@ -92,7 +92,7 @@ class TunePlan:
             raise ConfigError(f"--start-method {self.start_method}: Ray starts its processes. Leave it out.")
 
     def settings(self, trial: Trial | None = None) -> dict[str, Any]:
-        """Return the settings of a config's table ``manager`` for ``trial``, or for the probe if that is None."""
+        """Return the settings of a config's table ``manager`` for ``trial``, or for the probe if ``trial`` is None."""
         own = {"env": self.env, **({} if trial is None else trial.candidate.options())}
         return own if self.start_method is None else {**own, "start_method": self.start_method}
 
@@ -132,7 +132,7 @@ class _FewNotices(Notices):
 
 @attrs.define
 class _Tuning:
-    """An ``envmanager tune`` in progress. ``trials`` has the results so far, also after an error."""
+    """A tuning in progress. ``trials`` has the results so far, even after an error."""
 
     plan: TunePlan
     display: PlainTuneDisplay
@@ -159,7 +159,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Measure a step in a worker. Return a Probe, or None if a step ends the worker. Raises if the reset does."""
+        """Measure a step in a worker. Return a Probe, or None if a step ends the worker. Raises if the reset fails."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -174,7 +174,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the best config to ``plan.out``, if set. Return lines about all trials and the command for the best."""
+        """Write the best config to ``plan.out``, if set. Return remarks on the trials, and the best trial's command."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -208,7 +208,7 @@ class _Tuning:
             left = left[len(together) :]
 
     def _try(self, trials: Sequence[Trial], ends_at: float, *, n_after: int) -> None:
-        """Measure ``trials``, which differ only in ``wait``, in turn in one manager. An error marks all as failed."""
+        """Measure ``trials``, which differ only in ``wait``, in turn in one shared manager. An error fails them all."""
         is_hosted = trials[0].candidate.n_workers == IN_PROCESS
         try:
             with self._hosted(trials[0]) if is_hosted else self._manager(trials[0]) as manager:
@@ -227,7 +227,7 @@ class _Tuning:
             self._leave_out_this_process(trials)
 
     def _leave_out_this_process(self, restarted: Sequence[Trial]) -> None:
-        """Mark the placements in process as failed, because an environment has ended a worker."""
+        """Mark the in-process placements as failed, because an environment of ``restarted`` ended its worker."""
         failure = next(trial.last_failure for trial in restarted if trial.last_failure is not None)
         for trial in self.trials:
             if trial.candidate.n_workers == IN_PROCESS and trial.failure is None:
@@ -239,7 +239,7 @@ class _Tuning:
         return make_manager(attrs.evolve(options, restarts=RESTARTS))
 
     def _hosted(self, trial: Trial) -> EnvManager:
-        """Return a manager of one worker, which runs a SimpleEnvManager with the environments of ``trial``."""
+        """Return a manager with one worker that runs a SimpleEnvManager with the environments of ``trial``."""
         n_envs, own = trial.candidate.n_envs, Timeouts()
         return SubprocessEnvManager(
             HostedFactory(self.plan.settings(trial)),
@@ -258,9 +258,9 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step to the time ``until``, longer if fewer than ``n_workers`` responses have come, at most to the deadline.
+        """Step until the time ``until`` and until ``n_workers`` responses have come, but not beyond the deadline.
 
-        Add the results to ``trial``. If it has no step, raise the error that caused the last restart, if there was one.
+        Add the results to ``trial``. If the trial has no steps, raise the error that caused the last restart, if any.
         """
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)
@@ -297,7 +297,7 @@ class _Tuning:
 
 
 def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
-    """Return the manager class of a kind and the number of cores. For Ray, connect to a cluster and count its CPUs."""
+    """Return the manager class for ``kind`` and the number of cores; for Ray, connect and count the cluster's CPUs."""
     if kind == SUBPROCESS:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
@@ -307,7 +307,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
 
 
 def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
-    """Return the error to raise after ``error`` in the first reset. After a timeout it is a new one with advice."""
+    """Return the error to raise if the probe's reset failed: ``error``, or after a timeout a new error with advice."""
     if not isinstance(error, WorkerTimedOut):
         return error
     return EnvManagerError(
@@ -317,7 +317,7 @@ def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Return the error that would have occurred in the trainer instead of ``error`` in the hosting worker."""
+    """Convert ``error``, raised by the hosting worker, to the error that a run in process would have raised."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error

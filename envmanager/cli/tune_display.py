@@ -40,7 +40,7 @@ class PlainTuneDisplay:
         yield
 
     def update(self, running: Trial, *, is_done: bool) -> None:
-        """Show the results of a trial so far. ``is_done``: whether the trial has finished the current round."""
+        """Show a trial's results so far. ``is_done``: whether the trial has finished the current round."""
         if is_done:
             result = f"{running.steps_per_s:,.0f} environment steps/s"
             if running.restarts:
@@ -54,7 +54,7 @@ class PlainTuneDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Show all trials (the fastest first), ``lines``, and the ``command`` that runs the best, if not empty."""
+        """Show all trials (see ``by_speed``), ``lines`` and, unless empty, the ``command`` that runs the best trial."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
@@ -115,7 +115,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """Return the texts of a trial's row, in the order of COLUMNS. ``state`` is the last, unless the trial failed."""
+    """Return the cells of a trial's row, in the order of COLUMNS; the last is ``state`` unless the trial failed."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:

@@ -24,18 +24,18 @@ ENVS_PER_CORE = (1, 4, 16)
 """Numbers of environments to try per core if the user gives none."""
 
 ENVS_PER_CPU = (4, 32, 128)
-"""Numbers of environments to try per CPU of a cluster. Calls take long there, so more environments share an actor."""
+"""Numbers of environments to try per CPU of a cluster. Remote calls are slow, so more environments share an actor."""
 
 SUBPROCESS, RAY = "subprocess", "ray"
 """Kinds of managers that can be tuned."""
 
 AS_FAST = 0.97
-"""Fraction of the highest speed at which a trial counts as equally fast. ``best`` chooses among such trials."""
+"""Minimum fraction of the highest speed for a trial to count as equally fast. ``best`` chooses among such trials."""
 
 
 @attrs.frozen
 class Candidate:
-    """A placement to try. If ``n_workers`` is IN_PROCESS, the manager is a SimpleEnvManager, whatever ``kind`` says."""
+    """A placement to try. If ``n_workers`` is IN_PROCESS, the manager is a SimpleEnvManager; ``kind`` is ignored."""
 
     n_envs: int
     n_workers: int
@@ -85,7 +85,7 @@ class Trial:
         return self.n_steps / self.seconds if self.seconds > 0 else 0.0
 
     def add(self, n_steps: int, seconds: float) -> None:
-        """Add the results of another round: ``n_steps`` environment steps in ``seconds``."""
+        """Add a measurement: ``n_steps`` environment steps in ``seconds``."""
         self.n_steps += n_steps
         self.seconds += seconds
 
@@ -97,7 +97,7 @@ class Trial:
 def candidates(n_envs: int | None, n_cores: int, kind: str = SUBPROCESS) -> list[Candidate]:
     """Return the candidates for ``n_envs`` environments, or for several numbers if ``n_envs`` is None.
 
-    On a cluster (``kind="ray"``) there are at most as many workers as CPUs, and no candidate in this process.
+    On a cluster (``kind="ray"``), candidates have at most one worker per CPU, and none runs in this process.
     """
     per_core = ENVS_PER_CORE if kind == SUBPROCESS else ENVS_PER_CPU
     sizes = sorted({n_cores * each for each in per_core}) if n_envs is None else [n_envs]
@@ -119,7 +119,7 @@ def _for_size(n_envs: int, n_cores: int) -> Iterator[Candidate]:
 
 
 def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: int) -> list[Trial]:
-    """Return a trial per candidate, sorted by the time per step that the probe predicts, the shortest first.
+    """Return a trial per candidate, sorted by the time per step that the probe predicts, shortest first.
 
     Without a probe, candidates with more workers come first. Candidates that can share a manager stay adjacent.
     """
@@ -137,12 +137,12 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds for ``n_trials`` if half are dropped after each round, and the last compares two."""
+    """Return the number of rounds for ``n_trials``, such that halving after each round leaves two for the last."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
 def halve(trials: Sequence[Trial]) -> None:
-    """Mark the slower half of the remaining trials as dropped, but never the last one."""
+    """Mark the slower half of the remaining trials as dropped, but keep at least one trial."""
     left = sorted(remaining(trials), key=lambda trial: trial.steps_per_s, reverse=True)
     for trial in left[math.ceil(len(left) / 2) :]:
         trial.is_out = True
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the fewest environments, then workers, among the fastest (AS_FAST); None if none ran."""
+    """Return the trial with the fewest environments, then workers, of the fastest (AS_FAST). None without results."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
@@ -164,14 +164,14 @@ def best(trials: Sequence[Trial]) -> Trial | None:
 
 
 def config_text(settings: Mapping[str, Any], *, remark: str) -> str:
-    """Return a TOML config with ``remark`` as its first comment and these settings in its table ``manager``."""
+    """Return a TOML config with ``remark`` as a comment and ``settings`` in the table ``manager``."""
     # JSON and TOML write these values in the same way.
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]
     return "\n".join([f"# {remark}", "[manager]", *lines, ""])
 
 
 def command_line(settings: Mapping[str, Any]) -> str:
-    """Return the shell command ``envmanager run …`` with these settings."""
+    """Return the shell command ``envmanager run …`` that passes ``settings``."""
     words = ["envmanager", "run"]
     for name, value in settings.items():
         if "." in name:
@@ -189,9 +189,9 @@ def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
 
 
 def summarize_failures(trials: Sequence[Trial]) -> list[str]:
-    """Return a line per reason for which trials failed, and a line on restarts if there were any.
+    """Return a line per reason why trials failed, and a line on restarts, if any.
 
-    If all trials failed for one reason, its line is left out, because the command ends with that error.
+    If all trials failed for the same reason, no line states it, because the command ends with that error.
     """
     reasons: dict[str, list[str]] = {}
     for trial in trials:
@@ -209,7 +209,7 @@ def summarize_failures(trials: Sequence[Trial]) -> list[str]:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error as one line without the worker's id, so that failures of different workers can be equal."""
+    """Return ``error`` as one line without the worker's id, so that equal failures of different workers match."""
     if isinstance(error, RestartsExhausted):
         return _reason(error.last)
     if isinstance(error, WorkerError):

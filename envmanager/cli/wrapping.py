@@ -16,12 +16,12 @@ NAMES = 12
 
 
 def show(console: Console, text: str | Text, style: str = "") -> None:
-    """Print a text of one or more lines on a console of Rich, which wraps lines only if it is a terminal."""
+    """Print ``text``, of one or more lines, on a Rich console. Lines are wrapped only in a terminal."""
     console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
 
 
 def print_text(text: str, file: TextIO | None = None, *, indent: int = 0) -> None:
-    """Print a text of one or more lines. In a terminal, the continuations of a wrapped line are indented."""
+    """Print ``text`` to ``file`` (default: stdout). In a terminal, wrap long lines and indent their continuations."""
     file = sys.stdout if file is None else file
     if file.isatty():
         width = shutil.get_terminal_size().columns
@@ -36,20 +36,20 @@ def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells in columns, aligned to the right."""
+    """Print rows of cells as a table with right-aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
-    """Print a notice on ``errors``; if ``errors`` is a terminal, on ``console``, so that its drawing stays intact."""
+    """Print a notice on ``errors``, or on ``console`` if ``errors`` is a terminal, so that a table stays intact."""
     style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
     show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
 
 
 def describe_notice(level: str, text: str) -> str:
-    """Return ``"Level: text"``, such as ``"Warning: …"``, without the blank lines at the end of a worker's output."""
+    """Return ``"Level: text"``, such as ``"Warning: …"``, without trailing blank lines."""
     return f"{level.capitalize()}: {text}".rstrip()
 
 

@@ -1,1 +1,1 @@
-"""Data that trainer and environments exchange: steps, actions, and the specs of both."""
+"""Data that the trainer and the environments exchange: steps, actions, and the specs of both."""

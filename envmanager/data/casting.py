@@ -37,7 +37,7 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 @attrs.define(eq=False)
 class Casting:
-    """Options for the casting of values whose dtype differs from their spec's.
+    """Options for casting values whose dtype differs from their spec's.
 
     A value is cast if it changes by no more than a float's rounding; otherwise, and always with ``strict``, the cast is
     refused. ``on_cast(path, expected, value)``, which only ``envmanager check`` sets, is called for each value cast.
@@ -47,7 +47,7 @@ class Casting:
     on_cast: Callable[[str, Any, Any], Any] | None = None
 
     def cast(self, value: Any, dtype: np.dtype[Any], path: str, expected: Any) -> np.ndarray | None:
-        """Return ``value`` cast to ``dtype``, after a call of ``on_cast``, if set; None if the cast is refused."""
+        """Cast ``value`` to ``dtype``, call ``on_cast``, if set, and return the result; None if the cast is refused."""
         cast = None if self.strict else cast_without_loss(np.asarray(value), dtype)
         if cast is not None and self.on_cast is not None:
             self.on_cast(path, expected, value)
@@ -55,7 +55,7 @@ class Casting:
 
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Return ``array`` cast to ``dtype``; None if a value would change by more than rounding, or is not a number."""
+    """Return ``array`` cast to ``dtype``; None if a value would change by more than rounding or is not numeric."""
     if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
         return None
     if array.dtype.kind == "c" and dtype.kind != "c":
@@ -117,8 +117,8 @@ def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
 def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True, foreign: bool = False) -> Tree:
     """Return ``batch`` as a tree of arrays ``[n, …]`` with the spec's dtypes. Raises SpecMismatch if it does not fit.
 
-    All values must be finite, within the bounds, and the same after the cast, apart from a float's rounding. A dtype of
-    the spec's kind (an int64 batch for an int32 spec) is always cast; another (floats for an integer spec) only without
+    All values must be finite, within the bounds, and unchanged by the cast, apart from a float's rounding. A dtype of
+    the spec's kind (int64 for an int32 spec) is always cast; another dtype (floats for an integer spec) only without
     ``strict``. With ``foreign``, arrays of PyTorch and JAX are not converted; only their shape and dtype are checked.
     """
     check_structure(spec, batch, path)
@@ -176,7 +176,7 @@ _COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
 def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """Return ``steps`` with each array cast to its spec's dtype. Arrays that cannot be cast are unchanged."""
+    """Return ``steps`` with each array cast to its spec's dtype. Arrays that cannot be cast stay unchanged."""
     columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
     trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
     return attrs.evolve(steps, **columns, **trees)

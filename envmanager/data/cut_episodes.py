@@ -1,7 +1,7 @@
-"""Construction of the step that a trainer receives after the replacement of a worker: old episodes end, new ones begin.
+"""Construction of the step that a trainer receives after a worker was replaced: old episodes end, new episodes begin.
 
 The rule: an episode of one generation of a worker never continues in the next. Each agent whose episode is cut has one
-row, in which the episode ends with its last observation. Observations to act on are those of the new generation.
+row, in which the episode ends with its last observation. Observations to act on come from the new generation.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from envmanager.data.trees import copy_tree
 
 
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
-    """Return rows that truncate a replaced worker's episodes, with reward 0, by behavior. ``last``: its last steps.
+    """Return rows, by behavior, that truncate a worker's episodes with reward 0. ``last``: the worker's last steps.
 
-    There is no row for an agent whose episode has ended, if no new one has begun. ``with_new``: whether to truncate
-    also episodes that have begun but have no step yet.
+    An agent has no row if its episode ended in ``last`` and no new one began. ``with_new``: whether to also truncate
+    new episodes, which began in ``last`` when old episodes ended.
     """
     ends = {}
     for name, steps in last.items():
@@ -42,9 +42,9 @@ def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
 
 
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
-    """Return the result of ``lost`` (``old``) joined with the new generation's first observations (``first``).
+    """Return ``old``, the result of ``lost``, joined with ``first``, the first steps of the new generation.
 
-    In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first ones of new episodes.
+    In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first of new episodes.
     The rows of acting agents are in the order of ``first``, because the new generation expects actions in this order.
     """
     joined = {}
@@ -61,7 +61,7 @@ def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
 
 
 def _ended(old: AgentSteps) -> AgentSteps:
-    """Return the rows of agents that are not in the new generation: no agent acts, and ``obs`` equals ``final_obs``."""
+    """Return ``old``, whose agents have all left, as final rows: no agent acts, ``obs`` is a copy of ``final_obs``."""
     no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
     return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=np.zeros(len(old), np.bool_), reset_info=no_infos)
 
@@ -72,7 +72,7 @@ def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Return joined rows of generations whose agents differ: agents in ``first``, then agents only in ``old``."""
+    """Return the joined rows of generations whose agents differ: those in ``first``, then those only in ``old``."""
     old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
     old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
     returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)

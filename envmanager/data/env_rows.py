@@ -27,9 +27,9 @@ def split_evenly(n_envs: int, n_workers: int) -> list[range]:
 
 
 class EnvsOfWorker(NamedTuple):
-    """The environments of one worker among the env_ids of a call.
+    """The environments in a call's env_ids that one worker hosts.
 
-    ``rows``: their indices in the worker's block. ``places``: their indices in the caller's arrays, an array or slice.
+    ``rows``: indices in the worker's block. ``places``: indices in the caller's arrays, as an array or a slice.
     """
 
     worker_id: int
@@ -45,7 +45,7 @@ class EnvsOfWorker(NamedTuple):
 
 
 class EnvIndex:
-    """An index from env_ids to the workers that host these environments."""
+    """An index from each env_id to the worker that hosts the environment."""
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
         self.blocks = [tuple(block) for block in blocks]
@@ -63,7 +63,7 @@ class EnvIndex:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
-        """Group ``env_ids`` by worker; return their number and the groups. Raises an ``error`` for an invalid id."""
+        """Return the number of ``env_ids``, and the ids grouped by worker. Raises ``error`` for invalid ids."""
         everything = self.all_env_ids
         if env_ids is everything or (  # an array of all ids in order, which is what most callers pass
             env_ids.__class__ is np.ndarray
@@ -81,11 +81,11 @@ class EnvIndex:
         return len(numbers), self.by_worker(ids)
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """Return ``env_ids`` as int64[n]. Raises an ``error`` unless they are distinct ids of existing environments."""
+        """Return ``env_ids`` as int64[n]. Raises ``error`` unless all are distinct ids of existing environments."""
         return self._checked(env_ids, error)[0].astype(np.int64)
 
     def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
-        """Return ``env_ids`` as an array, of any integer dtype, and as a list. Raises as ``checked`` does."""
+        """Return ``env_ids`` as an array of some integer dtype and as a list. Raises ``error`` like ``checked``."""
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)

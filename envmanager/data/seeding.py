@@ -13,7 +13,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
-    """Return the seed derived from the arguments, in [0, 2**31), which every environment library accepts."""
+    """Return the seed derived from the arguments, in [0, 2**31), a range that every environment library accepts."""
     sequence = np.random.SeedSequence(seed, spawn_key=(env_id, generation))
     return int(sequence.generate_state(1)[0] >> 1)
 
@@ -36,8 +36,8 @@ def derive_seeds(
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
     """Return the ``seed`` for the reset of a worker's replacement, which must not repeat the old episodes.
 
-    None (unseeded) is returned unchanged. So is an int, from which ``derive_seed`` derives other seeds in each
-    generation. Each seed in a list is replaced by one derived from it.
+    None (unseeded) and an int are returned unchanged; from an int, ``derive_seed`` derives other seeds in each
+    generation. Each seed in a list is replaced by a seed derived from it.
     """
     if seed is None or isinstance(seed, int):
         return seed

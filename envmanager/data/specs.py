@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return ``value`` as the dtype object that NumPy's arrays share. Unpickling makes an equal but separate one."""
+    """Return ``value`` as NumPy's shared dtype object. Unpickling creates an equal but separate object."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -53,7 +53,7 @@ _SMALL = 32
 class ArraySpec:
     """The shape, dtype and bounds of one array (leaf) of an observation or action, for one agent.
 
-    ``shape`` is without the first axis of the data, which counts agents. A leaf with the dtype ``object`` has shape
+    ``shape`` excludes the first axis of the data, which counts agents. A leaf with the dtype ``object`` has shape
     ``()``, holds any Python object per agent (a text, a graph, an array whose shape changes), and is sent pickled.
     ``minimum`` and ``maximum`` are inclusive. They are None or can be broadcast to ``shape``.
     """
@@ -66,7 +66,7 @@ class ArraySpec:
     whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
     """Minimum and maximum of an integer array if both are given as scalars, else None."""
     span: tuple[float, float] | None = attrs.field(init=False, repr=False)
-    """Range of finite numbers within the bounds; None for array bounds, and for dtypes not of integers or floats."""
+    """Range of finite numbers in the bounds; None for array bounds, or if the dtype is neither integer nor float."""
     is_object: bool = attrs.field(init=False, repr=False)
     """Whether the leaf holds Python objects."""
     _choices: frozenset[int] = attrs.field(init=False, repr=False)
@@ -88,7 +88,7 @@ class ArraySpec:
         object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
 
     def is_choices(self, batch: Any) -> bool:
-        """Return whether ``batch`` is an array ``[n]`` of allowed integers. Fast, but False for some such batches."""
+        """Return whether ``batch`` is an array ``[n]`` of allowed integers. Fast, but can miss a valid batch."""
         return (
             batch.__class__ is np.ndarray
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)
@@ -243,14 +243,14 @@ def object_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def zeros(spec: Tree, *leading: int) -> Tree:
-    """Return a tree with an array of zeros (of None for objects), ``[*leading, *shape]``, for each leaf of ``spec``."""
+    """Return a tree with an array ``[*leading, *shape]`` of zeros (None for objects) for each leaf of ``spec``."""
     return map_tree(lambda leaf: (np.empty if leaf.is_object else np.zeros)((*leading, *leaf.shape), leaf.dtype), spec)
 
 
 class SpecConflict(UsageError):
     """Error raised for a behavior whose specs in two environments or workers differ.
 
-    After the start of the workers it is converted to a BadObservation with its ``path``, ``expected`` and ``got``.
+    Once the workers have started, it is converted to a BadObservation with the same ``path``, ``expected``, ``got``.
     """
 
     def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:

@@ -7,7 +7,7 @@
                                                      StepInfo      previous steps, actions, current steps of one worker
 
 The rule: the arrays of one object belong to the same step. ``reward`` is for the action just taken, in the episode in
-which it was taken. ``obs`` has the observations to act on next, ``final_obs`` the last ones of episodes that ended.
+which it was taken. ``obs`` has the observations to act on next, ``final_obs`` the last ones of ended episodes.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def phase_of(name: CommandName) -> str:
 
 @attrs.define(init=False)
 class EnvironmentCommand:
-    """A command of a manager to a worker: its name and its payload."""
+    """A command from a manager to a worker: name and payload."""
 
     name: CommandName
     payload: Any
@@ -82,9 +82,9 @@ class EnvironmentCommand:
 class EnvironmentResponse:
     """The response of a worker to a command.
 
-    The payload is ``{behavior: AgentSteps}`` after a step or reset. A response to a command that failed has the name
+    The payload is ``{behavior: AgentSteps}`` after a step or reset. The response to a failed command has the name
     "failed" and the error as its payload. ``specs`` has the specs of all behaviors if a new behavior has appeared since
-    the last response, else it is None.
+    the last response, else None.
     """
 
     name: CommandName
@@ -101,7 +101,7 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start": attributes of the worker's ``EnvGroup``, whose class documents them."""
+    """The payload of the response to "start": attributes of the worker's ``EnvGroup``, documented in that class."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
@@ -166,7 +166,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return steps after actions. Raises ValueError for ended episodes without ``final_obs``, and vice versa."""
+        """Return the steps after actions. Raises ValueError if episodes ended without ``final_obs``, or the reverse."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -206,7 +206,7 @@ class AgentSteps:
         return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
 
     def copy(self, *, obs: Tree = None) -> AgentSteps:
-        """Return these steps with copied arrays but the same infos. ``obs``, if given, replaces the observations."""
+        """Return steps with copied arrays but the same infos. ``obs``, if given, replaces the copied observations."""
         seen, final_obs = self.obs, self.final_obs
         if obs is None:
             obs = seen.copy() if seen.__class__ is np.ndarray else copy_tree(seen)
@@ -223,11 +223,11 @@ class AgentSteps:
         )
 
     def with_final(self, final_obs: Tree) -> AgentSteps:
-        """Return steps that share these arrays but have another ``final_obs``, and no infos."""
+        """Return steps with the given ``final_obs``, the same other arrays, and no infos."""
         return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def take(self, rows: np.ndarray) -> AgentSteps:
-        """Return steps with copies of the rows at the indices ``rows``, in this order."""
+        """Return steps with copies of the rows at the indices ``rows``, in the order of ``rows``."""
         ended = self.ended
         final_obs = reset_info = None
         chosen_ended = rows[ended[rows]]
@@ -310,7 +310,7 @@ class Batch:
     def joined(cls, parts: list[AgentSteps], env_ids: np.ndarray | None = None) -> Batch:
         """Return a batch with copies of the rows of all ``parts``, one part after the other.
 
-        With ``env_ids``, the sorted ids of all rows, the rows are sorted by env_id instead.
+        With ``env_ids``, which must be the sorted ids of all rows, the rows are sorted by env_id instead.
         """
         steps = concat_steps(parts)
         if env_ids is not None and (np.diff(steps.agent_id) < 0).any():
@@ -360,14 +360,14 @@ class TerminalSteps(NamedTuple):
 
 
 LEAST_LENT_BYTES = 1 << 16
-"""Minimum size in bytes of observations that a local worker returns without a copy. Smaller ones are faster to copy."""
+"""Minimum size in bytes of observations that a local worker returns without a copy. Smaller data is faster to copy."""
 
 
 @attrs.define(eq=False)
 class RowBuffer:
     """Reusable arrays into which an environment whose K agents never change may write its steps.
 
-    ``steps`` has K rows. ``final_obs`` is a tree of ``[K, …]``. Its first m rows are for the m agents whose episode
+    ``steps`` has K rows. ``final_obs`` is a tree of ``[K, …]``, whose first m rows are for the m agents whose episode
     ended.
     """
 
@@ -437,7 +437,7 @@ class StepInfo:
     Right after a reset, ``previous`` and ``actions`` are None. Later, ``previous`` *is* the ``current`` of the
     worker's preceding StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
     transitions. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; use
-    ``copy()`` to keep one. ``specs`` are the manager's; ``transitions`` needs them for the shapes of empty arrays.
+    ``copy()`` to keep them. ``specs``: the manager's specs, which ``transitions`` needs for the shapes of empty arrays.
     """
 
     previous: Steps | None

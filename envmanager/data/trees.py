@@ -1,10 +1,10 @@
 """Functions on trees. A tree is a leaf, or a dict or tuple of trees. Observations, actions and their specs are trees.
 
-Leaves of data are NumPy arrays. If a vector environment in this process returns PyTorch or JAX arrays, these are the
-leaves and stay on their device. The last functions here select, replace and concatenate the rows of arrays.
+Leaves of data are NumPy arrays. If a vector environment in this process returns PyTorch or JAX arrays, those are the
+leaves and stay on their device. The last functions of this module select, replace and concatenate the rows of arrays.
 
-The rule: in a function of several trees, the first tree's dict keys give the order of leaves. So leaves are paired
-correctly even if another tree has its dict keys in another order.
+The rule: in a function of several trees, the first tree's dict keys set the order of leaves, so that leaves are paired
+correctly even if the dict keys of other trees are ordered differently.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
-    """Return the leaves of ``tree`` in the order of ``structure``, even if its own dict keys are in another order."""
+    """Return the leaves of ``tree`` in the order of ``structure``, whatever the order of dict keys in ``tree``."""
     if isinstance(structure, dict):
         return [leaf for key, child in structure.items() for leaf in leaves_like(child, tree[key])]
     if isinstance(structure, tuple):
@@ -68,7 +68,7 @@ def is_foreign(leaf: Any) -> bool:
 
 
 def as_numpy(leaf: Any) -> np.ndarray:
-    """Return a PyTorch or JAX array as a NumPy array, which is a copy if the array is on a device."""
+    """Return a PyTorch or JAX array as a NumPy array. An array on a device such as a GPU is copied."""
     return np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
 
 
@@ -80,7 +80,7 @@ def copy_leaf(leaf: Any) -> Any:
 
 
 def copy_tree(tree: Tree) -> Tree:
-    """Return the tree with a copy of every array. None is returned unchanged."""
+    """Return ``tree`` with a copy of every array. None is returned unchanged."""
     if tree.__class__ is np.ndarray:
         return tree.copy()
     return None if tree is None else map_tree(copy_leaf, tree)
@@ -94,7 +94,7 @@ def take_rows(tree: Tree, rows: Any) -> Tree:
 
 
 def no_rows(tree: Tree) -> Tree:
-    """Return the tree with 0 rows of every array, in new arrays."""
+    """Return a tree of new arrays like those of ``tree``, but with 0 rows."""
     return map_tree(lambda leaf: copy_leaf(leaf[:0]), tree)
 
 
@@ -112,7 +112,7 @@ def _with_rows(leaf: Any, new: Any, rows: Any) -> Any:
 
 
 def concat_rows(trees: list[Tree]) -> Tree:
-    """Return the concatenated rows of several trees of one structure, in new arrays."""
+    """Return the concatenated rows of several trees of the same structure, in new arrays."""
     if trees[0].__class__ is np.ndarray:
         return np.concatenate(trees)
     return map_tree(lambda *parts: _concatenated(parts), trees[0], *trees[1:])

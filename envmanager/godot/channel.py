@@ -5,7 +5,7 @@
     Lobby ── the engine has sent hello ──▶ connection ── configure, reset, step, call ──▶
                                                        ◀── specs, steps, value, error ──
 
-The rule: a command that is sent before the engine has connected is queued here. After a frame that breaks the protocol,
+The rule: a command that is sent before the engine has connected is queued. After a frame that breaks the protocol,
 the channel reads nothing more.
 """
 
@@ -22,11 +22,11 @@ from envmanager.hosts import descriptors
 from envmanager.hosts.wire import Channel, Message
 
 _ASIDE = frozenset({Kind.NOTE, Kind.BUSY})
-"""Kinds of frames that are no answers."""
+"""Kinds of frames that answer no command."""
 
 
 class EngineChannel(Channel):
-    """A channel of frames to one engine. It queues commands until the engine has connected to its lobby."""
+    """A channel that exchanges frames with one engine. It queues commands until the engine has connected."""
 
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class EngineChannel(Channel):
         self._reader = FrameReader(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
 
     def await_engine(self, lobby: Lobby, pidfd: int) -> None:
-        """Begin to poll ``lobby`` for an engine. ``pidfd`` becomes readable when the engine's process ends."""
+        """Start waiting for an engine to connect to ``lobby``. ``pidfd`` becomes readable when the process ends."""
         self._lobby, self.fd, self.pidfd = lobby, lobby.fd, pidfd
 
     def refuse(self, reason: str) -> None:
@@ -92,7 +92,7 @@ class EngineChannel(Channel):
         return has_read
 
     def _meet(self, lobby: Lobby) -> bool:
-        """Check whether the engine has connected. If so, send the queued commands, and return whether it is usable."""
+        """Accept the engine once it has connected, and send the queued commands. Return whether it was accepted."""
         arrival = lobby.look()
         if arrival is None:
             return False

@@ -42,7 +42,7 @@ COUNT = struct.Struct("<I")
 STEP_SECTION = struct.Struct("<HHI")
 """Head of a section of a step frame: number of the behavior, 0, number of rows."""
 STEPS_HEAD = struct.Struct("<II")
-"""Head of a steps frame: time that the engine took in µs, number of sections."""
+"""Head of a steps frame: time in µs that the engine took, number of sections."""
 STEPS_SECTION = struct.Struct("<HBBI")
 """Head of a section of a steps frame: number of the behavior, flags, 0, number of rows."""
 
@@ -64,9 +64,9 @@ class Acting(NamedTuple):
 
 
 def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, Acting]) -> bytes:
-    """Return the body of a step frame with ``actions``, by behavior, for the agents in ``acting`` of the StepsDecoder.
+    """Return the body of a step frame with ``actions`` for the agents in ``acting`` (see StepsDecoder), by behavior.
 
-    The manager has checked that ``actions`` fit their specs. A behavior without actions plays by its heuristic. Raises
+    The manager has checked ``actions`` against the specs. A behavior without actions plays by its heuristic. Raises
     ValueError for a wrong number of rows or an unknown behavior.
     """
     unknown = actions.keys() - acting.keys()
@@ -90,7 +90,7 @@ def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping
 
 
 class Decoded(NamedTuple):
-    """The steps in a steps frame, by behavior, and the time in µs that the engine took for them."""
+    """The decoded steps of a frame, by behavior, and the time in µs that the engine took to compute them."""
 
     steps: dict[str, AgentSteps]
     busy_us: int
@@ -114,13 +114,13 @@ class StepsDecoder:
         self._distinct: list[_Rows] = []
         """Rows of each section of the last frame, which passed the check that no agent occurs twice."""
         self._plain: PlainFrame | None = None
-        """Fast reader of frames with the rows of the last one; None until a plain frame with these rows was decoded."""
+        """Fast reader of frames with the last frame's rows; None until a plain frame with these rows was decoded."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
-        """Return the steps in the body of a steps frame. Raises BadFrame, which leaves the decoder unchanged.
+        """Return the steps in the body of a steps frame. If it raises BadFrame, the decoder is unchanged.
 
-        ``after_reset``: whether the frame answers a reset, so that no episode may end and no rows may refer to earlier
-        ones. The arrays are views of ``body``, or copies where a view would not be aligned.
+        ``after_reset``: whether the frame answers a reset, so that no episode may have ended and no section may reuse
+        earlier rows. The arrays are views of ``body``, or copies where a view would not be aligned.
         """
         if self._plain is not None and not after_reset:
             plain = self._plain.read(body)
@@ -203,7 +203,7 @@ class StepsDecoder:
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
     def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior: {} if none were sent, None if none were requested. Raises BadFrame."""
+        """Return the infos by behavior: {} if none were sent, None if not requested. Raises BadFrame if malformed."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
@@ -218,7 +218,7 @@ class StepsDecoder:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """The rows of a section: ``agent_id`` int64[n]; ``order`` sorts them by env_id, and is None if they are sorted."""
+    """The rows of a section. ``agent_id``: int64[n]. ``order``: index array that sorts by env_id; None if sorted."""
 
     agent_id: np.ndarray
     order: np.ndarray | None
@@ -226,7 +226,7 @@ class _Rows:
 
 @attrs.define(eq=False)
 class _Section:
-    """The section of a steps frame with the agents of one behavior, and methods that check and convert it."""
+    """A section of a steps frame, which holds the agents of one behavior. Its methods check and convert the arrays."""
 
     behavior: BehaviorLayout
     flags: int
@@ -242,7 +242,7 @@ class _Section:
 
     @property
     def is_plain(self) -> bool:
-        """Whether PlainFrame can read such sections: same rows in order, no ended episode, all acting, aligned."""
+        """Whether PlainFrame can read such sections: same sorted rows, no ended episode, all agents act, aligned."""
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
@@ -294,7 +294,7 @@ class _Section:
         return steps if self.rows.order is None else steps.take(self.rows.order)
 
     def who_acts(self) -> Acting:
-        """Return the number of agents that need an action, and the index that sorts them into the engine's order."""
+        """Return the number of agents that need an action, and the index array to sort them in the engine's order."""
         order = self.rows.order
         if order is None:
             return Acting(self.n_acting)
@@ -321,7 +321,7 @@ _Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
 class Cursor:
     """A sequential reader of a body. It checks every size that the body states.
 
-    Every method raises BadFrame if bytes are missing or left over.
+    Methods raise BadFrame for missing bytes, oversized arrays and nonzero padding; ``finish`` for bytes left over.
     """
 
     def __init__(self, body: Any) -> None:
@@ -332,12 +332,12 @@ class Cursor:
         self._at = 0
 
     def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
-        """Unpack the next block, which has the struct ``layout``; return its values. ``what`` names it in errors."""
+        """Read the next block as the struct ``layout`` and return the values. ``what`` names the block in errors."""
         at = self._advance(layout.size, what)
         return layout.unpack_from(self._body, at)
 
     def arrays(self, layouts: tuple[ArrayLayout, ...], n: int, what: str) -> Tree:
-        """Return the next blocks, one per layout, as a dict of arrays ``[n, …]`` by name; a single one as an array."""
+        """Return the next blocks, one per layout, as a dict of arrays ``[n, …]`` by name, or a single array."""
         if len(layouts) == 1:
             return self.array(layouts[0], n, what)
         return {layout.name: self.array(layout, n, what) for layout in layouts}
@@ -358,7 +358,7 @@ class Cursor:
         return flat.reshape(n, *layout.shape) if layout.shape else flat
 
     def block(self, n_bytes: int, what: str) -> memoryview:
-        """Return a view of the next ``n_bytes`` bytes, and skip their padding. ``what`` names them in errors."""
+        """Return a view of the next ``n_bytes`` bytes, and skip the padding. ``what`` names the block in errors."""
         at = self._advance(n_bytes, what)
         return self._body[at : at + n_bytes]
 
@@ -380,13 +380,13 @@ class Cursor:
 
 
 class PlainFrame:
-    """A fast reader of steps frames that have the rows of an earlier frame, no ended episode, and all agents acting.
+    """A fast reader of steps frames with the same rows as an earlier frame, no ended episode, and all agents acting.
 
-    The rule: it reads a frame only if all bytes but the time, observations and rewards equal those of that frame.
+    The rule: a frame is read only if all bytes except the time, observations and rewards equal the earlier frame's.
     """
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
-        """Prepare to read frames like ``body``, which has these sections, and arrays at the places ``arrays_read``."""
+        """Prepare to read frames like ``body``, which consists of ``sections`` and has arrays at ``arrays_read``."""
         self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []

@@ -1,7 +1,7 @@
 """Converts an engine's answers to responses, and finds numbers that break their spec.
 
-The rule: an answer that breaks the protocol raises ``BadFrame``, and no part of it is returned. The link turns that
-into a ProtocolError.
+The rule: an answer that breaks the protocol raises ``BadFrame``, and no part of it is returned. The link converts the
+exception to a ProtocolError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class EngineDecoder:
         self.error: EngineError | None = None
         """Last error that the engine reported."""
         self.asked_rows: Sequence[int] = ()
-        """Arenas that the last call addressed. Its answer has one value per arena."""
+        """Arenas that the last call addressed. The answer to the call has one value per arena."""
         self._worker_id = worker_id
         self._env_ids = env_ids
         self._infos = infos
@@ -44,7 +44,7 @@ class EngineDecoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to the command ``asked``. Raises BadFrame if ``message`` cannot be its answer."""
+        """Convert ``message`` to the response to the command ``asked``. Raises BadFrame if it is no valid answer."""
         if message.code == _ERROR:
             error = self.error = read_error(message.data, len(self._env_ids))
             env_ids = self.env_ids_of(error)
@@ -70,7 +70,7 @@ class EngineDecoder:
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
     def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to a reset or a step; with ``check_values``, a failure if numbers break their spec."""
+        """Return the response to a reset or step, or, with ``check_values``, a failure if numbers violate the specs."""
         bad = bad_numbers(specs, steps) if self._check_values else None
         if bad is not None:
             return self._mismatched(*bad, asked)
@@ -88,7 +88,7 @@ class EngineDecoder:
     def raised(
         self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None, *, advice: str = ""
     ) -> EnvRaised:
-        """Return, without raising it, EnvRaised for an engine's error. ``asked``: the pending command, or None."""
+        """Convert an engine's error to an EnvRaised, which is not raised. ``asked``: the pending command, or None."""
         traceback = error.traceback
         if error.script and not traceback:
             line = "" if error.line is None else f", line {error.line}"
@@ -106,9 +106,9 @@ class EngineDecoder:
 
 
 def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    """Return the environments and the mismatch of the first array with numbers that are infinite, NaN or out of bounds.
+    """Return the env_ids and the mismatch of the first array that contains infinite, NaN or out-of-bounds numbers.
 
-    None if all numbers fit. The environments are those that have such numbers in this array.
+    The env_ids belong to the environments with such numbers in that array. Returns None if all numbers are valid.
     """
     for name, spec in specs.behavior_specs.items():
         own = steps.get(name)

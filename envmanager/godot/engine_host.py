@@ -32,16 +32,16 @@ from envmanager.options import ResetConfig
 from envmanager.system.machine import count_cores
 
 LONG_SPIN_NS = 1_000_000
-"""Longest spin of a trainer that has a core for itself. A step of 64 arenas takes 1/3 to 2/3 of this time."""
+"""Longest spin of a trainer that has a core to itself. A step of 64 arenas takes 1/3 to 2/3 of this time."""
 _QUIET_S = 2.0  # without a new imported file: the import of a project of Godot 3 counts as over
 _ENGINE_SEEDS = 2**31
-"""Offset added to worker_ids to derive engines' own seeds, for draws before any reset. It exceeds all env_ids."""
+"""Offset added to worker_ids to derive engines' own seeds, for draws before the first reset. It exceeds all env_ids."""
 
 
 def engines_may_spin(n_engines: int) -> bool:
-    """Return whether engines may spin while they wait, which takes a core for each of them and one for the trainer.
+    """Return whether engines may spin while they wait, which requires one core per engine and one for the trainer.
 
-    GDScript cannot yield, so an engine that spins needs a core that no other process of this training needs.
+    GDScript cannot yield, so an engine that spins needs a core that no other process of this training uses.
     """
     return n_engines < count_cores()
 
@@ -52,7 +52,7 @@ def trainer_spin_ns(n_engines: int) -> int:
 
 
 class EngineHost(LinkHost[EngineLink]):
-    """The host of a GodotEnvManager. Its workers are engines that play one game; its environments are their arenas."""
+    """The host of a GodotEnvManager. The workers are engines that play the same game; each arena is an environment."""
 
     steps_some_rows = False
     rewrites_arrays = False  # each answer comes in new arrays
@@ -68,7 +68,7 @@ class EngineHost(LinkHost[EngineLink]):
 
     @cached_property
     def game(self) -> Game:
-        """Game that the engines play. It is found, and its assets are imported, on first use."""
+        """Game that the engines play. On first use, it is located and its assets are imported."""
         game = find_game(self.env_factory, self.options.engine, self._scratch)
         _import_assets(game, self.options.timeouts.start_s)
         return game
@@ -109,7 +109,7 @@ class EngineHost(LinkHost[EngineLink]):
         return environ
 
     def check_can_travel(self, payload: Any) -> None:
-        """Raise UsageError if ``payload`` has a function, or reset options or arguments that are not JSON values."""
+        """Raise UsageError if ``payload`` contains a function, or if reset options or arguments are not JSON values."""
         if not isinstance(payload, list):
             options = None if payload is None else ResetConfig.of(payload).options
             _check_json(dict(options or {}), "the reset options")
@@ -138,7 +138,7 @@ def _check_json(value: Any, what: str) -> None:
 
 
 def _import_assets(game: Game, within_s: float) -> None:
-    """Import a project's images and sounds unless that was done before. Raises UsageError if it takes too long."""
+    """Import a project's images and sounds if necessary. Raises UsageError if it takes longer than ``within_s``."""
     if import_command(game) is None:
         return
     folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,7 +1,7 @@
 """The link to an engine: starts it, sends commands as frames, and converts its answers to responses.
 
-Errors that the engine's scripts print become failed responses. No code here blocks until an engine has started, because
-the engine connects to the lobby when it is ready.
+Errors that the engine's scripts print become failed responses. Creating a link does not wait for the
+engine, which connects to the lobby when it is ready.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ _MOST_BUSY = 10
 
 @attrs.frozen(kw_only=True)
 class EnginePlan(WorkerPlan):
-    """Everything that an EngineLink needs to start one engine: command line, variables, cores, seed and options."""
+    """The parameters with which an EngineLink starts one engine: command line, environment, cores, seed and options."""
 
     options: GodotOptions = attrs.field(repr=False)  # may hold secrets, as environ may
     command: Sequence[str]
-    """The command line that plays the game; empty for a game that the user starts."""
+    """Command line that starts the game; empty for a game that the user starts."""
     environ: Mapping[str, str] = attrs.field(repr=False)
     cores: set[int]
     seed: int
@@ -65,7 +65,7 @@ class EnginePlan(WorkerPlan):
 
 
 class AttachedGame:
-    """A stand-in for the process of a game that the user plays in the editor. Only its connection is known.
+    """A stand-in for the process of a game that the user plays in the editor. Only the game's connection is known.
 
     The rule: no signal is sent to the game. It counts as ended when it closes the connection, or after ``signal``.
     """
@@ -86,7 +86,7 @@ class AttachedGame:
         return 0
 
     def exit_name(self) -> str:
-        """Return "EOF", since the end of the connection is the only known end."""
+        """Return "EOF", because only the end of the connection can be observed."""
         return "EOF"
 
     def release(self) -> None:
@@ -95,7 +95,7 @@ class AttachedGame:
 
 
 class EngineLink(Link):
-    """The manager's link to one engine. It sends commands and receives responses as frames of one connection."""
+    """The manager's link to one engine. It sends commands and receives responses as frames over one connection."""
 
     FAILED = Kind.ERROR
     channel_class: ClassVar[type[EngineChannel]] = EngineChannel
@@ -130,7 +130,7 @@ class EngineLink(Link):
         return self.execute(attrs.evolve(plan, environ={**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}))
 
     def execute(self, plan: EnginePlan) -> Process:
-        """Start the plan's command and return the process. Raises WorkerError if this fails."""
+        """Run the plan's command and return the process. Raises WorkerError if the process cannot be started."""
         deadline = time.monotonic() + plan.timeouts.start_s
         try:
             return execute(plan.command, plan.environ, self._log.write_fd, plan.cores, deadline)
@@ -187,9 +187,9 @@ class EngineLink(Link):
     def _checked(
         self, decode: Callable[[Message], EnvironmentResponse], message: Message, asked: CommandName
     ) -> EnvironmentResponse:
-        """Return the response, or a failure if the message breaks the protocol or a script printed an error.
+        """Decode and return the response, or a failure if the message breaks the protocol or a script printed an error.
 
-        After an error in a script Godot goes on with null. When the addon receives that null, it answers with an
+        After an error in a script, Godot continues with null. When the addon receives that null, it answers with an
         error. The printed error is returned instead, because it says where the null came from.
         """
         try:
@@ -206,11 +206,11 @@ class EngineLink(Link):
         return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
-        """Kill an engine that is late. Return a script's error if one was printed, else WorkerTimedOut."""
+        """Kill an engine that did not respond in time. Return the script error that it printed, else WorkerTimedOut."""
         return self._printed_error(during) or super().timed_out(during)
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
-        """Kill an engine that broke the protocol. Return a script's error if one was printed, else ProtocolError."""
+        """Kill an engine that broke the protocol. Return the script error that it printed, else ProtocolError."""
         return self._printed_error(during) or super().broke_protocol(during)
 
     def _printed_error(self, during: CommandName | None) -> EnvManagerError | None:
@@ -222,7 +222,7 @@ class EngineLink(Link):
         return self.decoder.raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
-        """Add a note to the events, or, for a busy frame, restart the timeout of the pending command."""
+        """Record a note frame as an event, or, for a busy frame, restart the timeout of the pending command."""
         if frame.kind is Kind.NOTE:
             name, data = read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))

@@ -1,6 +1,6 @@
-"""The output of an engine: kept for error messages, and searched for errors of its scripts.
+"""The output of an engine: kept for error messages, and searched for script errors.
 
-After an error in a script Godot prints the error, returns null and goes on. It prints before the addon answers, so new
+After a script error, Godot prints the error, returns null and continues. It prints before the addon answers, so new
 output at the time of an answer belongs to that request.
 
 The rule: the output goes to a file, because a full pipe would block the game. Without a log_dir the file is in memory
@@ -23,10 +23,10 @@ _GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)
 
 
 class EngineLog:
-    """The output of one engine. Once the engine has inherited ``write_fd``, call ``started``, which closes it here."""
+    """The output of one engine. After the engine has inherited ``write_fd``, ``started`` must be called to close it."""
 
     def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
-        """Open a log file in ``log_dir``, or a file in memory if it is None. Raises UsageError if that fails."""
+        """Open a log in ``log_dir``, or in memory if it is None. Raises UsageError if a log file cannot be opened."""
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
             # Opened again in append mode, so that after a truncation the engine writes at the new end, without a hole.
@@ -60,11 +60,11 @@ class EngineLog:
         return None if at < 0 else _parsed(new[at:].decode(errors="replace"))
 
     def tail(self) -> str:
-        """Return the end of the engine's output; an empty text after ``close``."""
+        """Return the end of the engine's output; an empty string after ``close``."""
         return "" if self._fd == descriptors.CLOSED else read_tail(self._fd, self._start)
 
     def close(self) -> None:
-        """Close the file of the output, and ``write_fd``. A second call does nothing."""
+        """Close the output file and ``write_fd``. A second call does nothing."""
         self.started()
         self._fd = descriptors.close(self._fd)
 

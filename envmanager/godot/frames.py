@@ -1,4 +1,4 @@
-"""Frames between engine and trainer: parsing, packing, and their JSON bodies.
+"""Frames between engine and trainer: packing, parsing, and JSON bodies.
 
 ::
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PROTOCOL = (1, 0)
-"""Major and minor version. Another major version is refused. Another minor version may add keys, which are ignored."""
+"""Major and minor version. An engine with another major version is refused. Unknown keys are ignored."""
 
 HEADER = struct.Struct("<IBBHI")
 """Fields of a frame's header: length of the body, kind, 0, 0, ticket."""
@@ -28,7 +28,7 @@ TICKETS = 2**32
 
 
 class Kind(enum.IntEnum):
-    """The kind of a frame. The trainer sends kinds from 64 on, the engine sends the others."""
+    """The kind of a frame. The trainer sends kinds of 64 and above, the engine sends the others."""
 
     HELLO = 1
     SPECS = 2
@@ -58,9 +58,9 @@ MAX_DIGITS = 20
 
 
 class BadFrame(Exception):
-    """Error raised for bytes that are no frame of this protocol, or for a body that does not fit its frame's kind.
+    """Error raised for bytes that are not a frame of this protocol, or for a body that does not fit its frame's kind.
 
-    ``reason`` is one line. The link to the engine reports it as a ``ProtocolError``.
+    ``reason`` is a one-line description. The link to the engine reports it as a ``ProtocolError``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -69,11 +69,11 @@ class BadFrame(Exception):
 
 
 class TooLarge(BadFrame):
-    """Error raised for arrays that are larger than the protocol allows. The cause is the game's specs."""
+    """Error raised for specs of a game whose arrays are larger than the protocol allows."""
 
 
 class Frame(NamedTuple):
-    """A received frame, whose body has a buffer of its own, which no later frame overwrites."""
+    """A received frame. The body has its own buffer, which no later frame overwrites."""
 
     kind: Kind
     ticket: int
@@ -81,7 +81,7 @@ class Frame(NamedTuple):
 
 
 def limit_of(kind: Kind, max_frame_bytes: int) -> int:
-    """Return the maximum size in bytes of a body of this kind, which is ``max_frame_bytes`` for frames with arrays."""
+    """Return the maximum body size in bytes of frames of ``kind``: ``max_frame_bytes`` if the body contains arrays."""
     if kind in (Kind.STEPS, Kind.STEP):
         return max_frame_bytes
     if kind in (Kind.BUSY, Kind.CLOSE):
@@ -113,7 +113,7 @@ class FrameReader:
     """
 
     header = HEADER
-    """Layout of a header. A subclass with another one overrides ``_read_header`` too."""
+    """Layout of a header. A subclass that changes it must also override ``_read_header``."""
 
     def __init__(self, kinds: frozenset[Kind] = FROM_ENGINE, *, max_frame_bytes: int = 64 << 20) -> None:
         self._kinds = kinds
@@ -123,10 +123,10 @@ class FrameReader:
         self._frame: Frame | None = None
         """Frame whose body is incomplete."""
         self._filled = 0
-        """Number of bytes of the incomplete body that were received."""
+        """Number of bytes of the incomplete body received so far."""
 
     def space(self) -> memoryview:
-        """Return the buffer for the next bytes. Raises RuntimeError if ``next`` must first return a frame."""
+        """Return the buffer to receive the next bytes into. Raises RuntimeError if ``next`` must be called first."""
         space = self._scratch[self._end :] if self._frame is None else self._frame.body[self._filled :]
         if not space:  # recv_into would return 0, as at the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")
@@ -140,7 +140,7 @@ class FrameReader:
             self._filled += n_bytes
 
     def next(self) -> Frame | None:
-        """Return the next frame; None while it is incomplete. Raises BadFrame for bytes that are no frame."""
+        """Return the next frame; None while it is incomplete. Raises BadFrame for an invalid header."""
         frame = self._frame = self._frame or self._begin()
         if frame is None or self._filled < len(frame.body):
             return None
@@ -188,7 +188,7 @@ def dump_json(message: dict[str, Any]) -> bytes:
 
 
 def parse_json(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Return the object in a JSON body. Raises BadFrame if the body is anything else."""
+    """Parse a JSON body and return its top-level object. Raises BadFrame for any other body."""
     try:
         text = str(body, "utf-8")
         message = json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number)

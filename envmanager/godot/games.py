@@ -30,7 +30,7 @@ from envmanager.observe.files import reporting, write_anew
 VARIABLE = "ENVMANAGER_GODOT"
 """Environment variable with the path of the engine, used if a config has no ``engine.binary``."""
 BY_MAJOR = {4: ("godot4", "godot"), 3: ("godot3-server", "godot3", "godot")}
-"""Names of engines on PATH by major version; the first that is found is used."""
+"""Names of executables to look for on PATH, by major version of Godot; the first one found is used."""
 HOW_TO_GET = {
     4: "Download it from https://godotengine.org/download, or (Debian sid) `apt-get install godot4`",
     3: "`apt-get install godot3-server` brings it on Debian and Ubuntu",
@@ -38,9 +38,9 @@ HOW_TO_GET = {
 DEFAULT_TICKS_PER_SECOND = 60
 """Godot's default number of physics ticks per second, for projects that do not set it."""
 THREADS = "worker_pool/max_threads"
-"""Setting of Godot 4: the number of threads that compute the physics."""
+"""Project setting of Godot 4: number of threads that compute the physics."""
 _ADDON, _PLUGIN = b"addons/envmanager/bridge.gd", b"addons/godot_rl_agents/sync.gd"
-"""Scripts by which games of this library and of godot_rl_agents are recognized."""
+"""Scripts whose presence identifies games of this library and of godot_rl_agents."""
 AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
 HERE = Path(__file__).parent
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
@@ -67,8 +67,8 @@ class Game:
 def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
     """Return the game that ``env`` names; a demo is copied into ``scratch``.
 
-    Raises UsageError if there is no such game or no engine for it, or if ``options.window`` is set and the engine has
-    no window.
+    Raises UsageError if there is no such game or no engine for it, or if ``options.window`` is set but the engine
+    cannot open a window.
     """
     path = Path(env).expanduser().resolve()
     if env.startswith(_DEMO):
@@ -102,7 +102,7 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
 def protocol_of(env: str) -> Protocol:
     """Return "godot_rl" for a game with the plugin godot_rl_agents and without this library's addon, else "envmanager".
 
-    A project has the addon when ``project.godot`` loads it. In exported games the names of their files are searched.
+    A project has the addon if ``project.godot`` loads it. Exported games are searched for the scripts' file names.
     """
     path = Path(env).expanduser()
     if path.is_dir():
@@ -126,7 +126,7 @@ def _holds(file: Path, text: bytes) -> bool:
 def find_binary(major: int, chosen: str | None = None) -> str:
     """Return the path of an engine of this major version: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    Each candidate is run once with ``--version``. Raises UsageError if none fits, or ``chosen`` has another version.
+    Each candidate is run once with ``--version``. Raises UsageError if none fits, or if ``chosen`` does not fit.
     """
     given = chosen or os.environ.get(VARIABLE)
     where = "engine.binary" if chosen else f"${VARIABLE}"
@@ -228,10 +228,10 @@ def _is_server(binary: str) -> bool:
 
 
 def import_command(game: Game) -> list[str] | None:
-    """Return the command that imports a project's images and sounds, and lists its classes; None if none is needed.
+    """Return the command that imports a project's images, sounds and classes; None if no import is needed.
 
-    A fresh clone of a project of Godot 4 has neither, because ``.godot`` is not committed. Godot 3 keeps its classes in
-    ``project.godot``.
+    A fresh clone of a Godot 4 project needs an import, because ``.godot`` is not committed. Projects of Godot 3 list
+    their classes in ``project.godot``, so they need an import only for files such as images.
     """
     imported = game.path / (".godot" if game.major >= 4 else ".import")
     if not game.path.is_dir() or imported.exists():
@@ -269,8 +269,8 @@ def major_of(project: Path) -> int:
 def install_addon(project: Path | str) -> Path:
     """Install or update the addon in a project; return the addon's folder.
 
-    Adds the autoload ``EnvManager`` to ``project.godot`` if it is missing. Raises UsageError if the folder is no
-    project, or if it has another autoload named ``EnvManager``.
+    Adds the autoload ``EnvManager`` to ``project.godot`` if it is missing. Raises UsageError if the folder is not
+    a project, or if it has another autoload named ``EnvManager``.
     """
     project = Path(project)
     major, file = major_of(project), project / "project.godot"
@@ -288,7 +288,7 @@ def install_addon(project: Path | str) -> Path:
 
 
 def _find_autoload(project: Path) -> tuple[str, bool]:
-    """Return the line of ``project.godot`` with the autoload ``EnvManager``, or "", and whether it loads the addon."""
+    """Return the ``EnvManager`` autoload line of ``project.godot`` ("" if missing) and whether it loads the addon."""
     found = re.search(r"^EnvManager\s*=.*$", (project / "project.godot").read_text(encoding="utf-8"), re.MULTILINE)
     line = found[0] if found else ""
     uid = project / "addons/envmanager/bridge.gd.uid"  # by which Godot 4.4 and later may name the script
@@ -298,7 +298,7 @@ def _find_autoload(project: Path) -> tuple[str, bool]:
 def copy_addon(major: int, project: Path) -> Path:
     """Copy the addon for Godot 4 or 3 into ``addons/envmanager`` of a project; return that folder.
 
-    Scripts and icons of an older addon that are no longer part of it are deleted, with what Godot has made for them.
+    Scripts and icons that only an older addon had are deleted, together with the .uid and .import files of Godot.
     """
     to, shipped = project / "addons" / "envmanager", set()
     for source in (HERE / "addon", HERE / f"addon{major}"):  # what both versions have, then the scripts
@@ -320,7 +320,7 @@ def copy_demo(name: str, major: int, to: Path | str) -> Path:
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Create a game to start from in the folder ``to``; return ``to``. Raises UsageError if it contains a game."""
+    """Copy the template game into the folder ``to``; return ``to``. Raises UsageError if it already contains a game."""
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")

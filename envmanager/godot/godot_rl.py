@@ -42,7 +42,7 @@ from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process
 
 _VERSION = {"major_version": "0", "minor_version": "7"}
-"""Version of the protocol. The plugin only warns of another one."""
+"""Version of the protocol. The plugin only warns if the version differs."""
 _ONE_POLICY = "shared_policy"
 """The plugin's default policy name. Plugins before 0.7 send no names."""
 _ANSWERS = {
@@ -53,7 +53,7 @@ _ANSWERS = {
 }
 """Type of the message that answers a command."""
 _MISFITS = (LookupError, TypeError, ValueError, OverflowError)
-"""Errors of Python and NumPy for values of JSON that are not as expected."""
+"""Errors that Python and NumPy raise for unexpected values in JSON."""
 _CANNOT = "an engine with a game of godot_rl_agents"
 _logger = logging.getLogger("envmanager")
 
@@ -93,7 +93,7 @@ class GodotRLChannel(EngineChannel):
         super().__init__(max_frame_bytes=max_frame_bytes)
         self._reader = MessageReader(max_frame_bytes)
         self.asked: deque[int] = deque()
-        """Tickets of the commands without an answer, oldest first."""
+        """Tickets of the unanswered commands, oldest first."""
 
     def _take(self, frame: Frame) -> None:
         if not self.asked:
@@ -103,7 +103,7 @@ class GodotRLChannel(EngineChannel):
 
 @attrs.frozen(eq=False)
 class Agents:
-    """The agents of a game. ``rows``: the indices of a behavior's agents in the game's lists, by behavior."""
+    """The agents of a game. ``rows``: for each behavior, the indices of the agents in the game's lists."""
 
     n: int
     specs: EngineSpecs
@@ -141,7 +141,7 @@ class Agents:
         """Return the steps in the answer to a reset or an action.
 
         Raises BadFrame for a malformed answer, and SpecMismatch for an observation whose size contradicts env_info.
-        The answer has one observation per agent. When an episode ends, it counts as its last and the next one's first.
+        The answer has one observation per agent; when an episode ends, it is both ``final_obs`` and the next ``obs``.
         """
         is_step = message["type"] == "step"
         seen = self._listed(message, "obs")
@@ -180,7 +180,7 @@ class Agents:
         return value
 
     def actions(self, given: Mapping[str, Tree]) -> list[dict[str, Any]]:
-        """Convert the actions of each behavior to one dict of actions per agent, in the game's order of agents."""
+        """Convert the actions of each behavior to one dict of actions per agent, in the game's agent order."""
         found: list[dict[str, Any]] = [{} for _ in range(self.n)]
         for behavior in self.specs.behaviors:
             trees = leaves_like(behavior.spec.action, given[behavior.name])
@@ -191,7 +191,7 @@ class Agents:
 
 
 def _observation(name: str, space: dict[str, Any]) -> dict[str, Any]:
-    """Return an observation's entry for ``read_specs``. As in godot_rl_agents, "2d" in the name means an image."""
+    """Convert an observation space for ``read_specs``. As in godot_rl_agents, "2d" in the name means an image."""
     if space["space"] == "discrete":
         return {"name": name, "shape": [], "dtype": "int64", "low": 0, "high": space["size"] - 1}
     if space["space"] != "box":
@@ -211,7 +211,7 @@ def _action(name: str, space: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stacked(layout: ArrayLayout, seen: Sequence[Any], rows: Sequence[int]) -> np.ndarray:
-    """Return one observation of the agents ``rows`` as an array. Raises SpecMismatch for the first agent at fault."""
+    """Stack the observation ``layout`` of the agents ``rows``. Raises SpecMismatch for the first invalid value."""
     try:
         values = [_number_array(layout, seen[index][layout.name]) for index in rows]
         return np.array(values, layout.dtype).reshape(len(rows), *layout.shape)
@@ -235,7 +235,7 @@ class GodotRLDecoder(EngineDecoder):
     """An EngineDecoder for the JSON messages of godot_rl_agents."""
 
     agents = Agents(0, EngineSpecs((), {}), {})
-    """Agents of the game. There are none until the engine has started."""
+    """Agents of the game; empty until the engine has started."""
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
         try:
@@ -302,7 +302,7 @@ class GodotRLLink(EngineLink):
 
 
 class GodotRLHost(EngineHost):
-    """A host of engines with a game of godot_rl_agents, each of which is one environment."""
+    """A host of engines that play a game of godot_rl_agents. Each engine is one environment."""
 
     link_class = GodotRLLink
     _has_warned = False

@@ -28,7 +28,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class Arrival(NamedTuple):
-    """An engine that has connected: its hello, and our end of the connection, a registered non-blocking ``fd``."""
+    """An engine that has connected. ``fd``: the trainer's end of the connection, non-blocking and registered."""
 
     fd: int
     hello: Hello
@@ -41,7 +41,7 @@ class Lobby:
     """Advice for the user on how to make a game connect to ``attach``."""
 
     def __init__(self, attach: str | None = None) -> None:
-        """Listen for one engine. ``attach``: address for a game that the user starts; None for an engine started here.
+        """Listen for one engine. ``attach``: address for a game that the user starts; None if this process starts it.
 
         With ``attach``, logs how to start the game, and raises UsageError if the port cannot be used.
         """
@@ -71,7 +71,7 @@ class Lobby:
             _logger.warning("waiting for a game at %s: %s", self.address, self.how_to_play)
 
     def look(self) -> Arrival | None:
-        """Accept connections and read hellos, without blocking. Return the engine once its hello has come, or None."""
+        """Accept connections and read hellos, without blocking. Return the engine; None until its hello arrives."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
@@ -95,7 +95,7 @@ class Lobby:
             self._epoll.register(fd, select.EPOLLIN)
 
     def _read_hello(self, fd: int) -> Hello | None:
-        """Return a connection's hello; None while it is incomplete or if it is refused (then also close ``fd``)."""
+        """Return the hello of connection ``fd``, or None if it is incomplete or refused. Close a refused connection."""
         reader, hello = self._pending[fd], None
         try:
             n_bytes = os.readv(fd, [reader.space()])

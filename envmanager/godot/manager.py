@@ -39,8 +39,8 @@ class GodotEnvManager(EnvManager):
     ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or ``"demo:rolling_ball"``. The game needs
     this library's addon (``envmanager godot install-addon``). ``n_workers="auto"``: one per core, each with at least 16
     arenas. ``engine``: how engines are started and driven, an EngineOptions or a mapping of its fields. ``worker_env``:
-    all environment variables of the engines, instead of the trainer's. ``log_dir``: folder for a file per engine with
-    its output. The other parameters are those of SubprocessEnvManager.
+    all environment variables of the engines, instead of the trainer's. ``log_dir``: folder for one output file
+    per engine. The other parameters are those of SubprocessEnvManager.
 
     With ``engine.attach`` no engine is started, and ``env`` is only a name: the user plays the game in the editor. The
     game is one worker. When its connection ends, WorkerDied ("EOF") is raised; a reset waits for a new connection.

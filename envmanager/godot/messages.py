@@ -1,6 +1,6 @@
 """JSON bodies of frames: builds those that the trainer sends, and parses those that an engine sends.
 
-The rule: everything is checked here, once, so the decoder of steps can rely on unique names and on sizes that do not
+The rule: every body is checked here, once, so the decoder of steps can rely on unique names and on sizes that do not
 overflow. A missing or wrong value raises ``BadFrame``. An unknown key is ignored, so that a later minor version may add
 keys.
 """
@@ -34,7 +34,7 @@ DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64"
 
 @attrs.frozen
 class ArrayLayout:
-    """The layout of n agents' array in a frame: ``[n, *shape]`` in C order, zero-padded to a multiple of 4 bytes."""
+    """The layout of n agents' values in a frame: ``[n, *shape]`` in C order, zero-padded to a multiple of 4 bytes."""
 
     name: str
     dtype: np.dtype[Any]
@@ -45,9 +45,9 @@ class ArrayLayout:
 
 @attrs.frozen
 class BehaviorLayout:
-    """A behavior: its ``number`` in frames, its spec, and its arrays in the order in which frames have them.
+    """A behavior: its ``number`` in frames, its spec, and its arrays in the order that frames use.
 
-    In the trainer's trees a single array is a leaf, and several are a dict by name.
+    In the trainer's trees, a single array is a leaf, and several arrays are a dict by name.
     """
 
     number: int
@@ -59,7 +59,7 @@ class BehaviorLayout:
 
 @attrs.frozen
 class EngineSpecs:
-    """All behaviors of an engine in order of their numbers, and the maximum number of agents of each at one time."""
+    """The behaviors of an engine, ordered by number, and the maximum number of agents that each has at one time."""
 
     behaviors: tuple[BehaviorLayout, ...]
     max_agents: Mapping[str, int]
@@ -97,7 +97,7 @@ def read_hello(body: Body) -> Hello:
 
 
 def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool, may_spin: bool) -> bytes:
-    """Return the body of a configure frame, the first that an engine receives.
+    """Return the body of a configure frame, which is the first frame that an engine receives.
 
     ``may_spin``: whether the engine may spin for a moment while it waits for the next request.
     """
@@ -119,7 +119,7 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
 def reset_body(
     seeds: Sequence[int | None], options: Mapping[str, Any] | None, arenas: Sequence[int] | None = None
 ) -> bytes:
-    """Return the body of a reset frame. ``seeds`` has one seed per entry of ``arenas``, where None means all.
+    """Return the body of a reset frame. ``seeds`` has one seed per arena in ``arenas`` (None: all arenas).
 
     Raises ValueError or TypeError for options that are not JSON values.
     """
@@ -154,7 +154,7 @@ def read_values(body: Body, n: int) -> list[Any]:
 
 @attrs.frozen
 class EngineError:
-    """An error that an engine reported. Parts of its location are None if the engine did not report them.
+    """An error that an engine reported. Location fields that the engine did not report are None.
 
     ``broken``: (path, expected, got) of a value that breaks its spec. Godot reports neither ``broken`` nor ``type`` nor
     ``traceback``; engines in languages with exceptions do.
@@ -194,7 +194,7 @@ def read_error(body: Body, n_arenas: int) -> EngineError:
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
-    """Return the name and a dict of the other entries in the body of a note frame. Raises BadFrame if invalid."""
+    """Return the name in the body of a note frame, and a dict of the other entries. Raises BadFrame if invalid."""
     message = parse_json(body)
     return _name(message, "a note"), {key: value for key, value in message.items() if key != "name"}
 
@@ -203,7 +203,7 @@ def read_note(body: Body) -> tuple[str, dict[str, Any]]:
 
 
 def read_specs(body: Body) -> EngineSpecs:
-    """Return the specs in the body of a specs frame. Raises BadFrame, or TooLarge for too many agents or numbers."""
+    """Return the specs in the body of a specs frame. Raises BadFrame if invalid, TooLarge if they exceed a limit."""
     message = parse_json(body)
     entries = _typed(message.get("behaviors"), list, "the behaviors of the specs")
     if not 1 <= len(entries) <= MAX_BEHAVIORS:

@@ -15,7 +15,7 @@ from envmanager.options import KindOptions, at_least, flag, one_of
 from envmanager.structuring import structure
 
 Protocol = Literal["envmanager", "godot_rl"]
-"""Name of the protocol between trainer and engine: of this library's addon, or of the plugin godot_rl_agents."""
+"""Name of the protocol between trainer and engine, after this library's addon or the plugin godot_rl_agents."""
 DEFAULT_TICKS_PER_ACTION = 4
 _ADDRESS = re.compile(r"(?P<host>[\w.]+):(?P<port>\d+)")
 _LOOPBACK = ("127.0.0.1", "localhost")
@@ -49,15 +49,15 @@ def _optional_address(_: Any, attribute: attrs.Attribute[Any], value: Any) -> No
 class EngineOptions:
     """Options for starting and driving engines.
 
-    ``scene``: a res:// path; None is the project's main scene. ``binary``: path of the engine; None looks for one, see
+    ``scene``: a res:// path; None is the project's main scene. ``binary``: path of the engine; None finds one, see
     ``envmanager.godot.games``. ``protocol``: "envmanager", or "godot_rl" for a game made for godot_rl_agents; None
-    finds out which. ``ticks_per_action``: physics ticks per step; None is 4, or with godot_rl the game's own number.
+    detects it. ``ticks_per_action``: physics ticks per step; None is 4, or with godot_rl the game's own number.
     ``speed``: "realtime", or "max", which is as fast as possible with the same results. ``fixed_fps``: ticks per
     simulated second; None is the project's own number. ``window``: whether to show the game. ``shown``: number of
     arenas visible in the window. ``isolate``: whether each arena has its own physics world, so that results do not
     depend on the number of arenas. ``pin``: whether each engine is bound to one core. ``user_data``: "shared", or
     "private", a temporary ``user://`` per engine. ``parameters``: defaults of reset options; with godot_rl, arguments
-    of the command line. ``max_frame_mb``: size of the largest step in MiB. ``attach``: address at which to wait for a
+    of the command line. ``max_frame_mb``: maximum size of a step in MiB. ``attach``: address at which to wait for a
     game that the user plays in the editor; no engine is started then.
     """
 
@@ -82,7 +82,7 @@ class EngineOptions:
 
     @classmethod
     def of(cls, value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
-        """Convert ``value`` to EngineOptions; None means the defaults. Raises ConfigError for a mistake in it."""
+        """Convert ``value`` to EngineOptions; None means the defaults. Raises ConfigError for an invalid field."""
         if isinstance(value, EngineOptions):
             return value
         return structure(cls, {} if value is None else value, where="engine")
@@ -94,6 +94,6 @@ def _engine(value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
 
 @attrs.frozen(kw_only=True)
 class GodotOptions(KindOptions):
-    """The options of GodotEnvManager: those that all kinds of managers have, and ``engine``."""
+    """The options of GodotEnvManager: the options common to all kinds of managers, and ``engine``."""
 
     engine: EngineOptions = attrs.field(default=None, converter=_engine)

@@ -69,7 +69,7 @@ def is_registered(fd: int) -> bool:
 
 
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
-    """Wait until a descriptor is ready or hung up, for ``timeout_s`` (at most an hour). Return the set of ready ones.
+    """Wait up to ``timeout_s`` (at most an hour) until a descriptor is ready or hung up. Return the ready descriptors.
 
     Uses ``poll``, as ``select`` takes no descriptor above 1023. ``poll`` takes at most 24 days, hence the limit.
     On Windows, which has no ``poll``, calls ``select`` several times, so that a Ctrl-C is raised in between.
@@ -123,7 +123,7 @@ def make_waiter() -> Any:
 
 
 def connected_sockets() -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets that send without delay. The caller must register the one that it keeps."""
+    """Return two connected sockets that send without delay. The caller must register the end that it keeps."""
     pair = socket.socketpair()
     for each in pair:
         if each.family == socket.AF_INET:  # on Windows
@@ -140,7 +140,7 @@ def socket_pair() -> tuple[int, int]:
 
 
 def require_room(n_more: int) -> None:
-    """Raise UsageError if this process may not open ``n_more`` descriptors in addition to those that are open.
+    """Raise UsageError if opening ``n_more`` descriptors would exceed the limit of this process.
 
     Without /proc, the number of open descriptors is unknown and nothing is raised; opening too many fails later.
     """
@@ -162,9 +162,9 @@ def require_room(n_more: int) -> None:
 
 
 def open_standard() -> None:
-    """Open /dev/null on those of the standard descriptors 0, 1 and 2 that are closed.
+    """Open /dev/null on each of the standard descriptors 0, 1 and 2 that is closed.
 
-    Otherwise a pipe of the library might get such a number, and output of environments would be written into the pipe.
+    Otherwise a pipe of the library could get that number, and environments would write their output into the pipe.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:  # returns the lowest free number
         os.set_inheritable(fd, True)

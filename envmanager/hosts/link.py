@@ -58,7 +58,7 @@ _MOVES = {
 
 
 class Alarm:
-    """The conditions for a poller to check all its links: a time, or unread messages. The links share one Alarm."""
+    """The conditions under which a poller checks all its links: a time, or unread messages. Shared by all links."""
 
     __slots__ = ("at", "has_unread")
 
@@ -204,7 +204,7 @@ class Link:
     # Responses.
 
     def recv(self) -> EnvironmentResponse:
-        """Wait for and return the last command's response; a "failed" one after a death, timeout or protocol error."""
+        """Return the last command's response when it arrives, or "failed" after a death, timeout or protocol error."""
         try:
             return self._received()
         finally:
@@ -231,7 +231,7 @@ class Link:
                 descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
 
     def take(self, ticket: int) -> Message | None:
-        """Remove and return the message with this ticket, or None if it is not there. Discard outdated messages."""
+        """Remove and return the message with this ticket, or None if it has not arrived. Discard outdated messages."""
         messages, found = self.channel.messages, None
         for message in list(messages):
             if message.ticket == ticket and found is None:
@@ -245,7 +245,7 @@ class Link:
         return found
 
     def _response(self, message: Message) -> EnvironmentResponse:
-        """Return the response that ``message`` has for the last non-step command. The first makes the state RUNNING."""
+        """Decode the response to the last command other than a step. The first success sets the state to RUNNING."""
         if message.code != self.FAILED and self.state is State.STARTING:
             self.move(State.RUNNING)
             self._ready_ns = message.ended_ns
@@ -283,7 +283,7 @@ class Link:
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Send the reset once a replacement has started. Return its response or a failure; None before one arrives."""
+        """Once a replacement has started, send the reset. Return the response to the reset, or a failure; else None."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -297,7 +297,7 @@ class Link:
         return None
 
     def have_started_again(self) -> None:
-        """Prepare a replacement between its start and its reset. Does nothing here; subclasses may override this."""
+        """Prepare a started replacement for the reset. The base class does nothing; subclasses may override this."""
 
     def _await(self, command: CommandName, due_at: float) -> None:
         self.awaited, self.due_at = command, due_at
@@ -326,12 +326,12 @@ class Link:
         return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
-        """Return the arguments that all errors about this worker take. ``during`` is the awaited command, if any."""
+        """Return the arguments common to all errors about this worker. ``during`` is the awaited command, if any."""
         phase = "idle" if during is None else phase_of(during)
         return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 
     def output_tail(self) -> str:
-        """Return the last output of the process, which may report a crash. Here empty; subclasses may override this."""
+        """Return the end of the process's output, which may explain a crash. The base class returns an empty string."""
         return ""
 
     def kill(self) -> None:

@@ -4,8 +4,8 @@
 
     launch ── start ──▶ process        await_start ◀── specs
 
-The rule: only workers that the host has started get "start". What only a Link has is used for Links only, so that tests
-can replace workers by fakes.
+The rule: only workers that the host has launched get "start". Members that only a Link has are used for Links only, so
+that tests can replace workers with fakes.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Resources(Generic[AnyLink]):
     """The links of one manager, their poller, and the resources that the workers share, such as memory.
 
     A finalizer of the host calls ``close`` when the manager is garbage-collected or the program exits. So this class
-    must not refer to the host or the manager, because these references would keep them alive.
+    must not refer to the host or the manager, because the finalizer would keep them alive.
     """
 
     def __init__(self, close_s: float, poller: Poller[AnyLink], *give_back: Callable[[], object]) -> None:
-        """``give_back``: functions that release the shared resources. They are called when the workers have ended."""
+        """Store ``give_back``, functions that release the shared resources, to call after the workers have ended."""
         self.poller = poller
         self._more_to_give_back = give_back
         self._close_s = close_s
@@ -80,7 +80,7 @@ class Resources(Generic[AnyLink]):
         link.release()
 
     def retire(self, link: AnyLink) -> None:
-        """Ask a running worker that is to be replaced to exit. Kill and release a worker in any other state at once."""
+        """Ask a running worker that is being replaced to exit. Kill and release it at once in any other state."""
         if link.state is State.RUNNING:
             link.retire()
             self.poller.retire(link)
@@ -88,7 +88,7 @@ class Resources(Generic[AnyLink]):
             self.drop(link)
 
     def close(self) -> None:
-        """End the workers within ``close_s`` seconds, by a request, SIGTERM, then SIGKILL. Then release everything.
+        """End the workers within ``close_s`` seconds, by a request, SIGTERM, then SIGKILL. Then release all resources.
 
         An interrupt ends the waiting early. Does nothing in a process forked from the trainer.
         """
@@ -122,7 +122,7 @@ class Resources(Generic[AnyLink]):
 
 
 def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
-    """Wait for all processes to end, until the deadline (monotonic seconds). Return the links of those still alive."""
+    """Wait until all processes have ended or the deadline has passed. Return the links whose processes are alive."""
     left = {link.process.pidfd: link for link in links}
     while left:
         left_s = deadline - time.monotonic()
@@ -161,7 +161,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         self.step_queue = self._resources.poller
 
     def _make_resources(self) -> Resources[AnyLink]:
-        """Return the resources that the workers share: here a poller, in some subclasses also memory."""
+        """Return the resources that the workers share: a poller, and in some subclasses also shared memory."""
         return Resources(self.options.timeouts.close_s, Poller())
 
     @abstractmethod

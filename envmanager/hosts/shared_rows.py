@@ -112,7 +112,7 @@ class Block:
 
     @classmethod
     def shared(cls, layout: BlockLayout, fd: int | str) -> Block:
-        """Return a block in the shared memory of ``fd`` (on Windows its name), which must have the block's size."""
+        """Return a block over the shared memory ``fd`` (on Windows its name), mapped at the size of ``layout``."""
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:

@@ -81,7 +81,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
             self._manager.call("set_environment_parameters", parameters)
 
     def close(self) -> None:
-        """Close the manager."""
+        """Close the wrapped manager."""
         self._manager.close()
 
     def _reset_env(self, config: Mapping[str, Any] | None = None) -> list[EnvironmentStep]:

@@ -56,7 +56,7 @@ class ResponseSource(ABC):
 
 
 class QueueSource(ResponseSource):
-    """An adapter that makes a ResponseSource of a StepQueue, such as a ``queue.Queue`` in a test."""
+    """An adapter from a StepQueue, such as a ``queue.Queue`` in a test, to a ResponseSource."""
 
     def __init__(self, step_queue: StepQueue) -> None:
         self._queue = step_queue

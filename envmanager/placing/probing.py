@@ -263,7 +263,7 @@ class ProbedEnvironment(Environment):
 
 
 def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
-    """Return the result of ``act()`` and its StepTime. ``delay`` measures the waits for a core, which do not count."""
+    """Return the result of ``act()`` and its StepTime, without the waits for a core that ``delay`` measures."""
     delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.perf_counter_ns()
     result = act()
     wall_ns = time.perf_counter_ns() - wall_ns

@@ -1,7 +1,7 @@
 """Tests of cases 14, 17, 18 and 20 to 23 of FaultContract: restarts, recycling and dropping of workers.
 
-Tests with exceptions under ``on_exception="restart"`` run for every kind of manager; tests with deaths and hangs need
-workers in processes of their own.
+Tests with exceptions under ``on_exception="restart"`` run for every kind of manager; tests with deaths or hangs need
+workers that run in separate processes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RestartsAfterFaults(FaultyManagers):
     """Tests of restarts: only the failed worker is replaced, as RestartPolicy allows, and the loss is reported once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
-        """Cause ``fault`` in env 1. Assert that only its worker is replaced, once, for an error of type ``kind``."""
+        """Cause ``fault`` in env 1. Assert that only the worker of env 1 is replaced, once, after a ``kind`` error."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         worker_id = self.worker_of(1)
         with self.running(factory, restarts=restarts, timeouts=SHORT) as trainer:
@@ -399,7 +399,7 @@ class RestartsAfterFaults(FaultyManagers):
 
 
 def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert that lost rows of ``batch`` truncate the episodes of ``last``, the previous batch of all environments."""
+    """Assert that lost rows of ``batch`` are truncated, with the rows of ``last``, the previous batch, as final_obs."""
     rows = np.flatnonzero(batch.lost)
     ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
     assert batch.truncated[rows].all()

@@ -28,7 +28,7 @@ from envmanager.testing.faults import SendSignal, faulty
 
 
 class UsageFaults(FaultyManagers):
-    """Tests that wrong usage raises an error with the reason, and that ``close()`` works at any moment."""
+    """Tests that misuse raises an error that states the reason, and that ``close()`` works at any time."""
 
     # Options.
 

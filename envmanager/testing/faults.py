@@ -6,9 +6,9 @@
     SubprocessEnvManager(faulty(Segfault(), only_generation=0), n_envs=3)               # only until the first restart
     SubprocessEnvManager(faulty([IgnoreSigterm(), HoldGil()], at="reset"), n_envs=3)    # two faults in a row
 
-A fault is a :class:`Fault`, or one of ``Sleep``, ``Raise`` and ``Die``. The arguments of :class:`FaultyEnvironment` say
-when and where it strikes. Before and after the fault the environment is an EchoEnvironment, so that a mix-up of
-environments, steps or actions is detected.
+A fault is a :class:`Fault`, a ``Sleep``, a ``Raise`` or a ``Die``. The arguments of :class:`FaultyEnvironment` say when
+and where the fault strikes. Before and after the fault the environment behaves like an EchoEnvironment, so that a
+mix-up of environments, steps or actions is detected.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from envmanager.environment import EnvContext
 from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep, _perform
 
 _kept: list[Any] = []
-"""Objects that faults leave in their process on purpose: memory, descriptors, threads, child processes."""
+"""Objects that faults leak in the process on purpose: memory, descriptors, threads, child processes."""
 
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGCHLD", "SIGALRM")
 
 
 class Fault:
-    """Base class of faults. Subclasses override ``strike`` to fail before a call, or ``spoil`` to change its result."""
+    """Base class of faults. Subclasses override ``strike`` to fail before a call, or ``spoil`` to change the result."""
 
     def strike(self) -> None:
-        """Cause the failure, before the environment executes the call. By default do nothing."""
+        """Cause the failure. Called before the environment executes the call; by default does nothing."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> Any:
         """Return a replacement for ``steps``, the call's result. ``earlier``: the previous replacement, or None."""
@@ -62,7 +62,7 @@ class TwoArgumentError(Exception):
 
 
 class LockedError(Exception):
-    """An error with a lock, so it cannot be pickled. Its text breaks a logger that uses it as a format string."""
+    """An error that holds a lock, so it cannot be pickled. A logger that uses the message as a format string fails."""
 
     def __init__(self) -> None:
         super().__init__("locked %s %d")
@@ -81,7 +81,7 @@ class RaiseNew(Fault):
 
 @attrs.frozen
 class Recurse(Fault):
-    """A fault that recurses without end, which raises a RecursionError with a long traceback."""
+    """A fault that recurses infinitely, which raises a RecursionError with a long traceback."""
 
     def strike(self) -> None:
         self.strike()
@@ -135,7 +135,7 @@ class Segfault(Fault):
 
 @attrs.frozen
 class ExhaustMemory(Fault):
-    """A fault that raises MemoryError: it limits the memory to ``spare_bytes`` more than now, and allocates more."""
+    """A fault that raises MemoryError: it limits memory to current use plus ``spare_bytes`` and exceeds the limit."""
 
     spare_bytes: int = 64 << 20
 
@@ -150,7 +150,7 @@ class ExhaustMemory(Fault):
 
 @attrs.frozen
 class Leak(Fault):
-    """A fault that allocates ``n_bytes`` of memory, opens ``n_descriptors`` files, and never releases them."""
+    """A fault that leaks ``n_bytes`` of memory and ``n_descriptors`` open files."""
 
     n_bytes: int = 1 << 20
     n_descriptors: int = 1
@@ -179,7 +179,7 @@ class Print(Fault):
 
 @attrs.frozen
 class CloseOutput(Fault):
-    """A fault that closes stdout and stderr, so that the next opened files get descriptors 1 and 2."""
+    """A fault that closes stdout and stderr, so that the next files to be opened get descriptors 1 and 2."""
 
     def strike(self) -> None:
         os.close(1)
@@ -188,7 +188,7 @@ class CloseOutput(Fault):
 
 @attrs.frozen
 class ReadInput(Fault):
-    """A fault that reads stdin to its end."""
+    """A fault that reads stdin until end of file."""
 
     def strike(self) -> None:
         while os.read(0, 1 << 16):
@@ -213,7 +213,7 @@ def surroundings() -> dict[str, Any]:
 
 @attrs.frozen
 class Meddle(Fault):
-    """A fault that changes all state that ``surroundings`` returns."""
+    """A fault that changes all of the state that ``surroundings`` returns."""
 
     def strike(self) -> None:
         for name in _SIGNALS:
@@ -238,7 +238,7 @@ class StartSimulator(Fault):
 
 @attrs.frozen
 class SendSignal(Fault):
-    """A fault that sends the signal ``number`` to process ``pid``. SIGINT to the trainer has the effect of a Ctrl-C."""
+    """A fault that sends the signal ``number`` to process ``pid``. SIGINT to the trainer simulates Ctrl-C."""
 
     pid: int
     number: int = signal.SIGINT
@@ -341,7 +341,7 @@ class FaultyEnvironment(EchoEnvironment):
         return surroundings()
 
     def _strike(self, at: str) -> bool:
-        """Run the faults if the constructor's arguments select this call, named ``at``. Return whether they do."""
+        """Run the faults if they are due in this call of kind ``at``. Return whether they ran."""
         if at != self._at:
             return False
         self._n_calls += 1
@@ -366,5 +366,5 @@ class FaultyEnvironment(EchoEnvironment):
 
 
 def faulty(fault: Anything | Sequence[Any], **when: Any) -> Callable[[EnvContext], FaultyEnvironment]:
-    """Return a factory of FaultyEnvironments with this fault. ``when``: other keyword arguments of the class."""
+    """Return a factory of FaultyEnvironments with ``fault``. ``when``: other keyword arguments of FaultyEnvironment."""
     return functools.partial(FaultyEnvironment, fault=fault, **when)

@@ -11,8 +11,8 @@
     pause     SIGSTOP, and a moment later SIGCONT       no fault
 
 The rule: the manager reports every fault exactly once. So a process gets a signal only when two steps of its worker
-were delivered after its pidfd was opened. The second step was requested after that moment, so this process has taken
-it. Thus the worker is not being replaced, and its last replacement was reported. Nothing else may end workers.
+were delivered after its pidfd was opened. The second step was requested after the opening, so this process executed it.
+Thus the worker is not being replaced, and its last replacement was reported. No other code may end workers.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Kind = Literal["kill", "freeze", "pause"]
 
 _LETHAL = ("kill", "freeze")
 _LOOK_EVERY_S = 0.02
-"""Polling interval while no worker may get a signal, because all have just had one or the trainer does not step."""
+"""Polling interval while no worker may get a signal, because all were just signaled or the trainer is not stepping."""
 
 
 @attrs.frozen
 class Injection:
-    """A record of a signal sent to one generation of a worker; ``at_s`` is the time by ``time.monotonic()``."""
+    """A record of a signal sent to one generation of a worker. ``at_s``: time from ``time.monotonic()``."""
 
     worker_id: int
     generation: int
@@ -86,9 +86,9 @@ def chaos(
 ) -> Iterator[ChaosReport]:
     """Send signals of ``kinds`` to workers of ``manager`` during the block, about ``rate`` per second. Yield a report.
 
-    The gaps between signals are exponentially distributed, or longer if no worker may get one. The seed fixes gaps and
-    kinds; the choice of a worker also depends on which workers may get one. Each generation of a worker has at most one
-    fault. ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's
+    The gaps between signals are exponentially distributed, but longer while no worker may be signaled. The seed fixes
+    gaps and kinds; the choice of a worker also depends on which may be signaled. Each generation has at most one fault.
+    ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's
     stats count the last faults. Raises UsageError for bad arguments and for workers in this process. Linux only.
     """
     unknown = set(kinds) - set(get_args(Kind))
@@ -110,7 +110,7 @@ def chaos(
 
 @attrs.frozen
 class _Process:
-    """The process of one generation of a worker. ``steps``: the worker's delivered steps when the pidfd was opened."""
+    """The process of one generation of a worker. ``steps``: the worker's step count just after the pidfd was opened."""
 
     generation: int
     pid: int
@@ -199,7 +199,7 @@ class _Injector:
         return not is_out and worker.steps >= process.steps + 2 and not process.has_ended()
 
     def _open(self, worker: WorkerStats) -> None:
-        """Open and store the pidfd of a worker's process, if it still runs. Close the pidfd of its previous process."""
+        """Store a pidfd of a worker's process, if it still runs. Close the pidfd of the worker's previous process."""
         before = self._processes.pop(worker.worker_id, None)
         if before is not None:
             os.close(before.pidfd)

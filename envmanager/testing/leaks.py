@@ -1,8 +1,7 @@
-"""Detection of leaks in a test: processes (orphans too), file descriptors, threads and shared memory.
+"""Leak detection for tests: processes (including orphans), file descriptors, threads and shared memory.
 
-The rule: checks compare what the kernel reports, not this library's own records. On Linux /proc reports all.
-On macOS ``ps`` reports processes, without orphans; descriptors and shared memory are not checked. On Windows only
-threads are.
+The rule: checks compare reports of the kernel and of Python, not this library's own records. On macOS orphans,
+descriptors and shared memory are not checked. On Windows only threads are checked.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 _SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 _LASTING = ("envmanager.processes.helper", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Modules of processes that run until the program ends: this library's helper, and the servers of multiprocessing."""
+"""Modules whose processes run until the program ends: this library's helper, and the servers of multiprocessing."""
 
 
 def adopt_orphans() -> None:
-    """Make this process a subreaper, which adopts its orphaned descendants as children. No effect except on Linux."""
+    """Make this process a subreaper, which adopts its orphaned descendants as children. No effect outside Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -49,7 +48,7 @@ def descendants(pid: int | None = None) -> dict[int, str]:
 
 
 def state_of(pid: int) -> str:
-    """Return the letter of a process's state: "Z" for a zombie, "" if it does not exist, on Windows "?" if it runs."""
+    """Return the state letter of a process: "Z" for a zombie, "" if it does not exist; on Windows "?" if it runs."""
     if sys.platform == "linux":
         return machine.state_of(pid)
     if sys.platform != "win32":
@@ -63,7 +62,7 @@ def state_of(pid: int) -> str:
 
 
 def _process_table() -> dict[int, tuple[int, str, str]]:
-    """Return the parent's pid, the state and the command line of every process, by pid. Empty on Windows."""
+    """Return ``{pid: (parent's pid, state, command line)}`` of all processes. Empty on Windows."""
     if sys.platform == "win32":
         return {}
     command = ["ps", "-axo", "pid=,ppid=,stat=,command="]
@@ -107,7 +106,7 @@ def _shared_memory() -> frozenset[str]:
 
 @attrs.frozen
 class Traces:
-    """A snapshot of this process's descendants, file descriptors and threads, and of the names of shared memory.
+    """A snapshot of this process's descendants, file descriptors and threads, and the names of shared-memory blocks.
 
     Helper processes that run until the program ends are left out.
     """
@@ -119,7 +118,7 @@ class Traces:
 
     @classmethod
     def now(cls) -> Traces:
-        """Take a snapshot of the present state and return it."""
+        """Return a snapshot of the current state."""
         threads = frozenset(thread.name for thread in threading.enumerate())
         return cls(_workers_and_orphans(), _open_descriptors(), threads, _shared_memory())
 
@@ -137,9 +136,9 @@ class Traces:
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
     """Wait up to ``within_s`` seconds until all resources newer than ``before`` are released.
 
-    Return the names of those that remain, by kind. The kernel does not report which process has made a block of shared
-    memory. A block counts as left by this program if it belongs to this user, no other program has it mapped, and every
-    snapshot has it. So semaphores of other programs do not count, because they exist only for microseconds.
+    Return the names of resources that remain, by kind. The kernel does not record which process created a shared-memory
+    block. So a block is reported only if this user owns it, no unrelated process has it mapped, and it is in every
+    snapshot taken. This excludes the semaphores of other programs, which exist only for microseconds.
     """
     deadline = time.monotonic() + within_s
     pause = threading.Event()
@@ -155,7 +154,7 @@ def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str
 
 
 def _reap() -> None:
-    """Reap all children that have ended, adopted orphans included."""
+    """Reap all children that have ended, including adopted orphans."""
     for pid in machine.children_of(os.getpid()):
         if machine.state_of(pid) == "Z":
             with contextlib.suppress(OSError):
@@ -163,7 +162,7 @@ def _reap() -> None:
 
 
 def _not_of_strangers(names: Iterable[str]) -> set[str]:
-    """Return those of ``names``, blocks of shared memory, that belong to this user and no other program has mapped."""
+    """Return the shared-memory blocks in ``names`` that this user owns and that no unrelated process has mapped."""
     found = set()
     for name in names:
         with contextlib.suppress(OSError):  # it has just been removed
@@ -185,7 +184,7 @@ def _not_of_strangers(names: Iterable[str]) -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Raise AssertionError if a process, descriptor, thread or shared memory that the block made remains after 5 s."""
+    """Raise AssertionError if processes, descriptors, threads or shared memory made in the block remain after 5 s."""
     adopt_orphans()
     before = Traces.now()
     yield

@@ -1,4 +1,4 @@
-"""Trainers, and the controller between them and a manager. They need PyTorch: ``pip install 'envmanager[torch]'``."""
+"""Trainers, and the controller that connects them to a manager. Needs PyTorch: ``pip install 'envmanager[torch]'``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Action distributions, parametrized by a network's outputs, and conversion of raw (drawn) actions for environments.
+"""Action distributions, parametrized by a network's outputs, and conversion of raw (sampled) actions for environments.
 
-The rule: log-probabilities are those of the *raw* action. The environment receives the raw action shifted, scaled and
+The rule: log-probabilities refer to the *raw* action. The environment receives the raw action shifted, scaled and
 clipped to the bounds of the spec.
 """
 
@@ -38,7 +38,7 @@ class Discrete(nn.Module):
         self.raw = ArraySpec((len(self.counts),), np.int64)
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return one distribution per integer in the action. ``inputs``: the logits of all, ``[n, n_inputs]``."""
+        """Return one distribution per integer in the action. ``inputs``: all logits, ``[n, n_inputs]``."""
         return [Categorical(logits=part, validate_args=False) for part in inputs.split(self.counts, dim=-1)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
@@ -46,7 +46,7 @@ class Discrete(nn.Module):
         return list(raw.unbind(-1))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return raw actions ``[n, k]`` with these tensors as columns: the inverse of ``split``."""
+        """Return raw actions ``[n, k]`` with the tensors in ``parts`` as columns: the inverse of ``split``."""
         return torch.stack(list(parts), dim=-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Discrete(nn.Module):
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """Return the actions of ``to_environment``, computed only with tensor operations, for export."""
+        """Return the same actions as ``to_environment``, computed with tensor operations only, for export."""
         return (raw.reshape(-1, *self.spec.shape) + _constant(self._low, raw)).to(_dtype_of(self.spec))
 
 
@@ -83,11 +83,11 @@ class Continuous(nn.Module):
         self._low, self._high = low, high
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return a list of one distribution, of all floats in the action. ``inputs``: their means, ``[n, k]``."""
+        """Return a list with a single distribution over all floats in the action. ``inputs``: the means, ``[n, k]``."""
         return [Normal(inputs, self.log_std.exp().expand_as(inputs), validate_args=False)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """Return a list with the raw actions, unchanged, because there is only one distribution."""
+        """Return ``[raw]``, because there is only one distribution."""
         return [raw]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
@@ -95,7 +95,7 @@ class Continuous(nn.Module):
         return parts[0]
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """Return the raw actions of highest density: the means, which are ``inputs``, unchanged."""
+        """Return the raw actions of highest density: the means ``inputs``, unchanged."""
         return inputs
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
@@ -105,7 +105,7 @@ class Continuous(nn.Module):
         return action.astype(self.spec.dtype)
 
     def as_action(self, raw: Tensor) -> Tensor:
-        """Return the actions of ``to_environment``, computed only with tensor operations, for export."""
+        """Return the same actions as ``to_environment``, computed with tensor operations only, for export."""
         shaped = raw.reshape(-1, *self.spec.shape)
         value = _constant(self._middle, raw) + _constant(self._half, raw) * shaped
         low, high = (_constant(bound, raw).to(value.dtype) for bound in (self._low, self._high))
@@ -132,7 +132,7 @@ class ActionHeads(nn.Module):
         return list(self.heads)
 
     def masked(self, inputs: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return ``inputs`` with ``FORBIDDEN`` for forbidden choices. ``allowed``: bool[n, sum(counts)]; None: all."""
+        """Return ``inputs`` with ``FORBIDDEN`` where ``allowed``, bool[n, sum(counts)], is False. None allows all."""
         if allowed is None or len(self._choices) == self.n_inputs:
             return forbid(inputs, allowed)
         everything = torch.ones_like(inputs, dtype=torch.bool)
@@ -140,7 +140,7 @@ class ActionHeads(nn.Module):
         return forbid(inputs, everything)
 
     def sample(self, inputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw raw actions. Return them as a dict, ``raw0`` for the first leaf, and their log-probabilities ``[n]``."""
+        """Sample raw actions. Return a dict of samples (``raw0``: the first leaf) and the log-probabilities ``[n]``."""
         raws, log_prob = {}, torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -150,11 +150,11 @@ class ActionHeads(nn.Module):
         return raws, log_prob
 
     def likeliest(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Return the most probable raw actions as a dict, with the names that ``sample`` uses."""
+        """Return the most probable raw actions as a dict with the same keys as in ``sample``."""
         return {name: head.likeliest(part) for name, head, part in self._parts(inputs)}
 
     def evaluate(self, inputs: Tensor, raws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of these raw actions and the entropies of the distributions, each ``[n]``."""
+        """Return the log-probabilities of the raw actions and the entropies of the distributions, each ``[n]``."""
         log_prob = entropy = torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -164,11 +164,11 @@ class ActionHeads(nn.Module):
         return log_prob, entropy
 
     def to_environment(self, raws: dict[str, np.ndarray]) -> Tree:
-        """Return a tree of actions for the environment, converted from raw actions (a dict as from ``sample``)."""
+        """Convert raw actions (a dict as from ``sample``) to a tree of actions for the environment."""
         return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
 
     def as_actions(self, raws: dict[str, Tensor]) -> list[Tensor]:
-        """Return the leaves of ``to_environment``, computed only with tensor operations, for export."""
+        """Return the same leaves as ``to_environment``, computed with tensor operations only, for export."""
         return [head.as_action(raws[f"raw{index}"]) for index, head in enumerate(self._all)]
 
     def _parts(self, inputs: Tensor) -> Any:
@@ -186,7 +186,7 @@ def _dtype_of(spec: ArraySpec) -> torch.dtype:
 
 
 def _summed(values: list[Tensor]) -> Tensor:
-    """Return the sum of ``values``, ``[n]``. Each value is ``[n]``, or ``[n, k]`` and is summed over k too."""
+    """Return the sum of ``values``, a tensor ``[n]``. Values of shape ``[n, k]`` are also summed over k."""
     flat = [value if value.ndim == 1 else value.sum(-1) for value in values]
     total = flat[0]
     for value in flat[1:]:

@@ -1,4 +1,4 @@
-"""A trainer that learns in its own process, the learner, while this process keeps stepping the environments.
+"""A trainer that learns in a separate process, the learner, while this process keeps stepping the environments.
 
 ::
 
@@ -9,9 +9,9 @@
 
 The rule: both sides keep the ratio of updates to steps. The learner waits until it has enough steps for its next
 update; this process waits while the learner is more than ``max_ahead`` steps behind. The learner ignores SIGINT
-(Ctrl-C) and SIGTERM. Only this process handles them, and it may need the learner's state for a last checkpoint.
-Every wait for the learner has a timeout. The learner ends with this process. Over the portable transport, used on
-systems other than Linux, it may end later: as soon as its native code releases the GIL.
+(Ctrl-C) and SIGTERM. This process handles both signals, and may need the learner's state for a last checkpoint.
+Every wait for the learner has a timeout. When this process ends, the learner ends too. Over the portable transport,
+used on systems other than Linux, it may end later: as soon as its native code releases the GIL.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class LearnerFailed(EnvManagerError):
 
 
 class Apart(Trainer):
-    """A trainer that runs another one in a separate process, the learner, while its policy acts in this process.
+    """A trainer that runs another trainer in a separate process, the learner, while the policy acts in this process.
 
     The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make()``
-    returns the trainer; both processes call it, and its attribute ``model`` must be the same network in both.
+    is called in both processes and returns the trainer, whose attribute ``model`` must be the same network in both.
     ``max_ahead``: number of agent steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``:
-    seconds that this process waits for the learner to respond before it kills it; ``math.inf`` for no limit. Call
+    seconds that this process waits for a response before it kills the learner; ``math.inf`` for no limit. Call
     ``close()``, or use the trainer as a context manager. Raises UsageError for invalid options and for a trainer that
     cannot learn like this. Methods raise LearnerFailed once the learner has failed.
     """
@@ -97,7 +97,7 @@ class Apart(Trainer):
         self._timeout_s = learner_timeout_s
         self._owner_pid = os.getpid()
         self._n_before = 0
-        """Number of agent steps that earlier runs of the training collected, which ``_n_sent`` does not include."""
+        """Number of agent steps collected in earlier runs of the training, not included in ``_n_sent``."""
         self._n_sent = 0
         self._n_learned = 0
         self._learned_version = 0
@@ -151,7 +151,7 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Send ``progress`` to the learner; adopt the version of the learner's last update, and return its figures."""
+        """Send ``progress`` to the learner, adopt the version of its last update, and return that update's figures."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
@@ -202,7 +202,7 @@ class Apart(Trainer):
             self._wait()
 
     def _hear(self) -> bool:
-        """Handle a message; return whether there was one. Raises LearnerFailed. Call with interrupts deferred."""
+        """Handle the next message; return False if none came. Raises LearnerFailed. Call with interrupts deferred."""
         try:
             message = self._pipe.receive()
         except EOFError:
@@ -256,7 +256,7 @@ class Apart(Trainer):
 
 
 def _start(pickled: bytes, model: nn.Module) -> tuple[Process | PortableProcess, MessagePipe]:
-    """Move the model's weights to shared memory and start a learner. Return its process and the pipe to it."""
+    """Move the model's weights to shared memory and start a learner. Return the learner's process and pipe."""
     from envmanager.processes.portable import PortableProcess, close_memory, open_memory
 
     transport = choose_transport()
@@ -333,7 +333,7 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 
 def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
-    """Run the learner: the main function of its process. ``inherited``: its end of the pipe, and the shared memory."""
+    """Run the learner, as its process's main function. ``inherited``: the pipe's descriptor and the shared memory."""
     pipe_fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -8,9 +8,9 @@
                              /agent.safetensors       the arrays of one behavior's trainer
 
 The rule: a checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best``
-names it; older checkpoints are removed only after that. Only checkpoints named by ``save`` are removed, and in each
+refers to it; older checkpoints are removed only after that. Only checkpoints named by ``save`` are removed, and in each
 only the files listed in its ``state.json``. ``state.json`` is written first, so unfinished checkpoints can be removed
-too. The content of ``state.json`` is checked as a whole when it is read, and nowhere else.
+too. ``load`` checks the content of ``state.json``, except each trainer's part.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _CONTROLLER, _TRAINER = "controller", "trainer-"
 _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _AFTER_THE_STEPS = re.compile(rf"(-([2-9]|[1-9][0-9]+))?(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
-"""Pattern of the end of a folder's name, after the number of steps, in names that ``save`` makes."""
+"""Pattern of the suffix, after the number of steps, of a folder name that ``save`` made."""
 _LONGEST_NAME = 100
 
 
 @attrs.frozen(kw_only=True)
 class TrainingState:
-    """The state of a training, except the states of its trainers. Older checkpoints lack the fields with defaults."""
+    """The state of a training, except the states of the trainers. Older checkpoints lack the fields with defaults."""
 
     n_steps: int = attrs.field(validator=at_least(0))
     recent_episodes: tuple[Episode, ...] = ()
@@ -67,7 +67,7 @@ class TrainingState:
     changes: tuple[LearnersChanged, ...] = ()
     """Requested changes of the frozen behaviors, oldest first."""
     control: tuple[int, ...] | None = None
-    """``ControlFile.state``, which identifies the version of ``control.toml`` that was applied last."""
+    """``ControlFile.state``, which identifies the version of ``control.toml`` that was read last."""
     plan: SavedPlan | None = None
     specs: dict[str, BehaviorSpec] = attrs.field(factory=dict)
     """Specs of observations and actions, by behavior."""
@@ -122,10 +122,10 @@ class _StateFile:
 
 
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
-    """Write the checkpoint, make it the latest, and return its folder.
+    """Write ``checkpoint``, make it the latest, remove older checkpoints of the same run, and return the new folder.
 
-    Then remove other checkpoints of the same run, unfinished ones too, except the last ``keep`` and the best. Raises
-    NotWritten if writing fails; no older checkpoint is removed in that case.
+    The last ``keep`` checkpoints and the best are kept; unfinished ones are removed. Raises NotWritten if writing
+    fails; no older checkpoint is removed in that case.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
@@ -147,7 +147,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
 
 
 def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
-    """Write a run's checkpoint of this ``number`` to a folder with a temporary name, then rename and return it."""
+    """Write checkpoint ``number`` of a run to a folder with a temporary name, rename the folder, and return it."""
     states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
     states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
     parts = {part: facts for part, (_, facts) in states.items()}
@@ -185,7 +185,7 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
 
 
 def mark_best(path: Path, mean: float) -> None:
-    """Record the checkpoint at ``path``, and its ``mean`` return, as the best. Raises NotWritten if that fails."""
+    """Record the checkpoint at ``path``, and its ``mean`` return, as the best. Raises NotWritten if writing fails."""
     write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n")
 
 
@@ -201,7 +201,7 @@ def best_mean(directory: Path, run: str | None) -> float | None:
 
 
 def named(file: Path) -> Path | None:
-    """Return the checkpoint path named in ``file``, ``latest`` or ``best``; None if it is unreadable or names none."""
+    """Return the path of the checkpoint that ``file`` (``latest`` or ``best``) names; None if unreadable or invalid."""
     try:
         with file.open("rb") as opened:
             name = opened.readline(_LONGEST_NAME).decode().strip()
@@ -233,7 +233,7 @@ def latest(directory: Path) -> Path:
 
 
 def pointed_at(pointer: Path) -> Path:
-    """Return the folder beside ``pointer`` that this text file or link names. Raises UsageError if it is unreadable."""
+    """Return the folder that ``pointer``, a text file or symbolic link, names. Raises UsageError if unreadable."""
     try:
         is_link = pointer.is_symlink()
         name = os.readlink(pointer) if is_link else pointer.read_text(encoding="utf-8").partition("\n")[0].strip()
@@ -266,7 +266,7 @@ def _reading(file: Path) -> Iterator[Path]:
 
 
 def another_than(path: Path) -> str:
-    """Return advice for an error message: to use another checkpoint if the one in ``path`` is damaged."""
+    """Return advice for an error message: how to use another checkpoint if the checkpoint at ``path`` is damaged."""
     return (
         "If it is damaged, take another one (--checkpoint NAME, checkpoint=…); to resume from that, write its name "
         f"into {path.parent / LATEST}."
@@ -275,7 +275,7 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert any exception in the block, except MissingExtra, to a UsageError: ``what``, the reason, then ``advice``.
+    """Convert any exception in the block, except MissingExtra, to a UsageError: ``what``, the reason and ``advice``.
 
     A damaged file can cause any exception. ``why``: a reason to report instead of the exception's text.
     """
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the content of each ``state.json`` by folder, for checkpoints in ``directory`` that ``save`` named."""
+    """Return ``{folder: content of state.json}`` of the checkpoints in ``directory`` whose names ``save`` made."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -310,7 +310,7 @@ def _is_own_name(name: str, facts: Mapping[str, Any]) -> bool:
 
 
 def written(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return the content of each ``state.json`` by folder, for all checkpoints in ``directory``, finished or not."""
+    """Return ``{folder: content of state.json}`` of all checkpoints in ``directory``, finished or not."""
     found = {}
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
         facts = _facts_of(path)
@@ -320,7 +320,7 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
-    """Remove the files of a checkpoint, and its folder if no other file is in it. Ignore errors."""
+    """Remove a checkpoint's files, and its folder unless other files are in it. Ignore errors."""
     for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()
@@ -338,7 +338,7 @@ def _arrays_in(folder: Path, file: str) -> Path:
 
 
 def _facts_of(path: Path) -> dict[str, Any] | None:
-    """Return the content of a folder's ``state.json``; None if the folder is a symbolic link or no checkpoint."""
+    """Return the content of a folder's ``state.json``; None for a symbolic link or a folder without a checkpoint."""
     if path.is_symlink() or not path.is_dir() or (path / STATE).is_symlink() or not (path / STATE).is_file():
         return None
     try:

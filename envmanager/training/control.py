@@ -43,7 +43,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Control:
-    """The requests in a control file: behaviors to freeze (None for no change) and whether to write a checkpoint."""
+    """The requests in a control file: the set of frozen behaviors (None: unchanged), whether to write a checkpoint."""
 
     frozen: frozenset[str] | None = None
     checkpoint: bool = False
@@ -68,7 +68,7 @@ class _Source:
 
 
 class ControlFile:
-    """A reader of the control file at ``path``. ``seen``: ``state`` of the last version already read, to skip it."""
+    """A reader of the control file at ``path``. ``seen``: ``state`` of an earlier reader; that version is skipped."""
 
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path
@@ -82,7 +82,7 @@ class ControlFile:
         return self._state
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
-        """If the file has changed, pass its requests to ``carry_out``. Checks the file only every ``EVERY_S`` seconds.
+        """If the file has changed, pass its requests to ``carry_out``. Checks at most every ``EVERY_S`` seconds.
 
         ``now`` is from ``time.monotonic``. Mistakes in the file, and a UsageError from ``carry_out``, are only logged.
         """
@@ -102,7 +102,7 @@ class ControlFile:
             _logger.warning("%s", error)
 
     def _changed(self) -> _Source | None:
-        """Return the file's text if it changed since the last call, else None. Raises ConfigError if unreadable."""
+        """Return the control file if it changed since the last call, else None. Raises ConfigError if unreadable."""
         try:
             found = self._path.stat()
         except OSError:  # usually the file does not exist

@@ -7,7 +7,7 @@
           └──────────────────── acts from the next step on ─────────────────────────────────────┘
 
 The rule: an update waits while it would make any step in flight more than ``max_policy_lag`` versions old; meanwhile
-the trainer collects steps. No step is discarded. Trainers are frozen and unfrozen only between two steps.
+the trainer collects steps. No step is discarded for its age. Trainers are frozen and unfrozen only between two steps.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class TrainerController:
         self.manager = manager
         self.trainers = dict(trainers)
         self.episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT)
-        """Episodes played for training, without the episodes of an evaluation with the same manager."""
+        """Episodes played for training; episodes of an evaluation with the same manager are not included."""
         self.n_steps = 0
         """Number of agent steps that the trainers have received to learn from."""
         self.rounds = rounds
@@ -124,7 +124,7 @@ class TrainerController:
     def freeze(self, behavior: str) -> None:
         """Freeze a behavior: from the next step on it acts greedily, and its trainer gets no steps and no updates.
 
-        Call between two steps. Raises UsageError for a behavior without a trainer, or if no other behavior learns.
+        Call between two steps. Raises UsageError for a behavior without a trainer, or if no behavior would learn.
         """
         self._learners.require_known(behavior)
         self.freeze_only(self.frozen | {behavior}, cause="freeze")
@@ -138,7 +138,7 @@ class TrainerController:
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze these behaviors and unfreeze all others. Changes nothing if it raises UsageError (see ``freeze``)."""
+        """Freeze ``behaviors`` and unfreeze all others. Changes nothing if it raises UsageError (see ``freeze``)."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
@@ -190,7 +190,7 @@ class TrainerController:
     def step(self, wait: Wait | None = None) -> list[Update]:
         """Step the manager once, update each trainer that is ready, and return the updates.
 
-        With rounds, trainers are updated only at the end of a round. ``wait`` overrides the controller's for this step.
+        With rounds, trainers are updated only at the end of a round. ``wait`` replaces the controller's ``wait``.
         """
         self._obey_toggles()
         self._step(self._wait if wait is None else wait)
@@ -246,7 +246,7 @@ class TrainerController:
     # Rounds, and requests to freeze.
 
     def _change(self, frozen: Set[str], count: RoundCount, cause: str | None = None) -> None:
-        """Freeze these behaviors only. Enter round ``count``, or the next one in which an unfrozen behavior learns."""
+        """Freeze only ``frozen``. Enter round ``count``, or the next round in which an unfrozen behavior learns."""
         number, resting = count.number, frozenset[str]()
         if self.rounds is not None:
             number = self.rounds.next_with(self.trainers.keys() - frozen, count.number)

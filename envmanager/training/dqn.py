@@ -33,7 +33,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class DQNOptions(ReplayOptions):
-    """Options of the trainer ``DQN``, under their usual names. Steps are agent steps, not frames."""
+    """Options of the trainer ``DQN``, with the usual names. Steps are agent steps, not frames."""
 
     double: bool = True
     duelling: bool = True
@@ -119,7 +119,7 @@ class EpsilonGreedyPolicy:
 
 
 class BestAction(nn.Module):
-    """The greedy policy of a Q-network as a module, for export. It maps the leaves of observations to actions."""
+    """The greedy policy of a Q-network as a module, for export. It maps leaves of observations to leaves of actions."""
 
     def __init__(self, model: QNetwork, heads: ActionHeads) -> None:
         super().__init__()

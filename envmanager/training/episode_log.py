@@ -48,7 +48,7 @@ class EpisodeLog:
     """A writer of a new ``directory/episodes.csv``. With ``resumed_at`` it keeps old episodes up to that agent step.
 
     ``seconds``: time of the last kept episode, else 0; the caller adds it to the times of new episodes. Each line is
-    flushed at once. Raises NotWritten if the file cannot be made, UsageError if no training wrote the existing file.
+    flushed at once. Raises NotWritten if the file cannot be made, UsageError if the file exists but is no episode log.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
@@ -87,7 +87,7 @@ def _row(end: EpisodeEnd) -> tuple[object, ...]:
 
 
 def read(path: Path) -> list[EpisodeEnd]:
-    """Return the episodes in a file, in order; an empty list without a file. An incomplete last line is skipped.
+    """Return the episodes in a file, in order; an empty list if there is no file. An incomplete last line is skipped.
 
     Raises UsageError for a file that is not a list of episodes.
     """
@@ -110,7 +110,7 @@ def read(path: Path) -> list[EpisodeEnd]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no EpisodeLog wrote it. True for any symbolic link."""
+    """Return whether ``path`` exists and was not written by an EpisodeLog. True for any symbolic link."""
     return csv_files.is_of_others(path, _COLUMNS)
 
 

@@ -1,7 +1,7 @@
 """Evaluation of policies over a number of episodes, divided among the environments before the start.
 
 Counting the episodes that end first would favour short ones. Instead, each environment plays a fixed number of
-episodes, and all of these count, however long they take.
+episodes, and all of them count, however long they take.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Evaluation:
     """The result of an evaluation: returns and lengths of each agent's first whole episodes after a reset, by behavior.
 
     A return is the sum of one agent's rewards in one episode; a length is the number of this agent's steps. The returns
-    and lengths of a behavior are in the same order. ``n_episodes``: number of episodes of environments that count.
-    Each has one return per agent.
+    and lengths of a behavior are in the same order. ``n_episodes``: number of episodes evaluated, each of which
+    has one return per agent.
     """
 
     returns_of: Mapping[str, list[float]]
@@ -45,12 +45,12 @@ class Evaluation:
 
     @property
     def mean(self) -> float:
-        """Mean over the returns of all agents of all behaviors."""
+        """Mean of the returns of all agents of all behaviors."""
         return mean_and_spread(self.returns)[0]
 
     @property
     def spread(self) -> float:
-        """Standard deviation over the returns of all agents of all behaviors."""
+        """Standard deviation of the returns of all agents of all behaviors."""
         return mean_and_spread(self.returns)[1]
 
 
@@ -60,7 +60,7 @@ def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
 
 
 def shares(n_episodes: int, n_envs: int) -> list[int]:
-    """Return each environment's number of episodes: an even split, the first ones having one more if needed."""
+    """Return the number of episodes per environment: an even split; the first environments share any remainder."""
     each, rest = divmod(n_episodes, n_envs)
     return [each + (env_id < rest) for env_id in range(n_envs)]
 
@@ -74,7 +74,7 @@ def evaluate(
 ) -> Evaluation:
     """Reset ``manager``, play with ``policies`` until every agent has finished its episodes, and return the results.
 
-    ``episodes_per_env``: one number for all environments, or one for each. ``config``: argument of ``manager.reset``.
+    ``episodes_per_env``: a number, or a list with one per environment. ``config``: argument of ``manager.reset``.
     The slowest environment determines when the call returns. Episodes lost with a failed worker are played again;
     episodes of a dropped worker are left out. Raises UsageError for an invalid ``episodes_per_env``.
     """

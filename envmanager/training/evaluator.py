@@ -6,7 +6,7 @@
     evaluator's manager                                 │ 20 episodes │
 
 The rule: an evaluation does not affect the training. The training's environments, their episodes, the steps in flight
-and all random generators are the same afterwards as before.
+and PyTorch's random generators are unchanged afterwards.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _GENERATION = 2**31 - 1
 class Evaluator:
     """A context manager that evaluates greedy policies in its own environments, with the same seeds each time.
 
-    ``manager``, ``options``: those of the training, from which it makes a second manager. ``n_episodes``: episodes per
-    evaluation. Raises the errors of ``options_for`` and ``make_manager``.
+    ``manager``, ``options``: the training's, used to make a second manager. ``n_episodes``: episodes per evaluation.
+    Raises the errors of ``options_for`` and ``make_manager``.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:

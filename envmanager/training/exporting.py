@@ -115,8 +115,8 @@ def export_policy(
 def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = None) -> Tree:
     """Play greedily in the training's environment; return at least ``n`` observations of a behavior, ``[n, …]``.
 
-    ``env``: environment to use instead of the training's. Raises UsageError if no agent of the behavior is in it, or
-    if the behavior acts too rarely.
+    ``env``: environment to use instead of the training's. Raises UsageError if the environment has no agent of the
+    behavior, or if the behavior acts too rarely.
     """
     options = training.manager_options(env=env)
     with make_manager(with_n_envs(options, min(_MOST_ENVS, options.n_envs))) as manager:
@@ -262,7 +262,7 @@ def _run_torchscript(written: bytes) -> Run:
 
 
 def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
-    """Raise ExportFailed unless ``run`` acts as the policy does, in batches of several sizes. Return the row count."""
+    """Check that ``run`` acts like the policy, for several batch sizes. Return the row count. Raises ExportFailed."""
     n = len(leaves(observations)[0])
     ends = [0, *(end for end in (1, 3, 10) if end < n), n]
     for start, end in itertools.pairwise(ends):

@@ -46,7 +46,7 @@ class Clocks:
 
 
 class Figures:
-    """A collector of a training's metrics. It passes them to ``writers``, and closes these when its context ends."""
+    """A collector that passes a training's metrics to ``writers``, and closes the writers when its context ends."""
 
     EVERY_S = 0.5
 

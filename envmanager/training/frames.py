@@ -1,4 +1,4 @@
-"""Storage of stacks of frames that keeps each frame once, so stacks of four take a quarter of the memory.
+"""Storage for stacks of frames that keeps each frame once, so stacks of four take a quarter of the memory.
 
 ::
 
@@ -23,7 +23,7 @@ WINDOW = 4096
 
 
 class FrameStacks:
-    """A store of ``capacity`` stacks of k frames, with only ``stacks[places]`` and ``stacks[places] = values``.
+    """A store of ``capacity`` stacks of k frames that supports ``stacks[places]`` and ``stacks[places] = values``.
 
     It has room for one new frame per row. If rows add more frames, as the first row of an episode does, frames of
     the oldest rows are overwritten although the rows remain; ``first_whole`` returns the first row with all its frames.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 NOTE = "toggle_frozen"
-"""Name of the event. A game's script may send it too, such as for a button."""
+"""Name of the event. A game's script may send the event too, for example for a button."""
 
 
 class FreezeKeys:

@@ -36,8 +36,8 @@ _logger = logging.getLogger("envmanager")
 class LearnersChanged:
     """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all behaviors that learn now.
 
-    ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether a new round
-    caused the change, and not a request.
+    ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether a new round,
+    rather than a request, caused the change.
     """
 
     frozen: tuple[str, ...]
@@ -69,7 +69,7 @@ class InFlight:
     versions: dict[int, dict[str, int]] = attrs.field(factory=dict)
 
     def sent(self, worker_ids: Collection[int], versions: dict[str, int]) -> None:
-        """Record policy versions, by behavior, for the next step of each of these workers."""
+        """Record policy versions, by behavior, for the next step of each worker in ``worker_ids``."""
         for worker_id in worker_ids:
             self.versions[worker_id] = versions
 
@@ -88,7 +88,7 @@ class InFlight:
 
 
 class Learners:
-    """The trainers of one manager. It freezes and unfreezes them, and passes steps to those that learn.
+    """The trainers of one manager. Freezes and unfreezes trainers, and passes steps to the trainers that learn.
 
     ``frozen``: behaviors frozen on request. ``resting``: behaviors that do not learn in the current round.
     """
@@ -115,7 +115,7 @@ class Learners:
             raise UsageError(f"there is no trainer for {unknown_behavior(behavior, list(self.trainers))}")
 
     def begin(self) -> None:
-        """Discard the steps in flight, because the environments will be reset, and set the manager's policies."""
+        """Prepare for a reset of all environments: discard the steps in flight, and set the manager's policies."""
         self.in_flight.versions.clear()
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
@@ -148,7 +148,7 @@ class Learners:
             )
 
     def sent(self, worker_ids: Collection[int]) -> None:
-        """Record that the current policies choose the next actions of these workers."""
+        """Record that the current policies choose the next actions of the workers ``worker_ids``."""
         versions = {name: trainer.version for name, trainer in self.trainers.items() if not trainer.frozen}
         self.in_flight.sent(worker_ids, versions)
 

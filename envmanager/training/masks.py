@@ -5,7 +5,7 @@
     {"observation": …, "action_mask": [1, 0, 1]}     network ── logits ──▶ [0.3, forbidden, -1.2] ──▶ draw, likeliest, …
 
 The rule: a mask is not an input of the network. It is applied to the network's outputs, so that no policy can choose a
-forbidden action from them.
+forbidden action.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class NothingAllowed(EnvManagerError):
 
 
 class ActionMask:
-    """The action mask in a behavior's observations. ``place``: index of its leaf; None if there is no mask to apply.
+    """The action mask in a behavior's observations. ``place``: index of the mask's leaf, None if no mask applies.
 
     A mask is an array under the key ``action_mask`` at the top level of a dict observation; zeros forbid. ``counts``:
     number of choices for each integer in the action. Raises UsageError unless the mask is one row with an entry for
-    each of these choices.
+    each of these choices, and the observation has other leaves.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, counts: Sequence[int], *, enabled: bool = True) -> None:

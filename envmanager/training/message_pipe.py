@@ -32,7 +32,7 @@ class MessagePipe:
         self._unsent: list[memoryview] = []
         self._inbox = bytearray()
         self.hung_up = False
-        """Whether the other end is closed. Messages that were sent before can still be received."""
+        """Whether the other end is closed. Messages sent before the close can still be received."""
 
     @property
     def has_unsent(self) -> bool:
@@ -67,7 +67,7 @@ class MessagePipe:
         return True
 
     def receive(self) -> Any:
-        """Return the next message, or None if none has arrived. Raises EOFError if none can arrive any more."""
+        """Return the next message, or None if none has arrived. Raises EOFError if no more messages can arrive."""
         with defer_interrupts():
             message = self._take()
             if message is None and not self.hung_up:

@@ -2,10 +2,10 @@
 
 ::
 
-    run/config.json      the whole config, with all defaults and each behavior's trainer; `envmanager train` reads it
-    run/versions.json    versions of Python and of every installed package
+    run/config.json      the config without secrets, with defaults and each behavior's trainer; for `envmanager train`
+    run/versions.json    versions of Python, the operating system and every installed package
 
-The rule: each file is complete or absent. A file was written by a training if it has the table ``envmanager``.
+The rule: each file is complete or absent. The key ``envmanager`` marks a file as written by a training.
 """
 
 from __future__ import annotations

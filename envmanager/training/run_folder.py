@@ -51,7 +51,7 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete the files that trainings have written in ``directory``, and nothing else. Raises OSError if that fails."""
+    """Delete the files of trainings in ``directory``. Raises OSError if one other than a checkpoint's remains."""
     for name in _names(directory):  # before the checkpoints, so that no file names a half-deleted one
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)

@@ -102,7 +102,7 @@ class StepStore:
         return closed
 
     def abandon_all(self) -> None:
-        """Stop waiting for actions of open rows and for missing links, because the environments were reset."""
+        """Stop tracking rows that lack an action or a successor, because the environments were reset."""
         self._open.clear()
         self._unlinked.clear()
 
