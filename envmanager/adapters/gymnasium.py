@@ -25,7 +25,7 @@ from envmanager.environment import EnvGroup
 BEHAVIOR = "default"
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
-"""Function ``(views of one row's leaves, observation, casting)`` that checks the observation and copies it there."""
+"""Function ``(views of one row's leaves, observation, casting)`` that copies a valid observation to the views."""
 
 
 def equal_spaces(envs: Sequence[Any]) -> bool:
@@ -224,7 +224,7 @@ class _BufferViews:
         self.truncated: Any = steps.truncated.data
         self.no_flags = np.zeros(n, np.bool_).data
         self.plain_obs: Any = None
-        """Flat memory of all observations if each has one axis, else None. ``places`` has the slice of each row."""
+        """Flat memory of all observations if plain and 1-D, else None. ``places`` has the slice of each row."""
         self.plain_class: type | None = None
         """Class of observations to copy through ``plain_obs``: ``np.ndarray``, or None if ``plain_obs`` is not used."""
         self.places: Sequence[Any] = self.rows

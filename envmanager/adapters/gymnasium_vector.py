@@ -217,7 +217,7 @@ class VectorGroup(EnvGroup):
         return np.asarray(fitting_array(ArraySpec((n,), np.bool_), as_array(value), path, self.casting))
 
     def _fitting(self, obs: Tree, root: str, n: int) -> Tree:
-        """Return observations as a tree of arrays ``[n, …]`` of the spec's dtypes; raise SpecMismatch for a misfit."""
+        """Return ``obs`` as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch for a bad array."""
         check_structure(self._spec, obs, root)
         columns = []
         for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
@@ -351,7 +351,7 @@ class VectorGroup(EnvGroup):
         return self._by_row(self._vector_env.render(), rows)
 
     def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
-        """Return the entries of ``result`` at ``rows`` if it has an entry per environment, else repeat it per row."""
+        """Return the entries at ``rows`` if ``result`` has one per environment, else ``result`` once for each row."""
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)

@@ -48,7 +48,7 @@ class MlagentsEnvironment(Environment):
     """An ML-Agents BaseEnv as an Environment. Behaviors keep their names, and agents keep their ids.
 
     The constructor resets the environment, since a Unity build reports its behaviors and agents only then. Memory is
-    reserved for twice the number of those agents, because an ML-Agents agent continues under another id after its
+    reserved for twice as many agents, because an ML-Agents agent continues under another id after its
     episode. ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. The options of
     ``reset`` are environment parameters. ``reset`` cannot seed a BaseEnv, and warns if it gets a seed.
     """
@@ -107,7 +107,7 @@ class MlagentsEnvironment(Environment):
         self.env.close()
 
     def set_environment_parameters(self, parameters: Parameters) -> None:
-        """Set environment parameters, sent with the next step or reset. Raises UsageError without a side channel."""
+        """Queue parameters for the next step or reset. Raises UsageError if the environment has no channel for them."""
         for name, value in parameters.items():
             if self._parameters is None:
                 raise UsageError(

@@ -144,9 +144,9 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return ``called.vectorised``, a factory of vector environments, as a partial. None if it has no such attribute.
+    """Return ``called.vectorised``, a factory of vector environments, as a partial; None if there is no such attribute.
 
-    If ``called`` is a partial, return that attribute of its function, with the same arguments bound.
+    If ``called`` is a partial, use the attribute of its function, and bind the same arguments.
     """
     bound = called if isinstance(called, functools.partial) else functools.partial(called)
     form = getattr(bound.func, "vectorised", None)

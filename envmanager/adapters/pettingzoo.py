@@ -145,7 +145,7 @@ class ParallelEnvironment(Environment):
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
-        """Assign a behavior to each new agent by its spaces. Raises SpecMismatch if the specs in a behavior differ."""
+        """Assign a behavior to each new agent by its spaces. Raises SpecMismatch for unequal specs in a behavior."""
         new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
         if not new:
             return
@@ -234,7 +234,7 @@ class _Kind:
 
 @attrs.define
 class _Row:
-    """One agent's row of a step. ``obs``: as returned; ``next_obs``: the one to act on, None if the agent leaves."""
+    """One agent's row of a step. ``obs``: as returned; ``next_obs``: the obs to act on, None if the agent leaves."""
 
     agent: Agent
     obs: Any

@@ -149,7 +149,7 @@ class Prepared:
         return _bound(self.make)
 
     def wrapped(self, environment: Any) -> Any:
-        """Return ``environment`` in all wrappers. If one raises or returns None, close the environment and raise."""
+        """Return ``environment`` in all wrappers. If a wrapper fails, close the environment and raise."""
         try:
             for call in self.wrappers:
                 wrapped = _bound(call)(environment)
@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError for an argument that is no parameter of ``called`` after its first ``skip``, nor in ``also``."""
+    """Raise UsageError for an argument that is neither in ``also`` nor a parameter after the first ``skip``."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return

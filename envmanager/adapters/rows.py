@@ -64,7 +64,7 @@ def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
 
 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
-    """Return a tree of arrays ``[n, …]`` with ``values[i]`` in row i. Raises SpecMismatch, naming ``roots[i]``."""
+    """Stack ``values`` in a tree of arrays ``[n, …]``. Raises SpecMismatch, naming ``roots[i]``, for a bad value."""
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):
@@ -105,5 +105,5 @@ def read_dict(readers: dict[Any, RowReader]) -> RowReader:
 
 
 def read_tuple(readers: Sequence[RowReader], kind: Callable[[list[Any]], Any] = tuple) -> RowReader:
-    """Return a RowReader for actions that are tuples (lists if ``kind`` is list); ``readers`` has one of each entry."""
+    """Return a RowReader for actions that are tuples (lists if ``kind`` is list); ``readers`` has one per entry."""
     return lambda batch, row: kind([reader(part, row) for reader, part in zip(readers, batch, strict=True)])

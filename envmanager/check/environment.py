@@ -6,9 +6,9 @@
                 ── second instance ─▶ play with the seed, close
                 ── third instance ──▶ reset without a seed, close
 
-Each finding answers one question and gives advice. A *problem* harms training; a *note* is worth knowing. The
+Each finding answers one question and may give advice. A *problem* harms training; a *note* is worth knowing. The
 environment runs in a worker process, through the same code as in a manager. If it crashes, exits or hangs, the finding
-names the call in which that happened, and the other questions are answered in a new worker.
+names the call that did not return, and the other questions are answered in a new worker.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_environment(
 
     Takes about three times ``n_steps`` steps in a worker process. A call of the environment may take ``timeout_s``
     seconds; a longer call, or one that ends the process, is a finding. ``in_process``: whether to run the environment
-    in this process, for a debugger; no call is timed then, and a crash ends this process. ``on_call`` receives a line
+    in this process, without a time limit, for a debugger; a crash then ends this process. ``on_call`` receives a line
     of text before each call. Raises UsageError if ``env_factory`` cannot make environments.
     """
     with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
@@ -131,7 +131,7 @@ class _Examination:
             yield Finding("close", "problem", f"close(): {failure.text}.", advice, failure.evidence)
 
     def _unseeded_findings(self, known: Failure | None) -> Iterator[Finding]:
-        """Yield a finding if a new environment cannot be reset without a seed, unless that failure is ``known``."""
+        """Yield a finding if a reset without a seed fails in a new environment, unless the failure is ``known``."""
         played = self._play_new(None, n_steps=0)
         failure = None if played is None else played.failure
         if failure is not None and (known is None or known.text != failure.text):
@@ -182,7 +182,7 @@ class _Examination:
             )
 
     def _repeated_end_findings(self, first: Playthrough) -> Iterator[Finding]:
-        """Repeat the steps that ended the process, then try another seed, each in a new worker. Yield both findings."""
+        """Repeat the steps that ended the process, then try another seed, each in a new worker. Yield the findings."""
         again, other = self._play_new(self.seed), self._play_new(self.seed + 1)
         if again is not None and again.ended_process and again.n_steps == first.n_steps:
             text = f"With the same seed and actions it ends again in {_place(again)}."

@@ -4,7 +4,7 @@
 
     game ── one engine, a few arenas ──▶ specs, reset, random steps ── the same seed again ──▶ findings
 
-As in ``check.environment``, a Finding answers one question and gives advice. The game runs in a real engine, through
+As in ``check.environment``, a Finding answers one question and may give advice. The game runs in a real engine, through
 the same code as in training.
 """
 
@@ -39,7 +39,7 @@ def check_game(
 ) -> list[Finding]:
     """Check a game and return the findings, in the order in which they were made. Takes up to ``2 * n_steps`` steps.
 
-    ``game``: a project's folder or an exported game. ``engine``: options of engines, as in a config.
+    ``game``: a project's folder or an exported game. ``engine``: options of the engine, as in a config.
     """
     return list(_findings(game, dict(engine or {}), n_steps, seed))
 
@@ -107,7 +107,7 @@ def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:
 
 @attrs.define
 class _Played:
-    """The data of one reset and of the steps after it, to be compared with those of another."""
+    """The data of a reset and of the steps after it, for comparison with a second reset and its steps."""
 
     rows: list[dict[str, dict[str, np.ndarray]]] = attrs.field(factory=list)
     """Arrays by behavior and name, for the reset and each step."""

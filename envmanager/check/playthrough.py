@@ -1,6 +1,6 @@
 """The data of one reset of an environment and of the random steps after it, as hashes that can be compared.
 
-A :class:`Playthrough` only records the data; ``check.environment`` makes findings of them.
+A :class:`Playthrough` only records the data; ``check.environment`` derives the findings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Moment:
 
     @classmethod
     def of(cls, steps: Steps, specs: BehaviorSpecs, *, is_reset: bool) -> Moment:
-        """Check ``steps``, the result of a reset or step, against ``specs``, hash the arrays, return the Moment."""
+        """Return the Moment of a reset or step: check ``steps`` against ``specs``, and hash the arrays."""
         mismatches = []
         for behavior, current in steps.items():
             if current.env_id.any():  # a vector, of one agent per environment
@@ -129,7 +129,7 @@ class Playthrough:
 
 
 class ByRow:
-    """A policy whose random actions depend on rows, not on agent ids, which a second reset with a seed may change."""
+    """A policy whose random actions depend on rows, not on agent ids, which a second reset with a seed can change."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:
         self._policy = RandomPolicy(spec, seed)
@@ -163,7 +163,7 @@ class ArrayWatch:
     """A monitor of the arrays that an environment returns, which sees them before they are copied.
 
     ``n_resets``: number of resets. ``reused``: whether the environment returned the same array object again.
-    ``changed``: whether an array had other values after it was returned. ``on_call`` is called before each call of the
+    ``changed``: whether a returned array changed later. ``on_call`` is called before each call of the
     environment, with ``"reset"`` or ``"step"``.
     """
 
@@ -176,7 +176,7 @@ class ArrayWatch:
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def attach(self, subject: Any) -> bool:
-        """Replace ``subject.reset`` and ``subject.step`` by functions that watch results. Return whether it worked."""
+        """Make ``subject.reset`` and ``subject.step`` watch their results. Return False if they cannot be replaced."""
         try:
             subject.reset = self._watching(subject.reset, "reset")
             subject.step = self._watching(subject.step, "step")

@@ -71,7 +71,7 @@ class Facts(NamedTuple):
 class Trial:
     """A context manager that tries one environment of ``env_factory`` at a time, and ends the worker on exit.
 
-    ``timeout_s``: seconds that a call of the environment may take. ``in_process``: whether to run it in this process,
+    ``timeout_s``: seconds that a call may take. ``in_process``: whether to run the environment in this process,
     without deadlines; a crash then ends this process. ``on_call`` receives a line of text before each call.
     """
 
@@ -102,7 +102,7 @@ class Trial:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make an environment. Return its specs, or a Failure. Raises UsageError if the factory cannot be found."""
+        """Make an environment. Return its specs, or a Failure. Raises UsageError or MissingExtra for a bad factory."""
         self._on_call("making it")
         error = self._ask("find")
         if isinstance(error, EnvManagerError):
@@ -123,11 +123,11 @@ class Trial:
         return self._ask("advance")  # type: ignore[no-any-return]
 
     def facts(self) -> Facts:
-        """Return facts about the environment that was made last."""
+        """Return facts about the most recently made environment."""
         return self._ask("facts")  # type: ignore[no-any-return]
 
     def finish(self) -> Failure | None:
-        """Close the environment. Return a Failure if that fails, else None."""
+        """Close the environment. Return a Failure if closing fails, else None."""
         self._on_call("close")
         return self._ask("finish")  # type: ignore[no-any-return]
 
@@ -195,7 +195,7 @@ def _without_own_frames(output: str) -> str:
 
 
 class Subject(Environment):
-    """The worker's side of a Trial, which calls its methods. It is an Environment so that a manager can host it."""
+    """The worker's side of a Trial, which calls the methods by name. An Environment, so that a manager can host it."""
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
@@ -234,7 +234,7 @@ class Subject(Environment):
         return None
 
     def make(self) -> BehaviorSpecs | Failure:
-        """Make a new environment. Return its specs, or a Failure if that fails."""
+        """Make a new environment. Return its specs, or a Failure if it cannot be made."""
         context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
         self._watch = ArrayWatch(self._note)
         self._casts = {}
@@ -269,11 +269,11 @@ class Subject(Environment):
         return self._moment(act, is_reset=False)
 
     def facts(self) -> Facts:
-        """Return the facts about the environment that was made last."""
+        """Return the facts about the most recently made environment."""
         return Facts(list(self._casts.values()), self._is_watched, self._watch.reused, self._watch.changed)
 
     def finish(self) -> Failure | None:
-        """Close the environment. Return a Failure if that fails, else None."""
+        """Close the environment. Return a Failure if closing fails, else None."""
         assert self._group is not None
         group, self._group = self._group, None
         return self._try(group.close)  # type: ignore[no-any-return]
@@ -287,7 +287,7 @@ class Subject(Environment):
         return self._try(moment)  # type: ignore[no-any-return]
 
     def _try(self, act: Callable[[], Any]) -> Any:
-        """Return the result of ``act()``, or a Failure made of its exception."""
+        """Return the result of ``act()``, or a Failure that describes its exception."""
         n_resets = self._watch.n_resets
         if self._dump_after_s is not None:
             faulthandler.dump_traceback_later(self._dump_after_s, file=_STDERR)

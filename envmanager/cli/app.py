@@ -338,7 +338,7 @@ app.command("export")(export_command)
 
 
 def _number_or_text(given: str | None) -> int | str | None:
-    """Return digits as an int; return other texts and None unchanged, to be checked when the options are parsed."""
+    """Convert a text of digits to an int. Return other texts and None unchanged; they are checked later."""
     return int(given) if given is not None and given.isdecimal() else given
 
 
@@ -348,7 +348,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with TensorBoard for ``directory``, replacing any other; unchanged without ``directory``."""
+    """Return ``metrics`` with ``directory`` as the only TensorBoard folder; unchanged if ``directory`` is None."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -357,7 +357,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return ``table`` with ``max_restarts`` set. Unchanged if ``max_restarts`` is None or ``table`` no mapping."""
+    """Return ``table`` with ``max_restarts`` set; unchanged if ``max_restarts`` is None or ``table`` not a mapping."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -15,7 +15,7 @@ MARKS = {"ok": ("✓", "green"), "problem": ("✗", "red"), "note": ("note", "ye
 
 
 def check(env: str, *, n_steps: int, seed: int, timeout_s: float, console: Console) -> int:
-    """Check the environment ``env`` and print the findings. Return 0 if none of them is a problem, else 1.
+    """Check the environment ``env`` and print the findings. Return 0 if no finding is a problem, else 1.
 
     ``timeout_s``: seconds that one call may take. In a terminal, a status line shows the call in progress.
     """
@@ -30,7 +30,7 @@ def check(env: str, *, n_steps: int, seed: int, timeout_s: float, console: Conso
 
 
 def show_findings(subject: str, findings: Sequence[Finding], console: Console) -> int:
-    """Print the findings about ``subject`` and how many are problems. Return 0 if none is a problem, else 1."""
+    """Print the findings about ``subject`` and the number of problems. Return 0 if there is no problem, else 1."""
     for finding in findings:
         mark, style = MARKS[finding.outcome]
         text = Text.assemble(finding.text, (f" {finding.advice}" if finding.advice else "", "dim"))

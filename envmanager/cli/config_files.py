@@ -11,7 +11,7 @@
     steps = 100000               steps: 100000
 
 In ``--set manager.n_envs=16`` the value is YAML. Dots separate the names of the path; a name that contains a dot is
-quoted. This module checks only the names of the tables. The code that uses a table checks its contents.
+quoted. This module checks names of tables, and of trainers in ``--set``; other code checks the contents of the tables.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOp
 def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
     """Return the tables of a config file. Tables that the file leaves out are returned empty.
 
-    Raises ConfigError if the file cannot be read, or MissingExtra if the library for its format is not installed.
+    Raises ConfigError for a missing or invalid file, or MissingExtra if the library for its format is not installed.
     """
     parse = PARSERS.get(path.suffix.lower())
     if parse is None:
@@ -83,7 +83,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Parse YAML and return its content. Raises MissingExtra, or ConfigError for invalid YAML, which it calls ``what``.
+    """Parse YAML and return its content. Raises MissingExtra, or a ConfigError that names ``what`` for invalid YAML.
 
     Numbers are read as in YAML 1.2: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``, ``on`` and ``off`` are
     true and false, as in YAML 1.1, because configs use them; an option that expects a text refuses them.
@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return a training's default folder: that of the file ``config`` if a training wrote it, else ``runs/NAME``."""
+    """Return a training's default folder: the folder of ``config`` if a training wrote it, else ``runs/NAME``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table in which ``--set`` sets the last name of ``path``; create missing ones. Raises ConfigError."""
+    """Return the table in which ``--set`` sets the last name of ``path``; create missing tables. Raises ConfigError."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Add the trainer to ``added`` if ``path`` sets it or its kind; else raise ConfigError if it is unknown."""
+    """Add the trainer to ``added`` if ``path`` sets it or its kind; else raise ConfigError for an unknown trainer."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

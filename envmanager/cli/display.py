@@ -34,7 +34,7 @@ MAX_WORKERS_SHOWN = 16
 WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "step time", "p99", "idle", "restarts")
 STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
 LINES_AROUND_ROWS = 9
-"""Number of lines drawn besides the rows of workers. Rows for which the terminal has no room are not shown."""
+"""Number of lines drawn around the rows of workers. Rows that do not fit into the terminal are not shown."""
 
 
 @attrs.frozen
@@ -94,7 +94,7 @@ def sayable(data: Any) -> Any:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write ``data`` to ``path`` as JSON, one line per top-level key. Raises NotWritten if this fails."""
+    """Write ``data`` to ``path`` as JSON, one line per top-level key. Raises NotWritten if writing fails."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
     write_anew(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
@@ -113,7 +113,7 @@ class PlainDisplay:
         self._plan = plan
 
     def show_placement(self, placement: str) -> None:
-        """Show ``placement``, a sentence on the placement that a probe has chosen, and why."""
+        """Show ``placement``, a sentence that says which placement a probe has chosen and why."""
         print_text(placement)
 
     @contextmanager
@@ -213,7 +213,7 @@ def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
 
 
 class Rate:
-    """A meter of the steps per second in the last ``WINDOW_S`` seconds, or since the last call of ``at`` if longer."""
+    """A meter of the steps per second in the last ``WINDOW_S`` seconds, or since the last ``at`` if longer ago."""
 
     WINDOW_S = 2.0
 
@@ -346,7 +346,7 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
 
 
 def idle_share(workers: Sequence[WorkerStats]) -> float:
-    """Return the mean fraction of time in which these workers had no command to execute; 0 without workers."""
+    """Return the mean fraction of time in which ``workers`` had no command to execute; 0 without workers."""
     return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
 
 
