@@ -97,7 +97,7 @@ class Wait:
 
     @classmethod
     def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
-        """Return a Wait for any one worker, so that each step returns only the workers that are ready."""
+        """Return a Wait for any one worker, so that each step returns only the responses that are ready."""
         return cls(timeout_s=timeout_s, max_lead=max_lead)
 
     @classmethod
@@ -131,9 +131,9 @@ def _whole_number(value: Any) -> int:
 
 @attrs.frozen
 class Timeouts:
-    """Maximum seconds of each kind of command of a worker. A worker that takes longer counts as hung and is killed.
+    """Time limits, in seconds, for a worker's commands. A worker that takes longer counts as hung and is killed.
 
-    ``math.inf`` means no limit. ``close_s`` must be finite, because ``close()`` always returns.
+    ``math.inf`` means no limit. ``close_s`` must be finite, because ``close()`` must always return.
     """
 
     start_s: float = attrs.field(default=120.0, validator=_seconds(unlimited=True))
@@ -144,7 +144,7 @@ class Timeouts:
 
 
 def one_of(*choices: str, advice: str = "") -> Any:
-    """Return an attrs validator that raises UsageError for values not in ``choices``. Its text ends with ``advice``."""
+    """Return an attrs validator that raises UsageError, with ``advice`` at the end, for values not in ``choices``."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -193,7 +193,7 @@ def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def _seed(value: Any) -> int | list[int | None] | None:
-    """Convert a seed, or a sequence or array of seeds, to an int, None or a list of these. Raises UsageError."""
+    """Convert a seed to an int or None, or several seeds to a list. Raises UsageError if a seed is invalid."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
         return [_one_seed(each) for each in plain]
@@ -244,7 +244,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Return ``of(config)``. Raises UsageError also if ``seed`` is a list that does not have ``n_envs`` entries."""
+        """Return ``of(config)``. Raises UsageError also if ``seed`` is a list whose length is not ``n_envs``."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
@@ -252,7 +252,7 @@ class ResetConfig:
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is None or maps str to str. The text omits values, which may be secret."""
+    """Raise UsageError unless the value is None or maps str to str. Its text omits values, which may be secret."""
     if value is None:
         return
     expected = f"{attribute.name} must be a mapping of texts to texts"
@@ -371,9 +371,9 @@ class ProcessOptions(KindOptions):
 
 
 def choose_transport(asked: Transport | None = None) -> Transport:
-    """Return ``asked``, else the environment variable ENVMANAGER_TRANSPORT, else the transport for this system.
+    """Return ``asked``, else the environment variable ENVMANAGER_TRANSPORT, else the default of this system.
 
-    This is "native" on Linux and "portable" elsewhere. Raises UsageError if the result cannot be used here.
+    The default is "native" on Linux, else "portable". Raises UsageError for an unknown or unsupported transport.
     """
     is_linux = sys.platform == "linux"
     chosen = asked or os.environ.get("ENVMANAGER_TRANSPORT") or ("native" if is_linux else "portable")
@@ -390,7 +390,7 @@ _Options = TypeVar("_Options", bound=KindOptions)
 
 
 def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
-    """Return a decorator that replaces a constructor's parameter ``options`` by the fields of ``options_class``."""
+    """Return a decorator that replaces a constructor's parameter ``options`` with the fields of ``options_class``."""
 
     def decorate(constructor: Callable[[Any, Any, _Options], None]) -> _Constructor[_P]:
         @functools.wraps(constructor)

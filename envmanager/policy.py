@@ -48,7 +48,7 @@ class RandomPolicy:
         self._n_ahead = max(1, 128 // (1 + sum(int(np.prod(leaf.shape)) for leaf in self._leaf_specs)))
         self._generators: dict[int, np.random.Generator] = {}
         self._ahead: dict[int, Any] = {}
-        """Iterator over the next actions of each agent. To draw many at once takes a tenth of the time."""
+        """Iterator over the next actions of each agent. Drawing many at once takes a tenth of the time."""
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return a random action for each row of ``steps``."""
@@ -78,7 +78,7 @@ class RandomPolicy:
 
 
 def range_of(spec: ArraySpec) -> tuple[Any, Any]:
-    """Return the least and greatest values that ``spec`` allows and its dtype holds; infinite for unbounded floats."""
+    """Return the least and greatest values that ``spec`` and its dtype allow; infinite for unbounded floats."""
     low, high, kind = spec.minimum, spec.maximum, spec.dtype.kind
     least, most = (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max) if kind in "iu" else (-np.inf, np.inf)
     low, high = least if low is None else low, most if high is None else high

@@ -53,7 +53,7 @@ PROCESS_OPTIONS = frozenset(
 """Options about worker processes. Kinds of manager without these parameters ignore them."""
 
 OF_ONE_KIND = frozenset({"engine", "cluster"})
-"""Options passed only to kinds with a parameter of this name, not to those that only take ``**options``."""
+"""Options passed only to kinds that declare the parameter, not to kinds that merely take ``**options``."""
 
 
 @attrs.frozen(kw_only=True)
@@ -63,8 +63,8 @@ class ManagerOptions(ProcessOptions):
     With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses the value.
 
     ``kind="simple"`` accepts and ignores options that only worker processes use (``n_workers``, ``local_envs``,
-    ``start_method``, ``timeouts``, ``worker_env``, ``log_dir``), so that another kind needs no other change of the
-    config. ``engine`` has options of ``kind="godot"``, ``cluster`` of ``kind="ray"``; other kinds refuse them.
+    ``start_method``, ``timeouts``, ``worker_env``, ``log_dir``), so that only ``kind`` need change in a config.
+    ``engine`` has the options of ``kind="godot"``, ``cluster`` those of ``kind="ray"``; other kinds refuse both.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.
@@ -138,7 +138,7 @@ def known_kinds() -> list[str]:
 def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:
     """Return the keyword arguments for ``make``, the callable that makes a manager of the chosen kind.
 
-    Raises ConfigError for an option that is set and that ``make`` does not take, except PROCESS_OPTIONS.
+    Raises ConfigError if an option is set that ``make`` does not take, unless it is one of PROCESS_OPTIONS.
     """
     parameters = inspect.signature(make).parameters
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

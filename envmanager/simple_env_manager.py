@@ -26,7 +26,7 @@ class SimpleEnvManager(EnvManager):
 
     Use it for cheap environments, and to debug environments with breakpoints. The parameters are those of
     SubprocessEnvManager. ``n_workers``, ``local_envs``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir``
-    have no effect here (but EnvContext has ``log_dir``), and only exceptions count as faults for ``restarts``. If an
+    have no effect, except that EnvContext has ``log_dir``, and only exceptions count as faults for ``restarts``. If an
     environment hangs or crashes, so does the trainer.
     """
 

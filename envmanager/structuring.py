@@ -25,7 +25,7 @@ _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], 
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
-    """Return an object of the attrs class ``cls`` with the values of ``config``. Raises ConfigError with all mistakes.
+    """Return an object of the attrs class ``cls`` built from ``config``. Raises a ConfigError that lists all mistakes.
 
     ``where`` is a prefix of the keys in messages. With ``"run"``, an unknown key is shown as ``run.stepps``.
     """
@@ -37,7 +37,7 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
 
 
 def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
-    """Return ``plain`` (mappings, lists, …) converted to a ``cls``. Raises ConfigError with one line per mistake."""
+    """Convert ``plain`` (mappings, lists, …) to an object of ``cls``. Raises ConfigError with one line per mistake."""
     try:
         return converter.structure(plain, cls)
     except (ClassValidationError, UsageError) as error:
@@ -45,7 +45,7 @@ def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, wher
 
 
 class Misfit(ValueError):
-    """Error raised for a value of the wrong type. ``_complaints`` adds the key of the value to the text."""
+    """Error raised for a value of the wrong type. ``_complaints`` adds the value's key to the message."""
 
     def __init__(self, expected: str, value: Any) -> None:
         super().__init__(f"should be {expected}, but is {describe_value(value)}")
@@ -88,7 +88,7 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 
 
 def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
-    """Make the converter accept, for ``cls``, an instance, a mapping, or a value that ``shorthand`` converts to one."""
+    """Make the converter accept for ``cls`` an instance, a mapping, or a value that ``shorthand`` can convert."""
     from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
 
     def hook(value: Any, _: Any) -> Any:

@@ -8,7 +8,7 @@
           └── one step pipe ◀── records ────────────┴─────────────────┘
 
 The rule: no environment is made in the trainer's process, except with ``local_envs``. The constructor sends commands
-only to workers that ``create_worker`` started, so that tests can replace workers by fakes.
+only to workers that ``create_worker`` started, so that tests can replace workers with fakes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HOSTS = {
     "native": "envmanager.processes.native:NativeHost",
     "portable": "envmanager.processes.portable:PortableHost",
 }
-"""Hosts by transport. The native one is imported only when it is used, because it needs Linux."""
+"""Hosts by transport. The native host is imported only when it is used, because it needs Linux."""
 
 
 class SubprocessEnvManager(EnvManager):
@@ -39,9 +39,9 @@ class SubprocessEnvManager(EnvManager):
     ``n_workers="auto"``: a probe chooses the number. The probe is a worker that steps the first environment for a short
     time before the others start; ``stats().placement`` has the number and the reason. ``local_envs``: number of
     environments (the last ones) that run in the trainer's process, in an additional worker (the local worker) that
-    ``n_workers`` does not count. It steps while the trainer would wait; meanwhile no other response is received. If it
-    crashes or hangs, so does the trainer. ``local_envs="auto"``: a probe chooses both numbers, except a given
-    ``n_workers``.
+    ``n_workers`` does not count. The local worker steps when the trainer would otherwise wait; meanwhile no other
+    response is received. If the local worker crashes or hangs, so does the trainer. ``local_envs="auto"``: a probe
+    chooses ``local_envs`` and, unless given, ``n_workers``.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
     be defined anywhere, even in a notebook or in a script without a ``__main__`` guard. ``start_method``: "forkserver"
@@ -52,8 +52,8 @@ class SubprocessEnvManager(EnvManager):
     for the output of the workers, one file each; errors quote the end of the file.
 
     The constructor returns when all workers are ready, at most after ``timeouts.start_s``. It raises UsageError for
-    options or a factory that cannot work. If workers cannot start, it stops all others and raises the WorkerError of
-    the first.
+    options or a factory that cannot work. If workers cannot start, all other workers are stopped and the first
+    WorkerError is raised.
     """
 
     @takes(ProcessOptions)

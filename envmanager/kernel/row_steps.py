@@ -1,4 +1,4 @@
-"""Implements ``send`` and ``recv``, for environments of one agent each. Arrays have one row per environment.
+"""Implementation of ``send`` and ``recv`` for environments with one agent each. Arrays have one row per environment.
 
 ::
 
@@ -30,7 +30,7 @@ _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
 class BatchStepper:
-    """The part of a manager that implements ``send`` and ``recv``: sends actions, makes batches of the responses."""
+    """The part of a manager that implements ``send`` and ``recv``: it sends actions and batches responses."""
 
     def __init__(
         self, table: WorkerTable, recovery: Recovery, env_rows: EnvIndex, *, zero_copy: bool, check_values: bool
@@ -40,7 +40,7 @@ class BatchStepper:
         """Name of the only behavior, set by the first ``send`` or ``recv``."""
         self._spec: BehaviorSpec | None = None
         self._n_specs = -1
-        """Number of specs at the last look-up of the behavior; -1 before the first."""
+        """Number of known specs when the behavior was last looked up; -1 before the first look-up."""
         self._table = table
         self._recovery = recovery
         self._env_rows = env_rows
@@ -48,9 +48,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Store the only behavior. Raises UsageError before a reset, or for several behaviors or agents in one env.
+        """Store the only behavior. Raises UsageError before a reset, or for several behaviors or agents per env.
 
-        Agents are counted unless ``is_begun`` (not the first call since the reset), as later steps may lack some.
+        ``is_begun``: whether a call since the reset was made; if so, agents are not counted, as some may be absent.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -72,7 +72,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Queue the last reset's observations for ``recv``. Raises UsageError if an environment has several agents."""
+        """Queue the last reset's observations for ``recv``. Raises UsageError unless each environment has one agent."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
@@ -137,7 +137,7 @@ class BatchStepper:
     # Batches.
 
     def batch_of(self, entries: Sequence[Entry]) -> Batch:
-        """Return the next responses of these entries as one batch, and mark them as delivered."""
+        """Return the next response of each entry as one batch, and mark these responses as delivered."""
         table, n_envs = self._table, self._env_rows.n_envs
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
@@ -177,7 +177,7 @@ class BatchStepper:
         return batch
 
     def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
-        """Return one batch of all ``parts``, the steps of ``holders``. Sort it by env_id if it has all environments."""
+        """Join ``parts``, the steps of ``holders``, into one batch, sorted by env_id if it has all environments."""
         if not parts:
             some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
             return Batch.copied(some.current[self.behavior].take(np.arange(0)))
@@ -214,9 +214,9 @@ def _require_batch(entry: Entry, rows: np.ndarray) -> None:
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
-    """Return the batches that together have the last row of each of the worker's environments, oldest first.
+    """Return the latest batches that together hold the last row of every environment of the worker, oldest first.
 
-    ``batch`` is the newest. Views are copied, because the memory that they show is overwritten by later steps.
+    ``batch`` is the newest. Views are copied, because later steps overwrite their memory.
     """
     kept: list[Batch] = []
     unseen = set(entry.env_ids)

@@ -7,7 +7,7 @@
                    ▼                            ▼                            ▼
               REPLACING ── first observations of the next generation ──▶  READY (or FAILED, DROPPED)
 
-The rule: a response stays in the outbox of its entry until the StepInfo or batch made of it exists. An outbox has at
+The rule: a response stays in the outbox of its entry until the StepInfo or batch made from it exists. An outbox has at
 most two responses: the last step, and after it a failure or the first observations of the next generation.
 """
 
@@ -61,16 +61,16 @@ _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.
 
 @attrs.define(eq=False)
 class Replacement:
-    """A planned or started replacement of a worker. The entry keeps it until its first observations are delivered."""
+    """A planned or started replacement of a worker, kept in the Entry until its first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
     """Error that cut the episodes. None for a replacement at a reset, which cuts no episodes."""
     start_at: float
-    """Time (monotonic seconds) at which to start the generation."""
+    """Time of ``time.monotonic()`` at which to start the generation."""
     is_started: bool = False
     has_begun: bool = False
-    """Whether its first observations have arrived. They are the last response in the outbox."""
+    """Whether the generation's first observations have arrived, as the last response in the outbox."""
 
 
 @attrs.define(eq=False)
@@ -98,15 +98,15 @@ class Entry:
     """Actions of the step in flight, if ``step()`` sent them."""
     n_envs_in_flight: int = 0
     batch_size: int = 0
-    """Number of environments in each response, if the worker returns those that are ready first; else 0."""
+    """Number of rows per response of a worker that does not wait for all its environments; 0 for other workers."""
     rows_in_flight: set[int] = attrs.field(factory=set)
-    """Rows in flight, if there is a ``batch_size``. They stay in flight when the worker has responded without them."""
+    """Rows in flight of a worker with a ``batch_size``. A row is removed when a response with it is delivered."""
     batches: Sequence[Batch] = ()
-    """Batches with the last rows that ``recv`` delivered, oldest first. They are read if the worker is replaced."""
+    """Batches that hold the worker's last delivered rows, oldest first. They are needed if the worker is replaced."""
     steps: int = 0
     """Number of steps delivered."""
     steps_since_reset: int = 0
-    """Number of steps delivered since the last reset. ``max_lead`` limits how far workers may differ in it."""
+    """Number of steps delivered since the last reset. ``max_lead`` limits the differences between workers."""
     times: WorkerTimes = attrs.field(factory=WorkerTimes)
 
     @property
@@ -121,7 +121,7 @@ class Entry:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the worker failed and will not be replaced. True even before its error is raised."""
+        """Whether the worker failed and is out of use, at least until a reset. True even before its error is raised."""
         return self.error is not None
 
     @property
@@ -140,7 +140,7 @@ class Entry:
         return self.outbox[:-1] if self.replacement is not None and self.replacement.has_begun else self.outbox
 
     def stats(self) -> WorkerStats:
-        """Return counters and times of this worker."""
+        """Return the counters and times of this worker."""
         known = WorkerStats(
             self.worker_id,
             self.env_ids,
@@ -181,12 +181,12 @@ class WorkerTable:
         """Number of workers with ``_slowest`` steps since the reset, or 0 if they must be counted again."""
 
     def learn(self, specs: BehaviorSpecs, worker_id: int) -> None:
-        """Add the specs of a worker's behaviors. Raise SpecConflict if a behavior has different specs already."""
+        """Add the specs of a worker's behaviors. Raise SpecConflict if a behavior already has a different spec."""
         merge_specs(self.specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
         self.has_objects = any(spec.has_objects for spec in self.specs.values())
 
     def with_specs_learned(self, response: EnvironmentResponse) -> EnvironmentResponse:
-        """Add the specs in a response. Return the response, or a "failed" one if its specs contradict known ones."""
+        """Add the specs in ``response`` and return it, or return a "failed" response if they contradict known specs."""
         if response.specs is None:
             return response
         try:
@@ -206,7 +206,7 @@ class WorkerTable:
     # States.
 
     def move(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Assign a state to some workers. For an invalid transition, raise RuntimeError and change nothing.
+        """Set the state of ``entries`` to ``to``. For an invalid transition, raise RuntimeError and change nothing.
 
         Set the outboxes first, because READY means that the outbox is not empty.
         """
@@ -265,7 +265,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Remove each entry's next response, which is in a StepInfo or batch now. Count steps and change the states."""
+        """Remove each entry's next response, now that a StepInfo or batch has it. Count steps and update the states."""
         now_ns = time.perf_counter_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:

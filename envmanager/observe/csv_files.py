@@ -19,7 +19,7 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A CSV file for appending rows, which replaces any file at ``path``. Raises NotWritten if it cannot be created."""
+    """A CSV file, open for appending, that replaces any file at ``path``. Raises NotWritten if it cannot be created."""
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):
@@ -32,7 +32,7 @@ class CsvFile:
             self._writer = csv.writer(self._file)
 
     def write(self, row: Sequence[Any]) -> None:
-        """Append a row and flush it. Raises OSError if this fails."""
+        """Append a row and flush it. Raises OSError if the row cannot be written."""
         self._writer.writerow(row)
 
     def close(self) -> None:
@@ -47,7 +47,7 @@ def _text(file: BinaryIO) -> io.TextIOWrapper:
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows below the header of ``path`` as dicts by column; [] if there is no such file.
 
-    Incomplete rows, as a killed run leaves one, are skipped. Raises UsageError for a file that cannot be read.
+    Rows with missing or extra values are skipped; a killed run may leave one. Raises UsageError for an unreadable file.
     """
     if not path.exists():
         return []

@@ -1,4 +1,4 @@
-"""Counters of environment steps and of episodes, with the returns and lengths of these episodes.
+"""Counters of environment steps and episodes, and the return and length of each episode.
 
 ::
 
@@ -6,7 +6,7 @@
                             ├──▶ return and length so far, ──┤
     Batch ───── add_batch ──┘    of each agent                └──▶ on_end(Episode)
 
-An episode that was cut because its worker failed has no return: it counts as lost and not as an episode. An episode
+An episode that was cut because its worker failed has no return: it counts as lost, not as finished. An episode
 that was already running when counting began does not count at all.
 
 This code runs for each StepInfo, tens of thousands of times a second. For speed, the agents of a worker's rows are
@@ -27,11 +27,11 @@ import numpy as np
 from envmanager.data.steps import AGENT_BITS, AgentSteps, Batch, StepInfo
 
 RECENT = 100
-"""Number of latest episodes over which means are taken."""
+"""Number of most recent episodes that the means cover."""
 _KEPT_OF_A_MANAGER = 10_000
-"""Number of episodes that a manager keeps (2 MB), since many end at once if there are thousands of environments."""
+"""Number of episodes that a manager keeps (2 MB). With thousands of environments, many episodes end at once."""
 _UNSEEN = -(1 << 62)
-"""Initial length of an episode already running when counting began; it stays below 0, so it never counts."""
+"""Initial length of an episode already running when counting began. It stays negative, which marks it as ignored."""
 
 
 class Episode(NamedTuple):
@@ -53,7 +53,7 @@ class Episode(NamedTuple):
 
 @attrs.frozen
 class _RowOwners:
-    """The agents of the rows in one worker's StepInfos, with the array indices of their running returns and lengths."""
+    """The agents of the rows in one worker's StepInfos, and the array indices of their running returns and lengths."""
 
     agent_ids: tuple[tuple[str, bytes], ...]
     places: tuple[np.ndarray, ...]  # per behavior, the index of each row in the running returns and lengths
@@ -100,7 +100,7 @@ class Episodes:
 
     @classmethod
     def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:
-        """Return new counters for a manager. Episodes in progress in ``under_way``, its latest steps, do not count."""
+        """Return new counters that ignore the episodes in progress. ``under_way``: the manager's latest StepInfos."""
         episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
         if under_way:
             episodes.pass_over_those_under_way(under_way, n_envs)
@@ -136,7 +136,7 @@ class Episodes:
     def begin_rows(self, n_envs: int, *, brings_first: bool) -> None:
         """Begin a new episode in each of ``n_envs`` environments after a reset, to be counted with ``add_batch``.
 
-        ``brings_first``: whether each environment's first row is the observation of the reset, which is no step.
+        ``brings_first``: whether each environment's first row is the observation of the reset, not a step.
         """
         self._rows = np.array([self._place(env_id << AGENT_BITS) for env_id in range(n_envs)], np.intp)
         self._running[self._rows] = 0.0
@@ -238,9 +238,9 @@ class Episodes:
         self._lengths[places] = 0
 
     def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
-        """Return the agents of the rows in ``info``. ``owners``: those in the worker's last StepInfo.
+        """Return the agents of the rows in ``info``. ``owners``: the result for the worker's previous StepInfo.
 
-        If the agents have changed, store the new ones, and free the array indices of those that left.
+        If the agents have changed, store the result, and free the array indices of agents that left.
         """
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:

@@ -5,7 +5,7 @@
     for event in manager.events:                 # the last thousand, oldest first
         if isinstance(event, events.Restarted): …
 
-Each event is stored here, counted in ``stats()`` and written to the logger ``envmanager``. A restart is one line at
+Each event is stored, counted in ``stats()`` and written to the logger ``envmanager``. A restart is one line at
 WARNING. A dropped worker is logged at ERROR, each failure at DEBUG, both with the evidence: the traceback, the crash
 report, the end of the output. The same evidence is in ``event.error`` or ``event.cause``.
 
@@ -27,14 +27,14 @@ from envmanager.errors import RestartsExhausted, WorkerError
 from envmanager.options import RestartPolicy
 
 KEPT = 1000
-"""Number of events kept. The counters and the log include all events."""
+"""Maximum number of events kept. The counters and the log messages cover all events."""
 
 _logger = logging.getLogger("envmanager")
 
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Base class of events: records of something that happened to a worker, at ``at_s`` of ``time.perf_counter()``."""
+    """Base class of events, which happen to a worker. ``at_s`` is the time, from ``time.perf_counter()``."""
 
     LEVEL: ClassVar[int] = logging.DEBUG
 
@@ -61,8 +61,7 @@ class Started(Event):
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """Event: a worker failed with ``error``, which contains the evidence. The manager raises the error, unless the
-    worker's next event is Restarted or Dropped.
+    """Event: a worker failed. The manager raises ``error``, unless the worker's next event is Restarted or Dropped.
 
     The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
     """
@@ -95,7 +94,7 @@ class ProtocolBroken(Failed):
 
 @attrs.frozen(kw_only=True)
 class NotStarted(Failed):
-    """Failure: the next process of a worker could not be started, or found no room on a cluster."""
+    """Failure: the next process of a worker could not be started, or the cluster had no room for it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -132,7 +131,7 @@ class Recycled(Event):
 
 @attrs.frozen(kw_only=True)
 class Dropped(Event):
-    """Event: because of ``error`` a worker is no longer used, not even after a reset; the other workers go on."""
+    """Event: a worker failed with ``error`` and is never used again, not even after a reset; the others continue."""
 
     LEVEL = logging.ERROR
 
@@ -161,7 +160,7 @@ class LateReplyDiscarded(Event):
 
 @attrs.frozen(kw_only=True)
 class Note(Event):
-    """Event: a worker sent a message that is no part of a step, such as a statistic or a key pressed in its window."""
+    """Event: a worker sent a message that is not part of a step, such as a statistic or a key pressed in its window."""
 
     name: str
     data: Mapping[str, Any]

@@ -60,6 +60,6 @@ def append_to(path: Path) -> BinaryIO:
 
 
 def write_anew(path: Path, text: str) -> None:
-    """Replace ``path`` atomically by a file that contains ``text``. Raises NotWritten if this fails."""
+    """Atomically replace ``path`` with a file that contains ``text``. Raises NotWritten if it cannot be written."""
     with replacing(path) as file:
         file.write(text.encode())

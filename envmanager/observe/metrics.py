@@ -1,4 +1,4 @@
-"""Choice of metrics writers: TensorBoard, a CSV file, Weights & Biases, MLflow, or one that another package adds.
+"""Choice of metrics writers: TensorBoard, a CSV file, Weights & Biases, MLflow, or a writer of another package.
 
 ::
 
@@ -12,7 +12,7 @@ Another package adds a writer with an entry point in its ``pyproject.toml``::
 
 The entry point names a callable: ``CometMetrics(facts, **options)`` returns a MetricsWriter.
 
-The rule: an unknown name, an unknown option and a missing library are refused before a process is started.
+The rule: an unknown name, an unknown option and a missing library are reported before any process starts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ KINDS = {
     ),
     "wandb": _Known("envmanager.observe.trackers:WandbMetrics", "wandb", "wandb"),
 }
-"""Writers of this library. Each is imported when it is chosen."""
+"""Writers of this library, by name. Each is imported only if it is chosen."""
 
 
 @attrs.frozen
@@ -71,12 +71,12 @@ class Metrics:
         return known is not None and known.writes_files
 
     def to_json(self) -> Any:
-        """Return the choice as it stands in a config: the writer's name, or ``{name: options}``."""
+        """Return the choice in the form used in a config: the writer's name, or ``{name: options}``."""
         return {self.kind: dict(self.options)} if self.options else self.kind
 
 
 def parse(value: Any) -> tuple[Metrics, ...]:
-    """Return the choices in a list of names and ``{name: options}``. Raises UsageError for bad or repeated ones."""
+    """Convert a list of names and ``{name: options}`` to Metrics. Raises UsageError for invalid or repeated entries."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise UsageError(f"metrics should be {_EXAMPLE}, but is {describe_value(value)}.")
     chosen = tuple(map(_one, value))
@@ -118,7 +118,7 @@ def require(chosen: Iterable[Metrics]) -> None:
 
 
 def open_writers(chosen: Iterable[Metrics], facts: RunFacts) -> dict[str, MetricsWriter]:
-    """Open the writers and return them by kind. If one cannot be opened, close the others and raise EnvManagerError."""
+    """Open the writers and return them by kind. If opening one fails, close the open ones and raise EnvManagerError."""
     writers: dict[str, MetricsWriter] = {}
     try:
         for each in chosen:

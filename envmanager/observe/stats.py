@@ -19,7 +19,7 @@ _OWN_S = 60e-6
 """Trainer time per worker step in seconds, below which the verdict attributes it to the manager, not to the policy."""
 _YOURS = "your policy, your code and the manager"
 _MUCH_SLOWER = 1.5
-"""Multiple of the median step time from which on the verdict names a worker as slow."""
+"""Minimum ratio of a worker's step time to the median for the verdict to name the worker as slow."""
 
 
 @attrs.frozen
@@ -36,13 +36,13 @@ class WorkerStats:
     pid: int | None = None
     """Process id; None for a worker in the trainer's own process."""
     waiting: bool = False
-    """Whether a response is outstanding: the worker steps, is being replaced, or has a step that was not received."""
+    """Whether a response is outstanding: the worker steps, is being replaced, or has a step not delivered yet."""
     replacing: bool = False
-    """Whether the worker failed or is recycled, and its next process has not started yet."""
+    """Whether the worker is being replaced, and its next process has not returned the first observations yet."""
     failed: bool = False
-    """Whether the worker takes no steps until the next reset."""
+    """Whether the worker failed and takes no steps, at least until the next reset."""
     dropped: bool = False
-    """Whether the worker takes no steps any more, not even after a reset."""
+    """Whether the worker failed and is never used again, not even after a reset."""
     restarts: int = 0
     """Number of times that the worker was replaced because it had failed."""
     steps: int = 0
@@ -50,9 +50,9 @@ class WorkerStats:
     start_s: float = 0.0
     """Duration of the last start, from the request until the environments were made."""
     step_time_s: float = 0.0
-    """Mean time inside a worker step."""
+    """Mean duration of a worker step."""
     step_time_p50_s: float = 0.0
-    """Median time inside a worker step. All percentiles are accurate to 7 %."""
+    """Median duration of a worker step. All percentiles are accurate to 7 %."""
     step_time_p95_s: float = 0.0
     step_time_p99_s: float = 0.0
     idle_share: float = 0.0
@@ -60,7 +60,7 @@ class WorkerStats:
     queue_wait_s: float = 0.0
     """Mean time from the end of a step until its response was delivered."""
     core_wait_share: float = 0.0
-    """Share of the time in which the worker could have run but no core was free, inside steps or before them.
+    """Share of the time in which the worker could have run but no core was free, during a step or before one.
 
     0.0 where the kernel does not report it.
     """
@@ -68,7 +68,7 @@ class WorkerStats:
     """Host of a worker on a cluster; else empty."""
 
     def with_times(self, times: WorkerTimes) -> WorkerStats:
-        """Return a copy with the fields for times set from ``times``, which include steps not delivered yet."""
+        """Return a copy whose time fields are computed from ``times``, which include steps not delivered yet."""
         total_ns = times.busy_ns + times.idle_ns
         p50, p95, p99 = times.busy.percentiles(50, 95, 99)
         return attrs.evolve(
@@ -85,7 +85,7 @@ class WorkerStats:
 
 @attrs.frozen
 class ManagerStats:
-    """Statistics of a manager: those of each worker, sums over all workers, and a verdict on what limits the speed."""
+    """Statistics of a manager: values per worker, sums over all workers, and a verdict on what limits the speed."""
 
     workers: tuple[WorkerStats, ...]
     steps: int = 0

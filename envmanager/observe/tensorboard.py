@@ -1,4 +1,4 @@
-"""Writing of a manager's statistics and of a training's metrics for TensorBoard.
+"""Functions that write a manager's statistics for TensorBoard, and a writer of a training's metrics.
 
 ::
 
@@ -7,7 +7,7 @@
 
 Any writer with ``add_scalar(tag, value, step)`` works, such as those of PyTorch and tensorboardX.
 
-The rule: a library is imported only when this module makes a writer.
+The rule: tensorboardX is imported only when this module makes a writer.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
 
 
 def make_writer(log_dir: str) -> Any:
-    """Return a tensorboardX SummaryWriter for a new file in ``log_dir``. Raises MissingExtra without that library."""
+    """Return a tensorboardX SummaryWriter for a new file in ``log_dir``. Raises MissingExtra if it is not installed."""
     return _writer(log_dir, "")
 
 

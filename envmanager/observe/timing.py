@@ -2,7 +2,7 @@
 
 If a :class:`Track` is set, the times are also added to the trace.
 
-The rule: this code runs in every step, so a step costs a few additions, and the memory does not grow.
+The rule: this code runs in every step, so it costs only a few additions per step, and its memory does not grow.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import attrs
 
 _N_BUCKETS = 62 << 3
 _COUNT_AFTER = 1023
-"""Bit mask of the step number: every 1,024 steps the added times are counted into buckets."""
+"""Bit mask for the number of steps: every 1,024 steps the buffered times are moved to the buckets."""
 
 
 class Track(Protocol):
-    """Interface of a track of a trace: one row of its timeline, which shows spans of time."""
+    """Interface of a track: one row in the timeline of a trace, with spans of time."""
 
     def begin(self, generation: int) -> None:
         """Set the generation of the worker for the spans that follow."""
         ...
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Add a span called ``name``, with its begin and end as times of ``time.perf_counter_ns``."""
+        """Add a span called ``name``. The begin and the end are times from ``time.perf_counter_ns``."""
         ...
 
 
@@ -56,7 +56,7 @@ class Histogram:
             self._counts[(shift << 3) + (time_ns >> shift) if shift > 0 else time_ns] += 1
 
     def percentiles(self, *percents: int) -> list[float]:
-        """Return the percentiles ``percents`` (0 to 100) of all added times, in ns; each is 0.0 if there are none."""
+        """Return the percentiles ``percents`` (0 to 100) of all added times, in ns; zeros if no time was added."""
         self.count()
         seen = list(itertools.accumulate(self._counts))  # numbers of times in each bucket and all below
         total = seen[-1]
@@ -123,7 +123,7 @@ class WaitTimes:
     track: Track | None = attrs.field(default=None, init=False)
 
     def wait(self, source: Any, timeout: float | None, n_wanted: int) -> Any:
-        """Return the result of ``source.wait(timeout, n_wanted)``, and add its duration to ``waited_ns``."""
+        """Return the result of ``source.wait(timeout, n_wanted)``, and add the call's duration to ``waited_ns``."""
         began_ns = time.perf_counter_ns()
         try:
             return source.wait(timeout, n_wanted)

@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return records and idle spans as JSON, each after a comma. A suffix "e-3" converts ns to µs exactly."""
+        """Return records and the idle spans between them as JSON after commas. The suffix "e-3" converts ns to µs."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []
@@ -200,7 +200,7 @@ def _open_existing(path: str, flags: int) -> int:
 
 
 class _TracedPolicy:
-    """A wrapper of a policy that adds a span to the trace for each call."""
+    """A policy that calls another policy and adds a span to the trace for each call."""
 
     def __init__(self, policy: Policy, track: SpanTrack, name: str) -> None:
         self.is_random = getattr(policy, "is_random", False)

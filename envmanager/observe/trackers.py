@@ -19,7 +19,7 @@ _NOT_IN_A_KEY = re.compile(r"[^\w\-. /]")
 """Pattern of a character that MLflow does not allow in a key. Names of behaviors may contain such characters."""
 _TAG = "envmanager.run"
 _PARAMS_AT_ONCE = 100
-"""Most parameters that an MLflow server accepts in one request."""
+"""Maximum number of parameters that an MLflow server accepts in one request."""
 
 
 class WandbMetrics:

@@ -1,1 +1,1 @@
-"""Choice of how many workers host the environments, and where, by a probe of the environment."""
+"""Modules that probe an environment and choose where, and in how many workers, the environments run."""

@@ -42,16 +42,16 @@ class Probe:
     n_steps: int = 1
     """Number of steps measured."""
     n_rows: int | None = None
-    """Number of environments of a probed vector, for which times and sizes are per row; None without a vector."""
+    """Number of environments in a probed vector, whose times and sizes are given per row; None if it is no vector."""
     fixed_s: float = 0.0
-    """Time in which a vector's step waits, however many rows it has. It is not part of ``wall_s``."""
+    """Time for which a vector's step waits, whatever the number of rows. It is not included in ``wall_s``."""
     begins_late: bool = False
-    """Whether a vector begins the next episode a step after the end."""
+    """Whether a vector begins the next episode one step after the previous one has ended."""
     behavior_specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
 
     @property
     def busy_share(self) -> float:
-        """Share of a step in which the environment computes; in the rest it sleeps or waits for another program."""
+        """Share of a step in which the environment computes, as opposed to sleeping or waiting for another program."""
         return min(1.0, self.cpu_s / self.wall_s) if self.wall_s > 0 else 1.0
 
 
@@ -84,10 +84,10 @@ SHARED_COUNTS = 1.12
 """Penalty factor on the time of a round with a local worker. Such a round uses all cores and may wait for workers."""
 
 AS_GOOD = 1.05
-"""Factor on the least time. Numbers of workers with times up to that count as equal, because the model is imprecise."""
+"""Factor on the least time. Layouts with times up to this limit count as equally good, as the model is imprecise."""
 
 UNEVEN = 1.0
-"""Unevenness from which the greatest of equally good numbers of workers is chosen, so that few environments wait for a
+"""Unevenness above which the largest of equally good numbers of workers is chosen, so that few environments wait for a
 slow neighbour in their worker. Otherwise, or if slow steps cost less than a message, the smallest is chosen."""
 
 MOSTLY = 0.5
@@ -111,8 +111,8 @@ def choose(
 ) -> Placement:
     """Return the placement in which ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
 
-    ``in_process``: whether all of them may run in the trainer's own process. ``n_workers``: the number of workers, if
-    any are used. ``local_envs``: number of environments in an additional local worker; "auto" for the fastest number.
+    ``in_process``: whether all of them may run in the trainer's own process. ``n_workers``: a fixed number of workers,
+    or None. ``local_envs``: number of environments in an additional local worker; "auto" for the fastest number.
     """
     uneven = probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > probe.message_s
 
@@ -140,7 +140,7 @@ def choose(
 
 
 def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe: Probe) -> Placement:
-    """Return ``vector`` if the vectorised form is equivalent and clearly faster, else ``single``. Extend the reason."""
+    """Return ``vector`` if the vectorised form is equivalent and clearly faster, else ``single``; add to the reason."""
     if vector_probe.behavior_specs != probe.behavior_specs:
         why = "not in their vectorised form, which has other observations or actions"
     elif vector_probe.begins_late:
@@ -157,9 +157,9 @@ def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe
 def isolate(
     reason: str, n_envs: int, *, n_workers: int | None = None, local_envs: int | Literal["auto"] = 0
 ) -> Placement:
-    """Return the placement of environments that failed when probed: one worker each, none in this process.
+    """Return the placement of environments that failed when probed: by default one worker each, none in this process.
 
-    ``reason``: text that says what happened. ``n_workers``, ``local_envs``: numbers are the user's choice and are kept.
+    ``reason``: text that says what happened. Numbers in ``n_workers`` and ``local_envs`` are the user's and are kept.
     """
     n_local = 0 if local_envs == "auto" else local_envs
     n_apart = n_envs - n_local

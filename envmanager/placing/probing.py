@@ -50,14 +50,14 @@ MAX_STEPS = 20_000
 WARM_UP = 0.1
 """Share of the steps that is discarded at the start, because the first steps import, allocate and fill caches."""
 N_MESSAGES = 50
-"""Number of round trips measured. The fastest counts, since on a busy machine others include waits for a core."""
+"""Number of round trips measured. Only the fastest counts: on a busy machine the others include waits for a core."""
 
 _T = TypeVar("_T")
 _logger = logging.getLogger("envmanager")
 
 
 class ProbeEnded(Exception):
-    """Error raised when an environment fails during its probe. The text names the call; ``error`` is the failure."""
+    """Error raised when an environment fails during its probe. The text names the call; ``error`` is the cause."""
 
     def __init__(self, error: WorkerError, doing: str) -> None:
         super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
@@ -74,9 +74,9 @@ def place(
 ) -> Placement:
     """Probe the first environment of ``env_factory``; return and log the placement of all environments.
 
-    ``manager_class`` is SubprocessEnvManager. ``in_process``: whether they may run in this process. ``vectorised``:
-    their vectorised form, which is probed too. A probe takes half a second plus the start and close of a worker. If the
-    environment cannot be made, or raises, its error is raised.
+    ``manager_class`` is SubprocessEnvManager. ``in_process``: whether environments may run in this process.
+    ``vectorised``: a factory of their vectorised form, if there is one, which is probed too. A probe takes half a
+    second, plus the start and close of a worker. Raises the same errors as ``measure``, except ProbeEnded.
     """
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
@@ -118,7 +118,7 @@ def _fastest(probe: Probe, options: ProcessOptions, in_process: bool) -> Placeme
 def measure(manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions) -> Probe:
     """Measure the first environment of ``env_factory`` in a worker process, then end the process; return a Probe.
 
-    A vector is measured with all ``n_envs`` environments, if it can have as many; its Probe is for one of them.
+    A vector is measured with ``n_envs`` environments, or as many as it has; its Probe states costs per environment.
 
     Raises ProbeEnded if the reset or a step ends the process or takes too long, and WorkerError if the environment
     cannot be made. An exception of the environment is raised as EnvRaised, or ProbeEnded if it would cause a restart.
@@ -170,7 +170,7 @@ class ProbeFactory:
     check_values: bool = False
 
     def __call__(self, context: EnvContext) -> ProbedEnvironment:
-        """Return a ProbedEnvironment around a new environment. If that cannot be wrapped, close it and raise."""
+        """Return a ProbedEnvironment around a new environment. If wrapping fails, close the environment."""
         made = call_factory(self.factory, attrs.evolve(context, n_envs=self.n_envs))
         try:
             n_rows = n_envs_of(made)
@@ -186,7 +186,7 @@ class ProbedEnvironment(Environment):
     """A measurement that a manager steps like an environment. Each step doubles the number of random steps taken.
 
     An observation is ``[number of random steps, whether the measurement has ended]``. After the end ``probe`` is the
-    result, and further steps do nothing. With these numbers the trainer can report whether the reset or a step failed,
+    result, and further steps do nothing. From the observations the trainer can tell whether the reset or a step failed,
     and about how many steps preceded a crash.
     """
 
@@ -286,12 +286,12 @@ class StepTime(NamedTuple):
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
-        """Return these times minus those of ``other``, but none below 0."""
+        """Return the difference between this StepTime and ``other``, with 0 instead of negative times."""
         return StepTime(max(0, self.wall_ns - other.wall_ns), max(0, self.cpu_ns - other.cpu_ns))
 
 
 def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
-    """Return a Probe with the means and the unevenness of these step times, without those of the warm-up."""
+    """Return a Probe with the means and the unevenness of ``times``, apart from the warm-up steps at the start."""
     counted = times[max(1, int(len(times) * WARM_UP)) :]
     walls = sorted(step.wall_ns for step in counted)
     mean_ns = statistics.fmean(walls)
@@ -306,7 +306,7 @@ def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
 
 
 class RunDelay:
-    """A clock that measures how long this thread has waited for a free core, to subtract that from step times."""
+    """A clock that measures how long this thread has waited for a free core, time that does not count as step time."""
 
     def __init__(self) -> None:
         try:
@@ -336,7 +336,7 @@ def actions_for(
     specs: BehaviorSpecs,
     make_policy: Callable[[BehaviorSpec], Policy],
 ) -> dict[str, Tree]:
-    """Return the actions for ``steps`` of one environment. Add missing policies, made by ``make_policy``."""
+    """Return actions for ``steps``, by behavior. Behaviors without a policy get one from ``make_policy``."""
     for behavior, spec in specs.items():
         if behavior not in policies:
             policies[behavior] = make_policy(spec)

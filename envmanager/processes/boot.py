@@ -20,7 +20,7 @@ from typing import NamedTuple
 LENGTH = struct.Struct("<Q")
 """Length of the pickle that ``run`` reads from standard input."""
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Variables that limit math libraries' threads: 1 in workers, because n_workers × n_cores threads would be too many."""
+"""Environment variables that limit math libraries' threads: 1 in workers, to avoid n_workers × n_cores threads."""
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"
@@ -48,7 +48,7 @@ def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
 
 
 def take_over(inherited: Inheritance) -> None:
-    """Apply ``inherited`` to this process. Called before the import of NumPy, which reads environment variables."""
+    """Apply ``inherited`` to this process. Call this before NumPy is imported, which reads environment variables."""
     sys.path[:], sys.argv[:] = inherited.path, inherited.argv
     set_environ(inherited.environ)
     import multiprocessing
@@ -60,14 +60,14 @@ def take_over(inherited: Inheritance) -> None:
 
 
 def set_environ(environ: Mapping[str, str]) -> None:
-    """Replace all environment variables by ``environ``. On Windows keep SYSTEMROOT, without which sockets fail."""
+    """Replace all environment variables with ``environ``. On Windows keep SYSTEMROOT, without which sockets fail."""
     needed = {name: os.environ[name] for name in ("SYSTEMROOT",) if sys.platform == "win32" and name in os.environ}
     os.environ.clear()
     os.environ.update({**needed, **environ})
 
 
 def python(executable: str, imports: str) -> list[str]:
-    """Return the command that calls a function in a new Python with the same options. Append its integer arguments."""
+    """Return a command that calls a function in a new Python with the same options. Append integer arguments to it."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]

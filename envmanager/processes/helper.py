@@ -62,7 +62,7 @@ from envmanager.processes.boot import Inheritance, end_group, set_environ, take_
 RESPONSE = struct.Struct("<q")
 """First response to a start: a pid, or a negative errno. Second response: the exit code, negative for a signal."""
 LOAD, FORK, EXECUTE = "load", "fork", "execute"
-"""Kinds of requests. The names of modules to import first follow. FORK and EXECUTE are sent with descriptors."""
+"""Kinds of requests. A request also names modules to import. FORK and EXECUTE are sent with descriptors."""
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _COULD_NOT_EXECUTE = 127
@@ -79,7 +79,7 @@ class Birth(NamedTuple):
     directory: str
     cores: set[int]
     python: Inheritance | None
-    """Values that a process that runs Python takes over before it calls its function; None for another program."""
+    """Settings that a Python process takes over before it calls its function; None for any other program."""
 
 
 class _Child(NamedTuple):
@@ -135,7 +135,7 @@ class _Helper:
         self._children: dict[int, _Child] = {}
         """Processes that were started but not reaped yet, by pidfd."""
         self._awaited: dict[int, int] = {}
-        """Pids of these processes by ``response_fd``, the socket through which the trainer receives the exit code."""
+        """Pids of children by ``response_fd``, the socket through which the trainer receives the exit code."""
         self.born: tuple[int, ...] = ()
         """Arguments for ``run`` in a new fork; empty in the helper."""
         self._loaded: set[str] = set()
@@ -189,7 +189,7 @@ class _Helper:
         return True
 
     def _load(self, modules: Iterable[str]) -> None:
-        """Import modules that forks will share. Ignore errors, which a worker that imports the module raises again."""
+        """Import modules that forks will share. Ignore errors; they occur again in a worker that imports the module."""
         missing = [name for name in modules if name not in self._loaded]
         if missing:
             self._loaded.update(missing)
@@ -257,7 +257,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _respond(fd: int, number: int, *fds: int) -> bool:
-    """Send a number and descriptors to the trainer, through a copy of the socket ``fd``. Return whether it worked."""
+    """Send a number and descriptors to the trainer, through a copy of the socket ``fd``. Return whether that worked."""
     try:
         with socket.socket(fileno=os.dup(fd)) as trainer:
             socket.send_fds(trainer, [RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

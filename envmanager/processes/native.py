@@ -35,7 +35,7 @@ _READ_SIZE = 256 * RECORD.size
 
 
 class NativeLink(ProcessLink):
-    """The link to a worker process that the helper has started, and that reports its steps through the step pipe."""
+    """The link to a worker process that the helper started and that reports its steps through the step pipe."""
 
     process: Process
 
@@ -74,7 +74,7 @@ class NativeLink(ProcessLink):
                 is_second = True
 
     def output_tail(self) -> str:
-        """Return the end of the worker's log and, after a crash in native code, the crash report, which is erased."""
+        """Return the end of the worker's log, followed by any report of a native crash, which is then erased."""
         report = ""
         if descriptors.is_registered(self._crash_fd):  # else another thread has called close()
             with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ class StepPipePoller(Poller[ProcessLink]):
         self._events = events
 
     def read_other(self, fd: int) -> None:
-        """If ``fd`` is the step pipe, add a response to ``arrived`` for each of its records. Discard late records."""
+        """If ``fd`` is the step pipe, read it and append a response to ``arrived`` per record, except late records."""
         if fd != self._read_fd:
             return
         while True:

@@ -3,7 +3,7 @@
 With ``log_dir`` each generation of a worker has a log file. All workers share one memfd for crash reports, in which
 each worker has a part. So crash reports need no descriptor per worker, block on no pipe, and outlive the process.
 
-The rule: the trainer opens a log, so that an unusable one is refused before a process starts. No error quotes text that
+The rule: the trainer opens a log, so that an unusable log is refused before a process starts. No error quotes text that
 was in the log file before the process started.
 """
 
@@ -35,7 +35,7 @@ class OutputLog:
 
     @classmethod
     def open(cls, log_dir: str, worker_id: int, generation: int) -> tuple[OutputLog, int]:
-        """Open a worker's log (mode 0600); return it and a descriptor to append. Raises UsageError if that fails."""
+        """Open a worker's log (mode 0600). Return it with a descriptor for appending. Raises UsageError on failure."""
         path = os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
         try:
             os.makedirs(log_dir, exist_ok=True)
@@ -74,7 +74,7 @@ def read_tail(fd: int, start: int) -> str:
 
 
 def enable_crash_report(fd: int | None, worker_id: int) -> int:
-    """Let faulthandler write to this worker's part of the file ``fd``. Return the descriptor that faulthandler uses.
+    """Make faulthandler write to this worker's part of the file ``fd``. Return the descriptor that faulthandler uses.
 
     Without ``fd`` or /proc, crashes are reported on stderr.
     """
@@ -92,7 +92,7 @@ def enable_crash_report(fd: int | None, worker_id: int) -> int:
 
 
 def leave_crash_report(own_fd: int) -> None:
-    """Write crash reports to stderr from now on, in a process forked from a worker, and close ``own_fd``."""
+    """Redirect crash reports to stderr, in a process forked from a worker, and close ``own_fd``."""
     faulthandler.enable(file=_STDERR, all_threads=True)
     os.close(own_fd)
 

@@ -52,7 +52,7 @@ _LIMITS_BYTES = 144 if sys.maxsize > 2**32 else 112
 
 
 class PortableProcess:
-    """A Python process started by ``subprocess``, with a thread that sends it a function to call and awaits its end."""
+    """A Python process started by ``subprocess``. A thread sends it the function to call and waits for it to end."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class PortableProcess:
         """Start a process that calls ``function([connection, memory], *arguments)``. Raises OSError if the start fails.
 
         ``function``: "module:name". ``connection``: the process's end of a socket pair. ``memory``: a result of
-        ``open_memory``. ``output_fd``: standard output and standard error; None for the trainer's.
+        ``open_memory``. ``output_fd``: descriptor for standard output and standard error; None for the trainer's.
         """
         self._lock = threading.Lock()
         self._has_ended = False
@@ -114,7 +114,7 @@ class PortableProcess:
             descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def _await_end(self) -> int | None:
-        """Wait for the process's end, kill the rest of its group, and reap it. Return the exit code or None."""
+        """Wait for the process to end, kill its process group, and reap it. Return the exit code; None if unknown."""
         code = None
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):  # the user's code has reaped it
@@ -151,12 +151,12 @@ class PortableProcess:
         return core_wait_ns(self.pid)
 
     def exit_name(self) -> str:
-        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if that is unknown after a second."""
+        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if still unknown after a second."""
         self._thread.join(_REAP_S)
         return exit_name(self._exit_code)
 
     def release(self) -> None:
-        """Wait at most a second until the process is reaped, and close ``pidfd``. A second call does nothing."""
+        """Wait at most a second for the process to be reaped, and close ``pidfd``. A second call does nothing."""
         self._thread.join(_REAP_S)
         self.pidfd = descriptors.close(self.pidfd)
 
@@ -164,7 +164,7 @@ class PortableProcess:
 def _start_python(
     environ: Mapping[str, str], stdin_fd: int, output_fd: int | None, kept: list[Any]
 ) -> subprocess.Popen[bytes]:
-    """Start and return a Python process that runs ``boot.run``, reads ``stdin_fd`` and is not reached by a Ctrl-C."""
+    """Start and return a Python process that runs ``boot.run`` and reads ``stdin_fd``. A Ctrl-C does not end it."""
     executable, needed = sys.executable, dict(os.environ)  # it may need variables that the environments do not get
     if sys.platform == "win32" and sys.prefix != sys.base_prefix:  # the executable of a venv starts another process
         executable, needed["__PYVENV_LAUNCHER__"] = sys._base_executable, sys.executable
@@ -183,7 +183,7 @@ def _start_python(
 def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
     """Return a function that kills ``process`` and the processes that it has started.
 
-    It kills the process group or, on Windows, closes a job object. The kernel closes that too when the trainer dies.
+    The function kills the process group or, on Windows, closes a job object, as the kernel does if the trainer dies.
     """
     if sys.platform != "win32":
         return partial(os.killpg, process.pid, signal.SIGKILL)
@@ -214,7 +214,7 @@ def close_memory(memory: int | str) -> None:
 
 
 class PortableChannel(Channel):
-    """A channel that also carries steps. Steps that are entirely in shared memory are read without making a Message."""
+    """A channel that also carries steps. Steps entirely in shared memory are read without creating a Message."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -256,7 +256,7 @@ class PortablePoller(Poller["PortableLink"]):
 
 
 class PortableLink(ProcessLink):
-    """The link to a worker started by ``subprocess``. All its responses, also to steps, come through one socket."""
+    """The link to a worker started by ``subprocess``. All responses, including steps, arrive through one socket."""
 
     process: PortableProcess
     channel: PortableChannel

@@ -48,11 +48,11 @@ class ProcessHost(LinkHost[ProcessLink]):
         self.factories = factories_for(env_factory, options.n_envs)
         self._n_slots = 3 if options.zero_copy else 1
         self._worker_rows: list[SharedRows] = []
-        """Each worker's part of the shared memory, for all its generations."""
+        """Each worker's part of the shared memory, which its replacements use too."""
         self._whole: dict[str, list[AgentSteps]] = {}
-        """Views of all workers' rows, by behavior and slot. Only behaviors with one agent per environment have any."""
+        """Views of all workers' rows, by behavior and slot, for behaviors with one agent per environment."""
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
-        """Reward arrays of ``_whole``, by behavior, slot and worker. A step with one of them was written in place."""
+        """Reward arrays of ``_whole``, by behavior, slot and worker. They identify steps that were written in place."""
         self.rewrites_arrays = False  # until memory is shared; fakes never share any
 
     def open(self, context: HostContext) -> None:
@@ -105,7 +105,7 @@ class ProcessHost(LinkHost[ProcessLink]):
 
     @abstractmethod
     def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> ProcessLink:
-        """Start a worker process and return its link, without waiting until its environments are made."""
+        """Start a worker process and return its link, without waiting for its environments to be made."""
 
     def await_start(self) -> dict[int, StartReport]:
         if not self._starting:

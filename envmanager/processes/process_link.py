@@ -28,7 +28,7 @@ from envmanager.processes.output import OutputLog
 
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 _DESCRIPTORS_TO_START = 16
-"""Number of free descriptors required before a start. A start needs fewer, so none runs out of them half-way."""
+"""Number of free descriptors required before a start, more than a start needs, so that no start fails half-way."""
 
 
 @attrs.frozen(kw_only=True)
@@ -74,14 +74,14 @@ class ProcessLink(Link):
         self.channel.open(fd, self.process.pidfd)
 
     def make_channel(self) -> Channel:
-        """Return a new channel, still closed. It is opened when the process has been started."""
+        """Return a new, closed channel. The channel is opened after the process has started."""
         return Channel()
 
     @abstractmethod
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
-        """Start the process. Return the process and a descriptor, the trainer's end of its connection.
+        """Start the process. Return the process and the descriptor of the trainer's end of the connection.
 
-        ``output_fd``: descriptor of its standard output and standard error; None for the trainer's. Raises
+        ``output_fd``: descriptor for standard output and standard error; None for the trainer's. Raises
         TimeoutError after ``timeouts.start_s``, and another OSError if the process cannot be started.
         """
 
@@ -113,7 +113,7 @@ class ProcessLink(Link):
         self._await(_STEP, deadline)
 
     def attach(self, worker_rows: SharedRows) -> None:
-        """Use these rows of the shared memory for all later steps, and send their layout to the worker."""
+        """Use ``worker_rows``, in shared memory, for all later steps, and send their layout to the worker."""
         self._worker_rows = worker_rows
         self.decoder.attach(worker_rows)
         data = pickle.dumps(worker_rows.layout)
@@ -122,9 +122,9 @@ class ProcessLink(Link):
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Let the poller attach this replacement to the shared memory and reset it, once it has started.
+        """Attach this replacement to ``worker_rows`` (if any) and reset it, as soon as it has started.
 
-        ``slot`` is the last slot that the other workers used. With equal slots, the rows of all workers are one view.
+        ``slot`` is the last slot that the other workers used. With equal slots, one view covers all workers' rows.
         """
         self.slot, self._rows_to_attach = slot, worker_rows
         self.begin_again(config)

@@ -1,10 +1,10 @@
 """Starts processes through the helper, without importing the user's main module in them.
 
 The function of a process and its arguments are written to a memfd that the process inherits. So the trainer does not
-block if the process is stopped or ends before it has read them. ``helper`` describes the rest of a start.
+block if the process is stopped or ends before it has read them. The module ``helper`` describes how a process starts.
 
 The rule: a program has one helper and one life pipe (see ``helper``). The pipe stays open until the program ends,
-because all workers are killed when it closes. A process that the user's code forks gets its own when it starts any.
+because all workers are killed when it closes. A process forked by user code gets its own helper and pipe when needed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ PRELOADABLE = {
     "ale_py": "ale_py",
     "cv2": "cv2",
 }
-"""Modules that the helper imports before it forks a worker, by the module that the trainer must have imported."""
+"""Modules that the helper imports before it forks a worker, if the trainer has imported the module named by the key."""
 _REAP_S = 1.0
-"""Timeout in seconds for the death of a killed process, and for the helper's report of its exit code."""
+"""Timeout in seconds for a killed process to end, and for the helper to report its exit code."""
 _LOOK_EVERY_S = 0.5
 """Seconds between checks whether the helper has ended or is stopped, while a response is awaited."""
 
@@ -84,7 +84,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request and ``fds`` without blocking. The peer of ``fds[0]`` gets the response. Raises HelperGone."""
+        """Send a request and ``fds`` without blocking. The response goes to ``fds[0]``'s peer. Raises HelperGone."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:
@@ -107,7 +107,7 @@ class Helper:
                 raise TimeoutError(errno.ETIMEDOUT, "the helper process does not respond")
 
     def stop(self) -> None:
-        """Kill and reap the helper and close its descriptors. Its children continue. A second call does nothing."""
+        """Kill and reap the helper and close its descriptors. Its children keep running. A second call does nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -199,7 +199,7 @@ class Process:
             self.pidfd, self._response_fd = register(received[0]), register(ours.detach())
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, unless it has ended. When it ends, the helper kills the rest of its group."""
+        """Send a signal to the process, unless it has ended. When it ends, the helper kills its process group."""
         if not self._is_released:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.pidfd, number)
@@ -214,7 +214,7 @@ class Process:
         return exit_name(self._exit_code)
 
     def _await_reaping(self) -> None:
-        """Wait briefly for the process's end and its exit code. If the helper has ended, kill the group from here."""
+        """Wait briefly for the process to end and its exit code. If the helper has ended, kill the process's group."""
         with self._reaping:
             if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
                 return
@@ -249,8 +249,8 @@ def start(
 ) -> Process:
     """Start and return a Python process that calls ``function(fds, *arguments)``, with SIGINT blocked.
 
-    ``function``: "module:name". ``fds``: inherited under other numbers. ``output``: standard output and error. Raises
-    TimeoutError at ``deadline`` (monotonic seconds), and another OSError if the process cannot be started.
+    ``function``: "module:name". ``fds``: descriptors to inherit, under other numbers. ``output``: descriptors for
+    standard output and error. Raises TimeoutError at ``deadline`` (monotonic seconds), another OSError on failure.
     """
     kind = FORK if start_method == "forkserver" else EXECUTE
     command, cores = python(sys.executable, "helper import run; run"), os.sched_getaffinity(0)

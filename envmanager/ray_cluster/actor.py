@@ -55,7 +55,7 @@ class SentRows:
     """The rows of one worker in this process's memory, and views of the parts that are sent and received."""
 
     def __init__(self, report: StartReport, env_ids: Sequence[int]) -> None:
-        """Allocate rows in the layout that follows from ``report``, so that actor and manager have the same layout."""
+        """Allocate rows in the layout that ``report`` implies, so that actor and manager use the same layout."""
         layout = BlockLayout.of(report.specs, [report.max_agents], n_slots=1)
         block = Block(layout, bytearray(Block(layout).size_bytes))
         memory = memoryview(block.memory)
@@ -76,7 +76,7 @@ class Answer(Message):
 def pack_answer(
     ticket: int, code: int, flags: int, busy_ns: int, data: bytes, n_ended: int = 0, steps: Any = b""
 ) -> Any:
-    """Return an answer as bytes or, from ``LARGE_BYTES`` of steps on, as a pair of bytes and an array of the steps."""
+    """Return an answer as bytes or, if ``steps`` has at least LARGE_BYTES, as a pair of bytes and an array."""
     header = MESSAGE.pack(ticket, code, flags, 0, n_ended, len(steps), busy_ns, 0)
     if len(steps) < LARGE_BYTES:
         return b"".join((header, steps, data))
@@ -103,7 +103,7 @@ class EnvActor:
         self._group: EnvGroup | None = None
         self._rows: SentRows | None = None
         self._n_reported = 0
-        """Number of behaviors in the specs that were sent last. Specs in the answer to "start" do not count."""
+        """Number of behaviors in the last specs sent, other than those in the answer to "start"; initially 0."""
 
     def obey(self, command: bytes) -> Any:
         """Execute a packed command and return the packed answer. An error is reported in the answer, never raised."""

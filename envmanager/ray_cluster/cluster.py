@@ -1,6 +1,6 @@
 """Connects to a Ray cluster, creates and kills actors on it, and reports its resources.
 
-The rule: no other module of this folder imports Ray, and this one uses only Ray's public API. It schedules nothing: Ray
+The rule: only this module of the package imports Ray, and it uses only Ray's public API. It schedules nothing: Ray
 decides on which nodes the actors run.
 """
 
@@ -32,7 +32,7 @@ _environments: dict[str, dict[str, Any]] = {}
 def connect(options: ClusterOptions) -> None:
     """Make this program a driver of the cluster until it ends, unless it already is a driver of a cluster.
 
-    The runtime environment is set for the whole job, since Ray accepts folders of this machine only for a job. Raises
+    The runtime environment is set for the whole job, since Ray accepts local folders only at the job level. Raises
     UsageError if there is no cluster at the address, or if an option is invalid.
     """
     address, runtime_env = options.address, options.runtime_env
@@ -65,7 +65,7 @@ def n_cpus() -> int:
 
 
 class ActorHandle:
-    """A wrapper of Ray's handle of one actor, to send commands to the actor and to kill it."""
+    """A wrapper around Ray's handle of one actor. It sends commands to the actor and kills it."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -74,7 +74,7 @@ class ActorHandle:
     def obey(self, command: bytes, on_answer: Callable[[Any], None]) -> None:
         """Send a command to the actor, which executes commands in order.
 
-        ``on_answer`` is called in a thread of Ray's with the answer's future. Raises UsageError after ray.shutdown().
+        ``on_answer`` is called with the answer's future in a thread of Ray. Raises UsageError after ray.shutdown().
         """
         if not ray.is_initialized():  # otherwise Ray would start another cluster
             raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
@@ -114,7 +114,7 @@ class Cluster:
         }
 
     def make_actor(self, worker_id: int, *arguments: Any) -> ActorHandle:
-        """Return a new actor, which Ray places when there is room. Raises UsageError if Ray refuses the options."""
+        """Return a new actor, which Ray places once there is room. Raises UsageError if Ray refuses the options."""
         options = dict(self._options)
         if self._nodes:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._nodes[worker_id], soft=True)
@@ -128,7 +128,7 @@ class Cluster:
         return bool(ray.is_initialized())
 
     def shortage(self) -> dict[str, str]:
-        """Return texts for NotPlaced, by field: a worker's resources, why no node has room, the cluster's size."""
+        """Return three fields of NotPlaced: a worker's resources, why no node has room, and the cluster's size."""
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         resources = in_words(dict(sorted(ray.cluster_resources().items())))
         return {

@@ -41,7 +41,7 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """The channel and the process of an ActorLink. Each message is a method call; if it fails, the actor has ended."""
+    """The channel and the process of an ActorLink. Each message is a method call that fails if the actor has ended."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class ActorConnection(Channel):
         return len(self.messages) > n_before
 
     def take_in(self, actor: ActorHandle, answer: Answer | BaseException) -> None:
-        """Store the answer to a call, or the error that says how the actor ended. Ignore an actor that was replaced."""
+        """Store the answer to a call, or the error that says how the actor ended. Ignore answers of replaced actors."""
         if actor is not self._actor:  # that actor never ran and was replaced
             pass
         elif isinstance(answer, BaseException):
@@ -128,7 +128,7 @@ class ActorConnection(Channel):
             self._end_fd = descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def signal(self, number: int) -> None:
-        """Kill the actor if the signal is SIGKILL. Other signals are ignored, since Ray cannot send them."""
+        """Kill the actor if ``number`` is SIGKILL. Ignore other signals, since Ray cannot send them."""
         if number == SIGKILL and self.pidfd != descriptors.CLOSED:
             self._actor.kill()
             self._end()
@@ -145,12 +145,12 @@ class ActorConnection(Channel):
 
 
 class ActorLink(Link):
-    """The link to a worker in a Ray actor. Both sides hold SentRows; their bytes are sent as steps and actions."""
+    """The link to a worker in a Ray actor. Both sides hold SentRows, whose bytes are sent as steps and actions."""
 
     channel: ActorConnection
     decoder: Decoder
     _rows: SentRows
-    """Rows of the worker; set when it has started."""
+    """Rows of the worker, set when the worker has started."""
 
     def __init__(
         self, plan: WorkerPlan, connection: ActorConnection, cluster: Cluster, events: EventLog, times: WorkerTimes
@@ -205,16 +205,16 @@ class ActorPoller(Poller[ActorLink]):
     def __init__(self) -> None:
         super().__init__()
         self.n_wanted = 1
-        """Number of steps after which to wake the trainer. Each wakeup costs time that Ray's threads need."""
+        """Number of queued steps that wakes the trainer. Each wakeup costs time that Ray's threads need."""
         self.answers_fd, self._bring_fd = descriptors.socket_pair()
-        """Bell that is readable when answers are queued, and its other end."""
+        """The two ends of the bell. ``answers_fd`` becomes readable when enough answers are queued."""
         self.epoll.register(self.answers_fd, descriptors.READABLE)
         self._came: deque[tuple[ActorConnection, ActorHandle, Answer | BaseException]] = deque()
         self._lock = threading.Lock()
         self._ask_at = 0.0
 
     def bring(self, connection: ActorConnection, actor: ActorHandle, future: Any) -> None:
-        """Queue the answer to a call of ``actor``, and wake the trainer if needed. Called in a thread of Ray's."""
+        """Queue the answer to a call to ``actor``, and wake the trainer if needed. Called in one of Ray's threads."""
         error = future.exception()
         answer = unpack_answer(future.result(), time.perf_counter_ns()) if error is None else error
         self._came.append((connection, actor, answer))

@@ -40,7 +40,7 @@ class RayHost(LinkHost[ActorLink]):
 
     options: RayOptions
     rewrites_arrays = True
-    """Whether steps overwrite earlier arrays. They do, because all steps of a worker are written into the same rows."""
+    """Whether a step overwrites earlier steps' arrays. True, because a worker writes all steps into the same rows."""
 
     def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__(env_factory, options)
@@ -52,7 +52,7 @@ class RayHost(LinkHost[ActorLink]):
         return Resources(self.options.timeouts.close_s, ActorPoller())
 
     def make_worker(self, worker_id: int) -> ActorLink:
-        """Request an actor and return its link, without waiting, so that a lack of room costs one timeout for all."""
+        """Request an actor and return its link without waiting, so that all workers share one start timeout."""
         self.context.calls.require_open("the start of a worker")
         entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
@@ -67,19 +67,19 @@ class RayHost(LinkHost[ActorLink]):
 
 
 class RayEnvManager(EnvManager):
-    """A manager of ``n_envs`` environments in ``n_workers`` actors (by default one each) on a Ray cluster.
+    """A manager of ``n_envs`` environments in ``n_workers`` actors (default: one per environment) on a Ray cluster.
 
     ``n_workers="auto"``: a number that suits the cluster's CPUs and the first environment, whose steps are measured in
-    an actor before the others start. ``envs_per_worker``: instead of ``n_workers``. ``cluster``, or single fields of it
+    an actor before the others start. ``envs_per_worker``: replaces ``n_workers``. ``cluster``, or any of its fields
     (``address``, ``resources``, ``placement``, ``runtime_env``): see ClusterOptions. ``worker_env``: environment
-    variables for the actors, besides those that Ray sets. ``log_dir``: passed to the factories in EnvContext; the
+    variables for the actors, in addition to Ray's own. ``log_dir``: passed to the factories in EnvContext; the
     output of actors is in Ray's logs and in the trainer's output. The other parameters are those of
     SubprocessEnvManager, except ``local_envs``, ``start_method`` and ``zero_copy``, which are refused.
 
     This program becomes a driver of the cluster until it ends, unless it already is a driver. The constructor returns
     when all workers are ready, within ``timeouts.start_s``. It raises UsageError if the options or the factory cannot
-    work, and NotPlaced if the cluster has no room. If a worker cannot start, all others are ended, and its WorkerError
-    is raised.
+    work, and NotPlaced if the cluster has no room. If a worker cannot start, all other workers are ended, and the
+    WorkerError is raised.
     """
 
     @takes(RayOptions)

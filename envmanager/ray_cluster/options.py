@@ -19,9 +19,9 @@ _NOT_ASKED_FOR = ("node:", "object_store_memory")
 
 
 def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
-    """Return a text that says why no node has room: which resources are too small, taken, or scattered over nodes.
+    """Return a text that says why no node has room: which resources are insufficient, taken, or scattered over nodes.
 
-    ``wanted``: resources of one worker. ``nodes``: total resources of each node. ``free``: all unused resources.
+    ``wanted``: resources of one worker. ``nodes``: total resources per node. ``free``: the cluster's unused resources.
     """
     for name, amount in wanted.items():
         most = max((node.get(name, 0.0) for node in nodes), default=0.0)
@@ -63,11 +63,11 @@ def _check_address(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
 class ClusterOptions:
     """The address of a cluster, and the resources and nodes of its workers.
 
-    ``address``: None is the cluster that Ray finds (``RAY_ADDRESS``, or one on this machine), else a new one on this
-    machine. ``resources``: amounts per worker: ``num_cpus`` (1), ``num_gpus``, ``memory`` in bytes, and ``custom`` by
-    name. ``placement``: "pack" fills a node until half of it is taken; "spread" distributes workers over all nodes; a
-    list names each worker's preferred node, by id, name or address. ``runtime_env``: Ray's runtime environment, which
-    installs what workers need on their nodes. ``envs_per_worker``: instead of ``n_workers``.
+    ``address``: None means the cluster that Ray finds (by ``RAY_ADDRESS`` or on this machine), otherwise a new local
+    cluster. ``resources``: amounts per worker: ``num_cpus`` (1), ``num_gpus``, ``memory`` in bytes, and ``custom`` by
+    name. ``placement``: "pack" fills half of a node before using another; "spread" distributes workers over all nodes;
+    a list names each worker's preferred node, by id, name or address. ``runtime_env``: Ray's runtime environment, which
+    installs the workers' dependencies on their nodes. ``envs_per_worker``: replaces ``n_workers``.
     """
 
     address: str | None = attrs.field(default=None, validator=_check_address)
@@ -80,9 +80,9 @@ class ClusterOptions:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """Amounts above 0 that each worker takes, by Ray's names: ``CPU``, ``GPU``, ``memory``, and custom names.
+        """Nonzero amounts that each worker requests, by Ray's names: ``CPU``, ``GPU``, ``memory``, and custom names.
 
-        Raises UsageError for unknown names, and for amounts that are not finite numbers from 0 up.
+        Raises UsageError for unknown names, and for amounts that are negative or not finite numbers.
         """
         if self.resources is not None and not isinstance(self.resources, Mapping):
             raise UsageError(f"resources must be a mapping of amounts, not {self.resources!r}.")
@@ -103,7 +103,7 @@ class ClusterOptions:
 
     @classmethod
     def of(cls, options: ClusterOptions | Mapping[str, Any] | None) -> ClusterOptions:
-        """Convert ``options`` to ClusterOptions; None means the defaults. Raises ConfigError for a mistake in it."""
+        """Convert ``options`` to ClusterOptions; None means the defaults. Raises ConfigError if they are invalid."""
         return options if isinstance(options, ClusterOptions) else structure(cls, options or {}, where="cluster")
 
 
@@ -133,7 +133,7 @@ class RayOptions(ProcessOptions):
 
     @property
     def on_cluster(self) -> ClusterOptions:
-        """The ClusterOptions given as ``cluster`` or as single fields. Raises UsageError if both are given."""
+        """The ClusterOptions given as ``cluster`` or as separate options. Raises UsageError if both are given."""
         names = [field.name for field in attrs.fields(ClusterOptions)]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.cluster is not None and given:

@@ -27,11 +27,11 @@ from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.ray_cluster.options import ClusterOptions, RayOptions
 
 CALL_S = 400e-6
-"""Trainer time per call of an actor in seconds, measured on one core (docs/ray.md). Calls are made one at a time."""
+"""Trainer time per call to an actor in seconds, measured on one core (docs/ray.md). Calls are made one at a time."""
 ANSWER_S = 600e-6
 """Time from a call to its answer in seconds, without the steps of the environments."""
 AS_GOOD = 1.05
-"""Factor on the least time of a round. The smallest number of workers that stays within the product is chosen."""
+"""Largest accepted ratio of a round's time to the shortest time. The fewest workers within this ratio are chosen."""
 
 _logger = logging.getLogger("envmanager")
 
@@ -59,13 +59,13 @@ def place_on_cluster(
 def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
     """Return the estimated seconds of one step of all environments.
 
-    The estimate is the sum of a call for each actor, one answer, and the steps of the actor with the most environments.
+    The estimate adds up one call per actor, one answer, and the steps of the actor with the most environments.
     """
     return n_workers * CALL_S + ANSWER_S + math.ceil(n_envs / n_workers) * probe.wall_s
 
 
 def choose(probe: Probe, n_envs: int, n_room: int) -> Placement:
-    """Return the placement with the fewest actors, of at most ``n_room``, that is within 5 % of the fastest one."""
+    """Return the placement with the fewest actors (at most ``n_room``) that is within 5 % of the fastest placement."""
     times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
     n_workers = next(count for count, time_s in times.items() if time_s <= AS_GOOD * min(times.values()))
     step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"

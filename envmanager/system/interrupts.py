@@ -2,8 +2,8 @@
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread, even between reading a response and
 storing it. Blocking the signal in the main thread does not help, because the kernel then delivers it to another thread,
-and Python still runs the handler in the main thread. So we install a handler. While a counter is above 0 it records the
-interrupt, else it calls the handler that it replaced.
+and Python still runs the handler in the main thread. So we install a handler. While a counter is above 0, our handler
+records the interrupt; otherwise it calls the handler that it replaced.
 
 ::
 
@@ -11,14 +11,14 @@ interrupt, else it calls the handler that it replaced.
     it ends ── the counter is 0: a recorded interrupt is raised ── another handler was found? ── it is restored
     the last manager closes ── Python's own handler is restored too
 
-Our handler stays between calls only if it replaced Python's own, because swapping handlers takes longer than the rest
-of a call. Any other handler is restored, because its library may check that it is installed, as asyncio does.
+Swapping handlers takes longer than the rest of a call, so our handler stays between calls if it replaced Python's own.
+Any other handler is restored, because its library may check that the handler is installed, as asyncio does.
 
 A handler that Python did not install (robot middleware, an application that embeds Python) is not replaced, because
 Python could not restore it. Interrupts are then not deferred; that handler decides what they do.
 
-The rule: ``defer_interrupts`` is around everything that must be done wholly or not at all. Inside it,
-``allow_interrupts`` is around every wait and every call of a user's code.
+The rule: ``defer_interrupts`` encloses everything that must be done completely or not at all. Inside such a block,
+``allow_interrupts`` encloses every wait and every call to user code.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _RARELY_USED: Sequence[int] = (
     if hasattr(signal, "SIGRTMAX")
     else [getattr(signal, name) for name in ("SIGUSR2", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)]
 )
-"""Signals that are likely unused, so that one can reveal Python's C handler. Windows has only SIGBREAK."""
+"""Signals that programs rarely use. An unused signal can reveal Python's C handler. Windows has only SIGBREAK."""
 _thread = threading.get_ident
 
 
@@ -119,7 +119,7 @@ def _learn_pythons_c_handler() -> Any:
 
 
 def _go_away() -> None:
-    """Restore the handler that ours replaced. If a handler in C has been installed since then, keep it installed."""
+    """Restore the handler that ours replaced. A C handler that was installed since then stays installed."""
     ours = _get_handler(_SIGINT)
     if ours.__class__ is not _Handler:
         return
@@ -212,7 +212,7 @@ class allow_interrupts:  # noqa: N801
 
 
 def keep_handler_for(manager: object) -> Callable[[], Any]:
-    """Keep our handler installed between calls while ``manager`` is open. Return the function to call at its close.
+    """Keep our handler installed between calls while ``manager`` is open. Return a function to call when it closes.
 
     Garbage collection of the manager has the same effect as the returned function. After the last manager has been
     closed, the next ``defer_interrupts`` block removes the handler.

@@ -1,6 +1,6 @@
 """Functions for processes, CPU cores and private files, and advice for the user on operating system errors.
 
-The rule: this needs only the standard library, because benchmarks import it in other libraries' virtual environments.
+The rule: this module needs only the standard library, so that benchmarks can import it in other virtual environments.
 """
 
 from __future__ import annotations
@@ -144,17 +144,17 @@ def _words(path: Path) -> list[str]:
 
 
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-"""Flags of ``open`` to follow no symbolic link and to let no child inherit the file. Windows has neither flag."""
+"""Flags for ``os.open``: follow no symbolic link, and let no child inherit the file. Windows has neither flag."""
 
 
 _ONLY_OWNER = 0o600
-"""Mode of private files. Windows has no modes; there the permissions of the folder decide."""
+"""Mode of private files. Windows has no modes and applies the permissions of the folder."""
 
 
 def open_privately(path: str, flags: int) -> int:
     """Open the file ``path`` with mode 0600 and return the descriptor. Can be the ``opener`` of ``open``.
 
-    Raises OSError if this fails or ``path`` is a symbolic link. The error's ``strerror`` is a text for the user.
+    Raises OSError if opening fails or ``path`` is a symbolic link. The error's ``strerror`` can be shown to the user.
     """
     try:
         # O_NONBLOCK, because to open a pipe without a reader must not block.
@@ -200,7 +200,7 @@ def advice(error: BaseException) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return ``path`` as an absolute path. Raises UsageError if it is relative and the working directory is gone."""
+    """Return ``path`` as an absolute path. Raises UsageError if it is relative to a removed working directory."""
     try:
         return os.path.abspath(path)
     except FileNotFoundError as error:

@@ -19,7 +19,7 @@ from envmanager.testing.faults import Change, FaultyEnvironment
 
 
 def _with(**columns: Callable[[Any], Any]) -> Change:
-    """Return a fault that replaces each named field of AgentSteps by the result of calling its function on it."""
+    """Return a fault that replaces each named field of AgentSteps with the given function's result for the field."""
     return Change(lambda steps: attrs.evolve(steps, **{k: make(getattr(steps, k)) for k, make in columns.items()}))
 
 

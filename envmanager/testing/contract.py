@@ -315,7 +315,7 @@ class _LifeContract(OwnManagers):
     """Tests of ``call`` and similar methods, of exceptions in environments, of ``stats()`` and of ``close()``."""
 
     exceptions_travel = True
-    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, EnvRaised has only its text."""
+    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, only its text is available."""
 
     def test_call_get_attr_set_attr_and_render_reach_the_environments_asked_for(self) -> None:
         with self.stepping(EchoEnvironment, 4) as manager:
@@ -462,7 +462,7 @@ class EnvironmentContract:
 
     @abstractmethod
     def make_environment(self) -> Any:
-        """Return a new environment to test: an Environment, or one of a supported library, such as Gymnasium."""
+        """Return a new environment to test: an Environment, or one from a supported library, such as Gymnasium."""
 
     def test_the_environment_keeps_the_contract(self) -> None:
         findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0, in_process=True)

@@ -42,7 +42,7 @@ class OwnManagers:
 
     @contextmanager
     def stepping(self, env_factory: Any, n_envs: int, policy: Any = None, **options: Any) -> Iterator[EnvManager]:
-        """Yield a new manager, reset and with a policy for ``step`` (default: NumberedActions). Close it at the end."""
+        """Yield a new manager after a reset, with a policy (default: NumberedActions). Close it at the end."""
         with self.make_manager(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions() if policy is None else policy)
             manager.reset()
@@ -50,7 +50,7 @@ class OwnManagers:
 
     @contextmanager
     def receiving(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a new manager, reset and with first observations received, ready for ``send``. Close it at the end."""
+        """Yield a new manager, ready for ``send``: all first observations were received. Close it at the end."""
         with self.make_manager(env_factory, n_envs, **options) as manager:
             manager.reset()
             manager.recv(Wait.all())
@@ -58,7 +58,7 @@ class OwnManagers:
 
 
 class AskingContract(OwnManagers):
-    """Tests that ``reset`` and ``call`` accept arguments by name, and ``set_attr`` one value for all environments."""
+    """Tests that ``reset`` and ``call`` take keyword arguments, and ``set_attr`` one value for all environments."""
 
     def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
         with self.make_manager(_Remembers, 3) as manager:
@@ -164,5 +164,5 @@ class _Talks(EchoEnvironment):
         return f"{word} {name}{sign} {self._number}"
 
     def gather(self, env_ids: list[int]) -> list[int]:
-        """Return ``env_ids``. ``call`` can pass it by position only, because it has a parameter of this name itself."""
+        """Return ``env_ids``. ``call`` can only pass it by position, because ``call`` has an ``env_ids`` of its own."""
         return env_ids

@@ -287,7 +287,7 @@ class _Disagrees(_Guests):
 
 
 class _OtherDtypes(FakeEnvironment):
-    """An environment whose values have other dtypes than its spec. ``change(steps)``: a dict of fields to replace."""
+    """An environment whose values have other dtypes than its spec. ``change(steps)`` returns fields to replace."""
 
     SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
 

@@ -84,7 +84,7 @@ class FakeWorker:
 
 @attrs.frozen
 class Step:
-    """A script entry: a step of a FakeEnvironment that returns this reward and these flags."""
+    """A script entry: a step of a FakeEnvironment that returns ``reward``, ``terminated`` and ``truncated``."""
 
     reward: float = 0.0
     terminated: bool = False

@@ -1,7 +1,7 @@
 """Assertions that FaultContract makes after every failure of an environment.
 
 They check that calls return in time, errors have the right type and name the worker, every step is delivered once and
-fits its action, healthy workers keep their episodes, and ``close()`` always works.
+matches its action, healthy workers keep their episodes, and ``close()`` always works.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from envmanager.testing.leaks import nothing_left_behind, state_of
 SLACK_S = float(os.environ.get("ENVMANAGER_SLACK_S", "20"))
 """Seconds by which a call may miss its deadline. The documentation promises 2 s on an idle machine.
 
-The default is ten times that, because tests often run on a busy machine. ``ENVMANAGER_SLACK_S`` overrides it.
+The default is ten times as long, because tests often run on a busy machine. ``ENVMANAGER_SLACK_S`` overrides it.
 """
 SOON_S = 60.0
 """Timeout in seconds for events that have no deadline of their own, long enough for a busy machine."""
 NO_RESTARTS = RestartPolicy(max_restarts=0)
 IDLE = ("idle", "step")
-"""Phases of the error after an idle worker was killed: "step" if an action was sent before the death was noticed."""
+"""Possible phases of the error for a killed idle worker: "step" if an action was sent before the death was noticed."""
 
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""Signal that kills a process. On Windows ``os.kill`` ends processes with an exit code, the number of the signal."""
+"""Signal that kills a process. On Windows ``os.kill`` makes the number of the signal the exit code."""
 KILLED = "SIGKILL" if hasattr(signal, "SIGKILL") else f"EXIT({signal.SIGTERM:d})"
-"""Exit of a process that was killed by SIGKILL."""
+"""Name that errors give to the exit of a process killed by SIGKILL."""
 unless_windows = functools.partial(pytest.mark.skipif, sys.platform == "win32")
-"""A decorator that skips a test on Windows. ``reason`` is what Windows lacks."""
+"""A decorator that skips a test on Windows. ``reason`` says what Windows lacks."""
 
 Error = TypeVar("Error", bound=WorkerError)
 Test = TypeVar("Test", bound=Callable[..., Any])
@@ -64,7 +64,7 @@ def returns_within(limit_s: float) -> Iterator[None]:
 
 
 def until(condition: Callable[[], bool], *, within_s: float = SOON_S) -> None:
-    """Wait until ``condition()`` holds; raise AssertionError if it does not within ``within_s`` seconds."""
+    """Wait until ``condition()`` is true. Raise AssertionError after ``within_s`` seconds."""
     deadline = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():
@@ -102,7 +102,7 @@ def check_close(manager: EnvManager, close_s: float) -> None:
 
 
 def check_lost(info: StepInfo, last: StepInfo) -> None:
-    """Assert that ``info`` truncates the episodes of ``last``, the step before, with no reward and no transitions.
+    """Assert that ``info`` truncates the episodes of ``last``, the previous step, with no reward and no transitions.
 
     If the worker was recycled, episodes that had ended in ``last`` are not truncated.
     """
@@ -218,13 +218,13 @@ class CheckedTrainer:
         raise AssertionError("unreachable")
 
     def go_on(self, worker_ids: Iterable[int], *, n_steps: int = 3) -> None:
-        """Step until each of these workers has delivered ``n_steps`` more StepInfos."""
+        """Step until each worker in ``worker_ids`` has delivered ``n_steps`` more StepInfos."""
         wanted = {worker_id: self.n_infos[worker_id] + n_steps for worker_id in worker_ids}
         self.step_until(lambda: all(self.n_infos[worker_id] >= n for worker_id, n in wanted.items()))
 
 
 def only_with_processes(test: Test) -> Test:
-    """Decorate a test method to be skipped if ``has_processes`` is false: it needs workers outside this process."""
+    """Decorate a test method that needs workers outside this process. If ``has_processes`` is False, skip the test."""
 
     @functools.wraps(test)
     def checked(self: FaultyManagers, *args: Any, **kwargs: Any) -> Any:
@@ -239,15 +239,15 @@ class FaultyManagers:
     """Base class of FaultContract's test classes: an abstract ``make_manager``, and a leak check after each test."""
 
     has_processes = True
-    """Whether each environment has its own process, which tests may kill. If False, one worker hosts all."""
+    """Whether each environment has its own process, which tests may kill. If False, one worker hosts them all."""
     exceptions_travel = True
-    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, EnvRaised has only its text."""
+    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, only its text is available."""
     start_s = 12.0
-    """``Timeouts.start_s`` of tests in which one worker hangs; healthy workers must start within it."""
+    """``Timeouts.start_s`` of tests in which one worker hangs, long enough for healthy workers to start."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return a new manager, with a worker per environment or one for all. ``options``: fields of ManagerOptions."""
+        """Return a new manager, with one worker per environment or one overall. ``options``: see ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:
@@ -281,7 +281,7 @@ class FaultyManagers:
         return env_id if self.has_processes else 0
 
     def others_than(self, env_id: int, n_envs: int = 3) -> list[int]:
-        """Return the ids of the workers that do not host this environment."""
+        """Return the ids of the workers that do not host environment ``env_id``."""
         return [
             worker_id for worker_id in range(n_envs if self.has_processes else 1) if worker_id != self.worker_of(env_id)
         ]

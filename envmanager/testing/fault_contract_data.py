@@ -87,7 +87,7 @@ class DataFaults(FaultyManagers):
 
     @contextmanager
     def _ready(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager, reset and with a policy, for environments whose steps CheckedTrainer cannot check."""
+        """Yield a manager after a reset, with a policy, for environments whose steps CheckedTrainer cannot check."""
         with self.managing(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
