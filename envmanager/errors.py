@@ -271,7 +271,7 @@ class BadAction(EnvManagerError):
 
 
 class ManagerClosed(EnvManagerError):
-    """Error raised by a call after ``close()``, or by a call during which a thread or a policy closes the manager."""
+    """Error raised by a call made after ``close()``, or one during which a thread or a policy closed the manager."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} was called after close(). Make a new manager.")

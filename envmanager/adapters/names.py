@@ -222,7 +222,7 @@ def _has_registered(env_id: str) -> bool:
 
 
 def _registered(env_id: str, text: str) -> Any:
-    """Return the EnvSpec registered under ``env_id``. Raises UsageError, with the user's ``text``, if there is none."""
+    """Return the EnvSpec registered under ``env_id``. Raises UsageError, which quotes ``text``, if there is none."""
     gymnasium = _gymnasium_for(env_id)
     try:
         return _without_main(gymnasium.spec(env_id))

@@ -195,7 +195,7 @@ def _without_own_frames(output: str) -> str:
 
 
 class Subject(Environment):
-    """The worker's side of a Trial, which calls the methods by name. An Environment, so that a manager can host it."""
+    """The part of a Trial that runs in the worker. It is an Environment so that a manager can host it."""
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 

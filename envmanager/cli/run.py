@@ -5,7 +5,7 @@
     Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, at intervals
                                  └── logger ──▶ Notices ──▶ Display      └──▶ RunSummary ──▶ Display, --out
 
-The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before anything else is printed.
+The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before the result is printed.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class _Tuning:
             left = left[len(together) :]
 
     def _try(self, trials: Sequence[Trial], ends_at: float, *, n_after: int) -> None:
-        """Measure ``trials``, which differ only in ``wait``, in turn in one shared manager. An error fails them all."""
+        """Measure ``trials``, which differ only in ``wait``, in one manager. An EnvManagerError marks all as failed."""
         is_hosted = trials[0].candidate.n_workers == IN_PROCESS
         try:
             with self._hosted(trials[0]) if is_hosted else self._manager(trials[0]) as manager:

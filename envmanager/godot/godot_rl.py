@@ -140,7 +140,7 @@ class Agents:
     def steps(self, message: dict[str, Any], env_id: int, *, infos: bool) -> dict[str, AgentSteps]:
         """Return the steps in the answer to a reset or an action.
 
-        Raises BadFrame for a malformed answer, and SpecMismatch for an observation whose size contradicts env_info.
+        Raises BadFrame for a malformed answer, SpecMismatch for an observation that is missing or contradicts env_info.
         The answer has one observation per agent; when an episode ends, it is both ``final_obs`` and the next ``obs``.
         """
         is_step = message["type"] == "step"

@@ -221,7 +221,7 @@ class PortableChannel(Channel):
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return a step's flags, number of final rows, busy time and end (ns); None if ``pump`` must read a message."""
+        """Return flags, number of final rows, busy and end time (ns) of response ``ticket``, or None: call ``pump``."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:

@@ -63,11 +63,12 @@ def _check_address(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
 class ClusterOptions:
     """The address of a cluster, and the resources and nodes of its workers.
 
-    ``address``: None means the cluster that Ray finds (by ``RAY_ADDRESS`` or on this machine), otherwise a new local
-    cluster. ``resources``: amounts per worker: ``num_cpus`` (1), ``num_gpus``, ``memory`` in bytes, and ``custom`` by
-    name. ``placement``: "pack" fills half of a node before using another; "spread" distributes workers over all nodes;
-    a list names each worker's preferred node, by id, name or address. ``runtime_env``: Ray's runtime environment, which
-    installs the workers' dependencies on their nodes. ``envs_per_worker``: replaces ``n_workers``.
+    ``address``: as for ``ray.init``, such as "10.0.0.1:6379". With None, Ray uses ``RAY_ADDRESS`` or a cluster on this
+    machine, and starts one if there is none. ``resources``: amounts per worker: ``num_cpus`` (1), ``num_gpus``,
+    ``memory`` in bytes, and ``custom`` by name. ``placement``: "pack" prefers a node until half of its resources are in
+    use; "spread" uses all nodes evenly; a list names each worker's preferred node, by id, name or address.
+    ``runtime_env``: Ray's option, such as packages and files for the workers. ``envs_per_worker``: number of
+    environments per worker, given instead of ``n_workers``.
     """
 
     address: str | None = attrs.field(default=None, validator=_check_address)

@@ -244,4 +244,4 @@ class CodeFaults(FaultyManagers):
 
 
 class FaultContract(CodeFaults, RestartsAfterFaults, DataFaults, UsageFaults):
-    """Tests of all faults, to inherit. Set ``has_processes = False`` if your manager's workers are not processes."""
+    """All fault tests; subclass it to test your manager. Set ``has_processes = False`` if no worker is a process."""
