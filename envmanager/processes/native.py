@@ -27,8 +27,7 @@ from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes
 from envmanager.processes.boot import THREAD_CAPS
 from envmanager.processes.output import take_crash_report
-from envmanager.processes.process_host import ProcessHost
-from envmanager.processes.process_link import LaunchPlan, ProcessLink
+from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.processes.starting import HelperGone, Process, start
 
 _READ_SIZE = 256 * RECORD.size

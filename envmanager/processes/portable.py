@@ -38,8 +38,7 @@ from envmanager.hosts.poller import Poller
 from envmanager.hosts.wire import MESSAGE, STEP_CODE, Channel
 from envmanager.kernel.table import Entry
 from envmanager.processes.boot import LENGTH, THREAD_CAPS, inheritance, python
-from envmanager.processes.process_host import ProcessHost
-from envmanager.processes.process_link import LaunchPlan, ProcessLink
+from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.system.interrupts import blocked_in_children
 from envmanager.system.machine import core_wait_ns, exit_name
 
