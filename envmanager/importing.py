@@ -5,7 +5,7 @@
     with needed_by("envmanager.training", extra="torch"):
         import torch
 
-If the library is not installed, this context raises MissingExtra, with the pip command that installs it.
+If the library is not installed, the context raises MissingExtra, whose text has the pip command to install it.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Plugins(NamedTuple):
     what: str
 
     def names_with(self, own: Iterable[str]) -> list[str]:
-        """Return the names in ``own`` and those of all plugins, sorted."""
+        """Return the names in ``own`` and the names of all plugins in the group, sorted and without duplicates."""
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:
-        """Import and return the plugin ``name``; None if no package has it. Raises MissingExtra if the import fails."""
+        """Import and return the plugin ``name``; None if no package has it. Turns an ImportError into MissingExtra."""
         for entry_point in entry_points(group=self.group, name=name):
             try:
                 return entry_point.load()
@@ -60,7 +60,7 @@ class Plugins(NamedTuple):
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
     """Return a context that turns ModuleNotFoundError into MissingExtra, whose text begins with ``what``.
 
-    ``extra``: extra of this package that installs the library, or None. Other import errors are raised unchanged.
+    ``extra``: the extra of ``envmanager`` that installs the library, or None. Other errors are raised unchanged.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Return the end of a message: ``; did you mean prefix.…?`` with the most similar known name, else ``.``"""
+    """Return the end of an error message: ``; did you mean prefix.…?`` with the most similar known name, or ``.``"""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     where = f"{prefix}." if prefix else ""
     return f"; did you mean {where}{matches[0]}?" if matches else "."

@@ -1,6 +1,6 @@
 """A worker that is an object in the trainer's process, the buffers it writes, and the step queue of its responses.
 
-Its environments write into arrays of their own, which are copied; or into three buffers in turn, whose views stay valid
+The environments write into their own arrays, which are copied; or into three buffers in turn, whose views stay valid
 for a while (zero_copy, or shared memory); or into LentBuffers.
 
 The rule: the worker steps when its response is requested, and never before. So the same calls raise exceptions as with
@@ -48,10 +48,10 @@ _MAX_KEPT = 3
 
 
 class LentBuffers:
-    """A pool of RowBuffers whose observations are delivered without a copy. The other arrays are small and copied.
+    """A pool of RowBuffers whose observations are delivered without a copy. The other arrays are small and are copied.
 
-    The trainer receives (is lent) views of root arrays on the buffer's memory. NumPy makes the root the base of every
-    view of a view, so it exists as long as any view. A buffer is free when all its roots have been garbage-collected.
+    The trainer is lent views of root arrays over the buffer's memory. NumPy makes the root the base of every view of a
+    view, so a root exists as long as any view. A buffer is free when all its roots have been garbage-collected.
     """
 
     def __init__(self, make: Callable[[], RowBuffer]) -> None:
@@ -112,12 +112,12 @@ class LocalWorker:
         self._rotates = rotates
         self._lends = lends
         self.hands_on_foreign = False
-        """Whether observations and actions may be arrays of PyTorch or JAX."""
+        """Whether observations and actions in PyTorch or JAX arrays are passed on without conversion to NumPy."""
         self._asked: tuple[CommandName, Any] | None = None
         self._step: tuple[CommandName, Any] | None = None
-        """Step that was sent and has not ended: command and payload."""
+        """Command and payload of the step that was sent and has not ended, if any."""
         self._has_begun = False
-        """Whether ``_step`` has begun. If still true when the next call begins, an interrupt has cut the step short."""
+        """Whether ``_step`` has begun. If still true when another method is called, an interrupt cut the step short."""
         self._stepped: EnvironmentResponse | None = None
         """Response to a step that has ended, not yet returned."""
         self._next_buffer: Callable[[], RowBuffer] | None = None
@@ -156,13 +156,13 @@ class LocalWorker:
         return report
 
     def attach(self, worker_rows: Any) -> None:
-        """Let environments write into the buffers of these ``SharedRows`` in turn, if every slot has a buffer."""
+        """Let the environments write into the buffers of ``worker_rows`` in turn, if every slot has a buffer."""
         if None not in worker_rows.buffers:
             self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
 
     @property
     def lends(self) -> bool:
-        """Whether observations stay unchanged while the trainer holds them, so they need not be copied for it."""
+        """Whether delivered observations need no copy, because they stay unchanged while the trainer holds them."""
         return self._lent is not None or (self._next_buffer is None and self.group.returns_new_arrays)
 
     def close_quietly(self) -> None:
@@ -207,9 +207,9 @@ class LocalWorker:
         return response
 
     def take_step(self) -> Sequence[EnvironmentResponse]:
-        """Carry out the step that was sent. Return a tuple of its response, empty if no step was sent.
+        """Carry out the pending step, unless ``send`` has done so. Return ``(response,)``, or ``()`` without a step.
 
-        If an interrupt has cut the step short before, the response is a failure, and the environments must be reset.
+        If an interrupt cut the step short in an earlier call, the response is a failure; a reset must follow.
         """
         if self._stepped is None:
             if self._step is None:
@@ -253,7 +253,7 @@ class LocalWorker:
 
 
 class LocalStepQueue(ResponseSource):
-    """The step queue of a local worker and of any worker processes, whose responses come first.
+    """The step queue of a manager with a local worker. Responses of worker processes, if there are any, come first.
 
     ``workers`` is the manager's own list of workers. The local worker, or its replacement, is at index ``worker_id``.
     """
@@ -265,7 +265,7 @@ class LocalStepQueue(ResponseSource):
         self._n_of_others = 0
 
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Return worker processes' responses, and the local worker's, which steps when all others have responded."""
+        """Return ready responses of worker processes. Once all of them have responded, also step the local worker."""
         if self._others is None:
             return self._workers[self._worker_id].take_step()  # type: ignore[no-any-return]
         if self._n_of_others < len(self._workers) - 1:
@@ -276,7 +276,7 @@ class LocalStepQueue(ResponseSource):
         return [*own, *self._others.take()]
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Return ready responses. If there are none, step the local worker; if it has no step, wait for the others.
+        """Return ready responses, if any. Else step the local worker; if it has no step, wait for worker processes.
 
         With neither worker processes nor a step, the local worker is about to be replaced: sleep ``timeout`` seconds.
         """

@@ -5,7 +5,7 @@
     one epoll: the bell (to wake it), a host's own descriptors, every worker's pidfd, every worker's connection
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
-A retired worker is watched until it has ended. The end of any other worker is delivered once, as a "failed" response.
+A retired worker is watched until it has ended. The end of any other worker is reported once, as a "failed" response.
 Messages are read before a death or a timeout is reported, because the last response counts.
 """
 
@@ -29,7 +29,7 @@ from envmanager.system.interrupts import allow_interrupts
 _LONGEST_WAIT_S = 3600.0
 """Maximum timeout passed to epoll, which has a limit. Longer waits call epoll several times."""
 _WATCH_EVERY_S = 0.01
-"""Seconds between checks for deaths and timeouts while responses keep arriving, so that a busy queue hides none."""
+"""Interval (s) of checks for deaths and timeouts while responses keep arriving, so that a busy queue hides neither."""
 _STEP = CommandName.STEP
 _FIRST = (CommandName.START, CommandName.RESET)
 """Commands to a replacement before its first step."""
@@ -139,7 +139,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # Messages.
 
     def collect(self) -> bool:
-        """Add to ``arrived`` the responses that ``epoll`` does not report. Return whether it has any.
+        """Add responses that ``epoll`` does not report to ``arrived``. Return whether ``arrived`` has any.
 
         Such responses are in messages that a link's ``recv`` read while it waited for another response.
         """
@@ -154,7 +154,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         """Handle a readable descriptor in ``epoll`` that belongs to no link. Does nothing unless overridden."""
 
     def look(self) -> bool:
-        """Add new responses to ``arrived``, without blocking or checking for deaths. Return whether it has any."""
+        """Add new responses to ``arrived``, without blocking or death checks. Return whether ``arrived`` has any."""
         self.collect()
         for fd, _ in self.epoll.poll(0):  # several times as fast as a read that raises
             link = self._by_fd.get(fd)
@@ -179,7 +179,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
                 self._note_end(link, link.broke_protocol)
 
     def _take_messages(self, link: AnyLink) -> None:
-        """If the response to a step or a replacement's reset is in the link's messages, move it to ``arrived``."""
+        """Move any response to a step or to a replacement's reset from the link's messages to ``arrived``."""
         if link.awaited in _FIRST:
             first = link.take_first()
             if first is not None:
@@ -193,7 +193,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # Deaths and deadlines.
 
     def _watch(self, timeout_s: float) -> None:
-        """Wait at most ``timeout_s`` for any event. Then handle all events, responses before deaths and timeouts."""
+        """Wait at most ``timeout_s`` for an event. Then handle all events that have occurred, timeouts last."""
         events: list[tuple[int, int]] = []
         if timeout_s > 0:
             with allow_interrupts():

@@ -12,15 +12,15 @@
      trainer's steps  ◀── full, read ───── the block ◀── put ────────────── the environments' steps
 
 The workers of one machine share one block, a memfd. It has no name, so no other program can open it and no file is left
-behind. It is allocated before it is used, so that a lack of memory is an error and not a SIGBUS in an environment. A
-worker on another machine and its manager have a block each, of the same size; parts of these are sent as bytes.
+behind. It is allocated before it is used, so that a lack of memory raises an error instead of a SIGBUS later. A worker
+on another machine and its manager each have a block of the same size, and send parts of the block as bytes.
 
 The rows of a worker are adjacent, so its step is a slice. A full batch is one view if all workers use the same slot.
-With ``zero_copy`` there are three slots: for the last delivered step, the one before it, and the one being written.
-Otherwise one is enough, because a step is copied before the next command is sent to its worker.
+With ``zero_copy`` there are three slots: for the step delivered last, the step before it, and the step being written.
+Otherwise one slot is enough, because a step is copied before the next command is sent to the worker.
 
-The rule: both sides lay the same arrays over the same bytes, from one BlockLayout and nothing else. Environments of one
-agent each write directly into their rows. The steps of other environments are copied there, if they fit.
+The rule: both sides lay the same arrays over the same bytes, because BlockLayout alone determines them. Environments of
+one agent each write directly into their rows. The steps of other environments are copied into the block if they fit.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ from envmanager.errors import UsageError
 from envmanager.system.machine import advice
 
 IN_MEMORY = 8
-"""Flag of a message whose steps (in a command, the actions) are in the block."""
+"""Message flag: the rows of the step (in a command, the actions) are in the block."""
 FULL = 1
-"""Flag of a step with all rows, all acting, written in place by the environments; or of actions for all rows."""
+"""Message flag: the environments wrote the step in place, and all rows act. In a command: actions for all rows."""
 _ALIGNMENT = 64  # a cache line, at which each array begins
 
 
@@ -67,7 +67,7 @@ class BehaviorLayout:
 
 @attrs.frozen
 class BlockLayout:
-    """A description of the block, from which manager and workers lay the same arrays over the same bytes."""
+    """A description of the block, from which manager and workers derive the same arrays over the same bytes."""
 
     n_slots: int
     n_workers: int
@@ -77,7 +77,7 @@ class BlockLayout:
     def of(
         cls, specs: Mapping[str, BehaviorSpec], max_agents: Sequence[Mapping[str, int]], *, n_slots: int
     ) -> BlockLayout:
-        """Return a layout for ``max_agents`` (per worker, by behavior), without behaviors that have Python objects."""
+        """Return a layout for up to ``max_agents`` (per worker, by behavior). Omits behaviors with Python objects."""
         behaviors = []
         for name, spec in specs.items():
             if not spec.has_objects:
@@ -116,7 +116,7 @@ class Block:
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
-        """Replace the shared memory of ``fd`` by a private copy, in a forked process. The arrays keep their values."""
+        """Replace the shared memory ``fd`` with a private copy, in a forked process. The arrays stay valid."""
         make_private(self.memory, fd)
 
     @property
@@ -148,7 +148,7 @@ class Columns:
     row: np.ndarray
 
     def steps(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
-        """Return views of ``n`` rows and ``m`` final observations of one slot, both from row ``first`` on."""
+        """Return views of ``n`` rows and ``m`` final observations of a slot, both beginning at row ``first``."""
         own = slice(first, first + n)
         final = slice(first, first + m)
         arrays: dict[str, Any] = {name: array[slot, own] for name, array in self.arrays.items()}
@@ -176,9 +176,9 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_memory(fd: int | str, size_bytes: int) -> Any:
-    """Return a buffer over the memory of ``fd``, which is unmapped when no array over the buffer exists any more.
+    """Map the shared memory ``fd`` and return a buffer over it. It is unmapped when no array over the buffer is left.
 
-    On Windows ``fd`` is its name, and it exists as long as a process has it mapped. Raises UsageError on failure.
+    On Windows ``fd`` is a name, and the memory exists as long as a process has it mapped. Raises UsageError on failure.
 
     Calls the C library's mmap, because ``make_private`` needs the address. Also, Python's own mmap (up to 3.12) keeps a
     descriptor open as long as the trainer holds a zero-copy array, or the traceback of an error.
@@ -202,7 +202,7 @@ def map_memory(fd: int | str, size_bytes: int) -> Any:
 
 
 def make_private(memory: Any, fd: int) -> None:
-    """Replace ``memory`` (shared, of ``fd``) by a private copy at its address, in a forked process. Raises OSError."""
+    """Replace ``memory``, mapped from ``fd``, with a private copy at the same address. Raises OSError on failure."""
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
     address = ctypes.addressof(memory)
     if _libc().mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
@@ -210,9 +210,9 @@ def make_private(memory: Any, fd: int) -> None:
 
 
 def allocate(fd: int | str, size_bytes: int, what: str = "the environments' observations and actions") -> None:
-    """Allocate the memory of ``fd``. Raises UsageError if the machine has too little, or the kernel refuses.
+    """Allocate the shared memory ``fd``. Raises UsageError if that fails; its text says ``what`` needs the memory.
 
-    On Windows ``fd`` is a name, and the memory is allocated when it is mapped.
+    On Windows, where ``fd`` is a name, do nothing, because the memory is allocated when it is mapped.
     """
     if isinstance(fd, str):
         return
@@ -239,7 +239,7 @@ def _readable(size_bytes: int) -> str:
 
 
 def available_bytes() -> int:
-    """Return the available memory of this machine in bytes, or its total memory on a system without /proc."""
+    """Return the machine's available memory in bytes, or its total memory if /proc/meminfo does not say."""
     try:
         words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
     except OSError:
@@ -300,9 +300,9 @@ class SharedRows:
     # Steps.
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
-        """Write steps into a slot, unless they are the slot's own arrays, which environments have written.
+        """Copy steps into a slot. Copies nothing if the environments have already written them there.
 
-        Return the response's flags (0 if the steps do not fit) and number of final observations (0 without FULL).
+        Return the response's flags, 0 if the steps do not fit, and the number of final observations (0 without FULL).
         """
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:
@@ -346,7 +346,7 @@ class SharedRows:
     # Actions.
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
-        """Write actions for ``rows`` of the worker (None: all). Return the command's flags, or 0 if they do not fit."""
+        """Write actions for a worker's ``rows`` (None: all). Return the command's flags, 0 if actions do not fit."""
         plain = self._plain_action
         if plain is not None and rows is None and len(actions) == 1:
             action = actions.get(plain[0])
@@ -369,7 +369,7 @@ class SharedRows:
         return IN_MEMORY
 
     def read_payload(self, name: CommandName, flags: int) -> Any:
-        """Return the payload of the step command ``name`` with these flags. Its actions are views of the block."""
+        """Return the payload of the step command ``name``, received with ``flags``. Actions are views of the block."""
         if flags & FULL:
             return self.actions
         found, n = {}, 0

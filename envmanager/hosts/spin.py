@@ -1,11 +1,11 @@
-"""Waits that spin (poll repeatedly) for a short time before they sleep, when this is faster.
+"""Waits that spin (poll repeatedly) for a short time before they sleep, if spinning is faster.
 
 Waking a sleeping core takes tens of microseconds; polling after ``sched_yield`` takes a few. So after a short wait, the
 next wait spins first; after a long wait, it sleeps at once. If another program keeps the core for long after a yield,
 the next ``REST`` waits sleep at once.
 
-The rule: a spin always yields and is bounded, so it never keeps a core from others, and a wait on slow environments
-costs no CPU time. With many workers no wait spins, because each spin would take a core that another worker needs.
+The rule: a spin always yields and is bounded, so it never keeps a core from others, and waits on slow environments cost
+hardly any CPU time. With many workers no wait spins, because a spin would take a core that a worker needs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from envmanager.system.machine import count_cores
 SPIN_NS = 200_000
 """Maximum duration of a spin in nanoseconds: four times as long as it takes to wake a core."""
 TAKEN_NS = 1_500_000
-"""Duration of a yield (ns) above which another program must have used the core. Workers use it for less time."""
+"""Duration of a yield (ns) above which another program must have used the core. Workers use a core more briefly."""
 REST = 200
 """Number of waits that sleep at once after a yield of more than ``TAKEN_NS``."""
 MANY = 4
@@ -34,7 +34,7 @@ def spin_ns(n_workers: int) -> int:
 
 
 class Spinner:
-    """A helper for repeated waits, each of which spins before it sleeps if the last one was short."""
+    """A helper for repeated waits. A wait spins before it sleeps if the previous wait was short."""
 
     def __init__(self, limit_ns: int) -> None:
         """``limit_ns``: maximum duration of a spin. After a wait shorter than this, the next wait spins."""
@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """If the last wait was short, spin and return if ``ready()`` becomes true. Otherwise call ``sleep()`` once."""
+        """Spin if the last wait was short, and return once ``ready()`` is true. Otherwise call ``sleep()`` once."""
         began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1

@@ -9,8 +9,8 @@
 
 The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. Processes share no lock. So
 the step pipe stays usable if a worker is killed at any moment. All other responses are messages through the worker's
-own connection (a socket pair), where half a message affects no other worker. Every response repeats the ticket of its
-request.
+own connection (a socket pair), where half a message affects no other worker. Every response repeats the ticket of the
+command.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RECORD = struct.Struct("<QIIHHIQQ")
 """Record of a step: ticket, worker_id, generation, slot, flags, number of final observations, busy ns, end (ns)."""
 
 MESSAGE = struct.Struct("<QBBHIQQQ")
-"""Header of a message: ticket, command code, flags, unused, final observations, length of the pickle, busy ns, end."""
+"""Header of a message: ticket, command code, flags, unused, n final observations, pickle length, busy ns, end (ns)."""
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
@@ -48,15 +48,15 @@ ATTACH_CODE = 0
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
 WITH_SPECS = 16
-"""Flag of a message whose pickle is a pair of the payload and the specs of all behaviors."""
+"""Message flag: the pickle is ``(payload, specs)``. ``specs`` are of all behaviors, or None if unchanged."""
 
 
 class Undecoded(bytes):
-    """A command's pickled payload. A worker unpickles it as part of the command, so an error fails the command."""
+    """A command's payload, still pickled. The worker unpickles it as part of the command, which fails on an error."""
 
 
 def dumps(value: Any) -> bytes:
-    """Return the pickle of ``value``. Uses cloudpickle if pickle fails, as for instances of classes of ``__main__``."""
+    """Return the pickle of ``value``. Falls back to cloudpickle if pickle fails, for example for a local class."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
@@ -64,7 +64,7 @@ def dumps(value: Any) -> bytes:
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
-    """Return the flags and the pickle of a step's parts that are not in shared memory; None if there are none."""
+    """Return the flags and pickle of a step's message; None if none is needed. ``flags``: from ``SharedRows.put``."""
     if not flags:
         return WITH_SPECS, dumps((dict(steps), specs))
     infos = {}
@@ -75,7 +75,7 @@ def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple
 
 
 def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, bytes]:
-    """Return the flags and the pickle of the response to a command other than a step, with ``specs`` if not None."""
+    """Return the flags and pickle of the response to a command other than a step. ``specs`` are included if given."""
     return (0, dumps(payload)) if specs is None else (WITH_SPECS, dumps((payload, specs)))
 
 
@@ -97,10 +97,10 @@ EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.
 
 
 def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
-    """Return the library's error that reports ``error``, which code in a worker raised.
+    """Return an EnvManagerError that reports ``error``, which was raised by code in a worker.
 
-    At the start, the library's own errors (no adapter, no such environment) are returned unchanged. Later they are
-    wrapped like others, because they come from an environment that uses the library itself.
+    In the phase "start", the library's own errors (no adapter, no such environment) are returned unchanged. Later they
+    are wrapped like other errors, because they come from an environment that uses the library itself.
     """
     if phase == "start" and isinstance(error, EnvManagerError):
         return error
@@ -112,7 +112,7 @@ def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[
 
 
 def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
-    """Return EnvRaised for ``error``, with its traceback as text and ``error`` as the cause."""
+    """Return an EnvRaised caused by ``error``, with the traceback as text, unless a library is missing at the start."""
     try:
         text = str(error) or repr(error)
     except Exception as broken:  # an error in __str__ must not hide the first one
@@ -135,7 +135,7 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
 
 
 def dumps_failure(error: EnvManagerError) -> bytes:
-    """Return the pickle of an error, with its ``__cause__`` if that can be pickled and unpickled."""
+    """Return the pickle of an error, with its cause if possible. An unpicklable error becomes an EnvManagerError."""
     original = None
     if error.__cause__ is not None:
         try:
@@ -150,7 +150,7 @@ def dumps_failure(error: EnvManagerError) -> bytes:
 
 
 def loads_failure(data: bytes) -> EnvManagerError:
-    """Return the error that ``dumps_failure`` pickled, with its ``__cause__`` if that was sent and can be unpickled."""
+    """Return the error pickled by ``dumps_failure``, with its ``__cause__`` if it was sent and can be unpickled."""
     error, original = pickle.loads(data)
     if original is not None:
         try:
@@ -174,13 +174,13 @@ class Message:
     """Payload as bytes, or as a memoryview of a buffer that no other message uses."""
     busy_ns: int
     ended_ns: int
-    """Time (``perf_counter_ns``) at which the command ended, or of arrival if the worker has another clock."""
+    """Time (``perf_counter_ns``) when the command ended; when the message arrived if the worker has another clock."""
     n_ended: int = 0
-    """Number of final observations of a step whose rows are in a block."""
+    """Number of final observations of a step that the environments wrote in place in shared memory, else 0."""
 
 
 class Channel:
-    """The connection to one worker: a socket, to write commands to and to read messages from."""
+    """The connection to one worker: a socket to which commands are written and from which messages are read."""
 
     def __init__(self) -> None:
         self.fd = descriptors.CLOSED
@@ -188,7 +188,7 @@ class Channel:
         self.messages: list[Message] = []
         """Messages that were read but not taken, oldest first."""
         self.hung_up = False
-        """Whether the worker has closed its end of the socket, which then stays readable for ever."""
+        """Whether the worker has closed its end of the socket. The trainer's end then stays readable forever."""
         self.broken = ""
         """Description of the worker's violation of the protocol, or empty. Nothing is read after a violation."""
         self.on_moved: Callable[[int, int], None] = lambda *_: None
@@ -196,7 +196,7 @@ class Channel:
         self._inbox = bytearray()
 
     def open(self, fd: int, pidfd: int) -> None:
-        """Use the non-blocking socket ``fd``. The process of ``pidfd`` has the other end."""
+        """Use the non-blocking socket ``fd``. The process that ``pidfd`` refers to has the other end."""
         self.fd, self.pidfd = fd, pidfd
 
     def close(self) -> None:
@@ -210,13 +210,13 @@ class Channel:
     # Out.
 
     def push(self, message: Any, deadline: float) -> None:
-        """Write a whole message. Stop at the deadline, or if the worker has ended, which a later wait reports.
+        """Write a message. Stop early at the deadline or if the worker has ended; a later wait reports the failure.
 
         ``deadline`` is in monotonic seconds. If it has passed, the write does not block and may be incomplete.
 
         Also reads messages, because the worker may block on writing them. Another thread may close the channel between
-        any two system calls. A manager's calls defer interrupts, so none leaves half a message behind. They are not
-        deferred while workers start or end, but then an interrupt ends the worker.
+        any two system calls. A manager's calls defer interrupts, so no interrupt cuts a message short. Interrupts are
+        not deferred while workers start or end, but then an interrupt ends the worker.
         """
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:
@@ -239,7 +239,7 @@ class Channel:
     # In.
 
     def pump(self) -> bool:
-        """Read what has arrived, without blocking. Add complete messages to ``messages``. Return whether bytes came."""
+        """Read available bytes, without blocking. Add complete messages to ``messages``. Return whether any came."""
         n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
@@ -275,7 +275,7 @@ class Decoder:
         """Responses, by slot, to steps that were written in place and in which no episode ended."""
 
     def attach(self, worker_rows: SharedRows | None) -> None:
-        """Set the shared rows from which later steps are read. None releases the current ones."""
+        """Set the shared rows from which later steps are read. None releases the current rows."""
         self._worker_rows = worker_rows
         slots = [] if worker_rows is None else worker_rows.full
         self._full = [EnvironmentResponse(CommandName.STEP, self._worker_id, steps) for steps in slots]
@@ -285,14 +285,14 @@ class Decoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
-        """Return the response to a step that is wholly in shared memory, with ``n_ended`` final observations."""
+        """Return the response to a step entirely in shared memory. ``flags`` and ``n_ended`` are results of ``put``."""
         if flags & FULL and not n_ended:
             return self._full[slot]
         assert self._worker_rows is not None
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Return the response to ``asked`` that ``message`` has. Rows of a step may be in ``slot`` of shared memory."""
+        """Return the response to ``asked`` in ``message``. A step's rows may be in ``slot`` of the shared memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         if not message.data:  # a step without anything but its rows in shared memory

@@ -5,8 +5,8 @@
     envs = as_vector_env(manager)          # obs, infos = envs.reset(seed=1);  envs.step(actions)
     vec_env = as_sb3_vec_env(manager)      # PPO("MlpPolicy", vec_env).learn(100_000)
 
-These interfaces have no partial steps, so every step waits for all environments. Each bridge is a module that is
-imported, together with its library, on first use. Closing a bridge closes its manager.
+Gymnasium and Stable-Baselines3 have no partial steps, so each step of their bridges waits for all environments. A
+bridge is imported, together with the library that it needs, on first use. Closing a bridge closes its manager.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["MlagentsEnvManager", "as_sb3_vec_env", "as_vector_env"]
 
 
 def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = "NextStep") -> ManagerVectorEnv:
-    """Return the manager as a ``gymnasium.vector.VectorEnv`` with the same results, seeds and infos as Gymnasium's own.
+    """Return ``manager`` as a ``gymnasium.vector.VectorEnv`` with the same results, seeds and infos as a SyncVectorEnv.
 
     ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. Infos are
-    empty unless the manager has ``infos=True``. Raises UsageError for environments of several agents or
-    behaviors, for an unknown mode, for Gymnasium before 1.1, and with ``"Disabled"`` for environments that are not
-    Gymnasium's. Raises MissingExtra without Gymnasium.
+    empty unless the manager has ``infos=True``. Raises UsageError for environments with several agents or
+    behaviors, for an unknown mode, for Gymnasium before 1.1, and for ``"Disabled"`` with environments that are not
+    Gymnasium environments. Raises MissingExtra if Gymnasium is not installed.
     """
     if not hasattr(_library("as_vector_env", "gymnasium", extra="gymnasium").vector, "AutoresetMode"):
         raise UsageError("as_vector_env needs Gymnasium 1.1 or newer: pip install -U gymnasium")
@@ -48,11 +48,11 @@ def __getattr__(name: str) -> Any:
 
 
 def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
-    """Return the manager as a Stable-Baselines3 ``VecEnv`` with the same results, seeds and infos as a ``DummyVecEnv``.
+    """Return ``manager`` as a Stable-Baselines3 ``VecEnv`` with the same results, seeds and infos as a ``DummyVecEnv``.
 
     The infos of environments are included if the manager has ``infos=True``; the entries that Stable-Baselines3 adds
-    (``terminal_observation``, ``TimeLimit.truncated``) always are. Raises UsageError for environments of several
-    agents or behaviors, MissingExtra without Stable-Baselines3.
+    (``terminal_observation``, ``TimeLimit.truncated``) always are. Raises UsageError for environments with several
+    agents or behaviors, and MissingExtra if Stable-Baselines3 is not installed.
     """
     _library("as_sb3_vec_env", "stable_baselines3", extra=None)
     bridge = importlib.import_module("envmanager.interop.sb3")

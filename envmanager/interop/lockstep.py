@@ -1,12 +1,12 @@
-"""Steps of all environments of a manager together, as the vectorised interfaces of other libraries require.
+"""Stepping of all environments of a manager together, as the vectorised interfaces of other libraries require.
 
 ::
 
     VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
-The rule: the batch of a step has a row for every environment that acted, even if its worker was replaced. The manager
-never overwrites the arrays of that batch.
+The rule: the batch of a step has a row for every environment that acted, even if its worker was replaced. Later
+steps never overwrite the arrays of the batch.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from envmanager.interop.spaces import batch_maker, final_reader, spaces_of
 from envmanager.options import Wait
 
 LOST = "lost"
-"""Key of an info, with the value True if the worker was replaced: no step was taken, and the episode is truncated."""
+"""Key set to True in an info if the worker was replaced: no step was taken, and the episode is truncated."""
 
 Info = dict[str, Any]
 
 
 class Lockstep:
-    """A wrapper of a manager of single-agent environments that steps all environments, or some, together."""
+    """A wrapper around a manager of single-agent environments that steps all or some environments together."""
 
     def __init__(self, manager: EnvManager) -> None:
         self.manager = manager
@@ -54,7 +54,7 @@ class Lockstep:
         return batch
 
     def reset_some(self, seeds: Mapping[int, int | None], options: Mapping[str, Any]) -> tuple[Tree, dict[int, Info]]:
-        """Reset the environments in ``seeds``; return their first observations (``[len(seeds), …]``) and infos.
+        """Reset the environments in ``seeds``, by env_id; return the first observations ``[len(seeds), …]`` and infos.
 
         Calls each environment's own ``reset``, which only Gymnasium's environments have (see ``require_gymnasium``).
         The manager does not record these resets. Environments with equal seeds are reset in parallel. Raises UsageError
@@ -74,16 +74,16 @@ class Lockstep:
         return self._acting is None and not any(worker.failed for worker in self.manager.stats().workers)
 
     def require_gymnasium(self) -> None:
-        """Raise UsageError unless all environments are Gymnasium's, which can be reset one by one."""
+        """Raise UsageError unless all are Gymnasium environments; other environments cannot be reset one by one."""
         if not all(self.manager.call(is_gymnasium_env)):
             raise UsageError(
                 'autoreset_mode="Disabled" needs environments of Gymnasium, since others cannot be reset one by one.'
             )
 
     def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
-        """Send actions to ``env_ids``, by default all. ``actions`` has a row for every environment of the manager.
+        """Send actions to ``env_ids`` (default: all). ``actions`` must have a row for every environment of the manager.
 
-        Raises BadAction if the actions do not fit, and UsageError if a step is pending.
+        Raises BadAction if the actions do not fit the action spec, and UsageError if a step is pending.
         """
         self._require_no_pending_step()
         if env_ids is None:
@@ -93,7 +93,7 @@ class Lockstep:
         self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
 
     def receive(self) -> Batch:
-        """Wait for the pending step and return its Batch. Raises UsageError if none is pending or a row is missing."""
+        """Wait for the pending step; return the Batch. Raises UsageError if no step is pending or a row is missing."""
         if self._acting is None:
             raise UsageError("no step is pending: send actions first.")
         batch = self._complete(self.manager.recv(Wait.all()), self._acting)
@@ -101,12 +101,12 @@ class Lockstep:
         return batch
 
     def final_obs(self, batch: Batch) -> dict[int, Any]:
-        """Return the last observations of the episodes that ended, by env_id, as elements of the observation space."""
+        """Return, by env_id, the last observation of each episode that ended, as an observation space element."""
         ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
         return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return ``env.name`` of each of ``env_ids``, by default all. Raises AttributeError if one does not have it."""
+        """Return ``env.name`` for ``env_ids`` (default: all). Raises AttributeError if an environment lacks it."""
         try:
             return self.manager.get_attr(name, env_ids)
         except EnvRaised as error:
@@ -115,7 +115,7 @@ class Lockstep:
             raise AttributeError(str(error)) from error
 
     def first_attr(self, name: str, default: Any) -> Any:
-        """Return the attribute ``name`` of environment 0, or ``default`` if it has no such attribute."""
+        """Return ``env.name`` of environment 0, or ``default`` if the environment has no such attribute."""
         try:
             return self.get_attr(name, [0])[0]
         except AttributeError:
@@ -126,7 +126,7 @@ class Lockstep:
             raise UsageError("a step is pending: receive its result first; if that raised, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
-        """Return the batch in arrays that no later step changes. Raises UsageError if one of ``env_ids`` has no row."""
+        """Return ``batch`` in arrays that later steps do not change. Raises UsageError if an env_id has no row."""
         if any(map(is_foreign, leaves(batch.obs))):
             batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         is_there = np.zeros(self.n_envs, np.bool_)
@@ -157,7 +157,7 @@ class Lockstep:
 
 
 class Elsewhere:
-    """A descriptor of attributes that a bridge does not support. Access raises AttributeError with ``advice``."""
+    """A descriptor for attributes that a bridge lacks. Access on an instance raises AttributeError with ``advice``."""
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -173,7 +173,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos by env_id, empty without ``infos=True``, with LOST if the worker was replaced."""
+    """Return a copy of each step info ({} without ``infos=True``), by env_id, plus LOST if the worker was replaced."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True
@@ -181,7 +181,7 @@ def step_infos(batch: Batch) -> dict[int, Info]:
 
 
 def reset_infos(batch: Batch) -> dict[int, Info]:
-    """Return the reset infos of the environments whose episode ended in this batch, by env_id."""
+    """Return by env_id the reset infos of environments whose episode ended in ``batch`` ({} without ``infos=True``)."""
     ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
     infos = batch.reset_info if batch.reset_info is not None else [{} for _ in ended]
     return dict(zip(ended, infos, strict=True))

@@ -1,4 +1,4 @@
-"""An adapter with which ML-Agents' ``TrainerController`` drives a manager of this library.
+"""An adapter that lets ML-Agents' ``TrainerController`` drive a manager of this library.
 
 ::
 
@@ -10,7 +10,7 @@ The EnvManager takes the steps, with one policy call for all workers that are re
 the steps on to the trainers.
 
 The rule: ML-Agents' agent managers receive the same steps as from ML-Agents' own env manager. When a worker is
-replaced, only its own unfinished trajectories are dropped; no other environment is reset.
+replaced, only that worker's unfinished trajectories are dropped; no other environment is reset.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ __all__ = ["MlagentsEnvManager", "MlagentsEnvironment", "MlagentsFactory", "conf
 class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
     """An ML-Agents ``EnvManager`` on top of ``manager``, for ``TrainerController.start_learning``.
 
-    The environments must be MlagentsEnvironments, as MlagentsFactory makes them; otherwise UsageError is raised.
-    Statistics of an environment reach the trainers if the manager has ``infos=True``. ``close()`` closes the manager.
-    The manager's errors are raised: ``start_learning`` raises a WorkerError after it has saved the models.
+    The environments must be MlagentsEnvironments, which MlagentsFactory makes; otherwise UsageError is raised.
+    Environment statistics reach the trainers if the manager has ``infos=True``. ``close()`` closes the manager.
+    The manager's errors are not caught: ``start_learning`` saves the models before it raises a WorkerError.
     """
 
     def __init__(self, manager: EnvManager) -> None:
@@ -60,20 +60,20 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
     @property
     def training_behaviors(self) -> dict[str, BehaviorSpec]:
-        """ML-Agents' specs of all behaviors that have appeared in any environment."""
+        """ML-Agents' BehaviorSpec of every behavior that has appeared in any environment, by name."""
         if self._seen - self._behaviors.keys():
             self._learn_behaviors()
         return dict(self._behaviors)
 
     def set_policy(self, brain_name: str, policy: Policy) -> None:
-        """Use ``policy`` for the agents of the behavior ``brain_name``, even if none of them has appeared yet."""
+        """Use ``policy`` for the agents of the behavior ``brain_name``, even if no such agent has appeared yet."""
         super().set_policy(brain_name, policy)
         self._manager.set_policy(brain_name, _DecidingPolicy(policy, self._translator, self._env_ids))
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Send environment parameters (numbers, or samplers of ML-Agents' settings) to all environments.
+        """Send environment parameters to all environments. ``config`` has numbers or ML-Agents samplers, by name.
 
-        Blocks until pending steps are done. A worker that is replaced later receives these parameters too.
+        Blocks until pending steps are done. Workers started later as replacements receive the parameters too.
         """
         parameters = _parameters_of(config)
         if parameters:
@@ -122,7 +122,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
 
 class _DecidingPolicy:
-    """A policy of this library that converts steps, calls an ML-Agents policy, and converts its actions."""
+    """An adapter from an ML-Agents policy to a policy of this library; converts the steps and the actions."""
 
     def __init__(self, policy: Policy, translator: StepTranslator, env_ids: Mapping[int, Any]) -> None:
         self._policy = policy
@@ -146,7 +146,7 @@ class _DecidingPolicy:
 
 
 def _parameters_of(config: Mapping[str, Any] | None) -> dict[str, float | bytes]:
-    """Return a config's parameters as floats and bytes, so that workers need not import ML-Agents' trainers."""
+    """Convert ``config`` to floats and bytes, so that workers need not import ML-Agents' trainers."""
     return {name: _parameter(name, value) for name, value in (config or {}).items()}
 
 
@@ -159,7 +159,7 @@ def _parameter(name: str, value: Any) -> float | bytes:
 
 
 def _stats_of(info: StepInfo) -> dict[str, list[Any]]:
-    """Return the statistics in a worker's step infos: by name, the values of all its environments in one list."""
+    """Return the statistics in a worker's step infos, by name, each as one list of all environments' values."""
     together: dict[str, list[Any]] = {}
     for steps in info.current.values():
         for own in steps.info or ():

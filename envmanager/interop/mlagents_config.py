@@ -19,9 +19,9 @@ with needed_by("MlagentsEnvManager", extra=None):
 
 @contextmanager
 def config_errors() -> Iterator[None]:
-    """Return a context manager that converts cattrs' errors to TrainerConfigError, whose text has a line per mistake.
+    """Return a context manager that converts cattrs' errors to a TrainerConfigError with one line per mistake.
 
-    Use it around functions that read a config, such as ``parse_command_line`` and ``RunOptions.from_dict``.
+    Use the context around calls that read a config, such as ``parse_command_line`` and ``RunOptions.from_dict``.
     """
     try:
         yield

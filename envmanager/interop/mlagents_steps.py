@@ -1,4 +1,4 @@
-"""Conversion of steps and actions to ML-Agents' classes, with the numbers by which its trainers identify agents.
+"""Conversion of steps and actions to ML-Agents' classes, with the numbers by which ML-Agents identifies agents.
 
 ::
 
@@ -30,14 +30,14 @@ _CALL, _ROW = "call", "row"
 
 
 class Numbers:
-    """A mapping from the ids of agents or groups to ML-Agents' numbers, which count from 1 over all environments."""
+    """A mapping from agent or group ids to the numbers given to ML-Agents, counted from 1 over all environments."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
         self._last = 0
 
     def of(self, ids: Iterable[int]) -> np.ndarray:
-        """Return the numbers of these ids (int64[n]). An id without a number gets the next number."""
+        """Return the number of each id, int64[n]. An id without a number is assigned the next unused number."""
         numbers = []
         for own in ids:
             number = self._numbers.get(own)
@@ -47,28 +47,28 @@ class Numbers:
         return np.array(numbers, np.int64)
 
     def forget(self, ids: Iterable[int]) -> None:
-        """Drop the numbers of these ids. An id that appears again gets a new number."""
+        """Drop the numbers of ``ids``. An id that appears again gets a new number."""
         for own in ids:
             self._numbers.pop(own, None)
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Drop the numbers of all agents or groups of these environments."""
+        """Drop the numbers of all agents or groups in the environments ``env_ids``."""
         gone = set(env_ids)
         self.forget([own for own in self._numbers if own >> AGENT_BITS in gone])
 
 
 class StepTranslator:
-    """A converter from AgentSteps to ML-Agents' DecisionSteps and TerminalSteps. It numbers agents and groups."""
+    """A converter from AgentSteps to ML-Agents' DecisionSteps and TerminalSteps that numbers agents and groups."""
 
     def __init__(self) -> None:
         self._agents = Numbers()
         self._groups = Numbers()
 
     def translate(self, steps: AgentSteps, *, is_lost: bool = False) -> tuple[DecisionSteps, TerminalSteps]:
-        """Return the steps of agents that need a decision, and those of agents whose episode ended, in new arrays.
+        """Convert ``steps`` to DecisionSteps (agents that need actions) and TerminalSteps (agents whose episode ended).
 
-        ``is_lost``: the worker was lost, so the real ends of its episodes are unknown. Then no agent is reported as
-        ended, but agents whose episode ended still get new numbers.
+        ``is_lost``: the worker was lost, so the real ends of the episodes are unknown. TerminalSteps is then empty,
+        but agents whose episode ended still get new numbers.
         """
         ended = np.flatnonzero(steps.ended)
         terminals = self._terminal_steps(steps, ended[:0] if is_lost else ended)
@@ -101,7 +101,7 @@ class StepTranslator:
         )
 
     def _group_numbers(self, agent_id: np.ndarray, obs: Tree) -> np.ndarray:
-        """Return each agent's group number, which no other environment's group has; 0 for an agent without a group."""
+        """Return each agent's group number, unique across environments; 0 for an agent without a group."""
         group_id = obs["group_id"].astype(np.int64)
         grouped = np.flatnonzero(group_id)
         keys = (agent_id[grouped] >> AGENT_BITS << AGENT_BITS) + group_id[grouped]
@@ -110,7 +110,7 @@ class StepTranslator:
         return numbers
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Drop the numbers of all agents and groups in these environments, whose episodes start again."""
+        """Drop the numbers of all agents and groups in ``env_ids``, because new episodes begin there."""
         self._agents.forget_envs(env_ids)
         self._groups.forget_envs(env_ids)
 
@@ -127,7 +127,7 @@ def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
 
 
 def share_of(actions: ActionInfo) -> MlagentsActionInfo:
-    """Return one worker's rows of a policy call made for several workers, as an ML-Agents ActionInfo."""
+    """Convert ``actions``, one worker's rows of a policy call for several workers, to an ML-Agents ActionInfo."""
     if not len(actions.outputs.get(_ROW, ())):
         return MlagentsActionInfo.empty()
     call, first = actions.outputs[_CALL][0], int(actions.outputs[_ROW][0])
@@ -141,7 +141,7 @@ def share_of(actions: ActionInfo) -> MlagentsActionInfo:
 
 
 def _rows(value: Any, rows: slice, n: int) -> Any:
-    """Return ``rows`` of a value that has ``n`` rows. Return other values, which hold for all agents, unchanged."""
+    """Return ``rows`` of ``value`` if it has ``n`` rows. Other values hold for all agents; return them unchanged."""
     if hasattr(value, "to_log_probs_tuple"):
         value = value.to_log_probs_tuple()
     if hasattr(value, "continuous") and hasattr(value, "discrete"):

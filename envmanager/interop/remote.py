@@ -20,7 +20,7 @@ with needed_by("envmanager.interop", extra="gymnasium"):
 def begin_episode(
     env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
 ) -> tuple[Tree, dict[str, Any]]:
-    """Reset ``env``; return its observation as arrays ``[1, …]``, and its info. Raises SpecMismatch for a bad one."""
+    """Reset ``env``; return obs (arrays ``[1, …]``) and info ({} without ``has_infos``). Bad obs raise SpecMismatch."""
     obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
     return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
 
@@ -42,12 +42,12 @@ def call_or_get(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def has_attribute(env: Any, name: str) -> bool:
-    """Return whether the environment or one of its wrappers has the attribute."""
+    """Return whether ``env``, or an environment that ``env`` wraps, has the attribute ``name``."""
     return bool(env.has_wrapper_attr(name)) if hasattr(env, "has_wrapper_attr") else hasattr(env, name)
 
 
 def names_of_wrappers(env: Any) -> set[str]:
-    """Return the full names of the classes of an environment's wrappers and of their base classes."""
+    """Return the full class names of the wrappers around an environment, base classes included."""
     names: set[str] = set()
     while isinstance(env, Wrapper):
         names.update(map(full_name, type(env).__mro__))

@@ -1,7 +1,7 @@
 """A manager as a Stable-Baselines3 ``VecEnv``.
 
-The rule: results equal those of ``DummyVecEnv``, except where a worker was replaced. So the step that ends an episode
-also begins the next one, and has the last observation in ``info["terminal_observation"]``.
+The rule: results are the same as with ``DummyVecEnv``, except where a worker was replaced. So the step that ends an
+episode also begins the next episode, and has the last observation in ``info["terminal_observation"]``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     """The VecEnv that ``as_sb3_vec_env`` returns. Its attribute ``manager`` is the wrapped EnvManager.
 
     If a worker is replaced, the episodes of its environments end with reward 0. Their infos have ``"lost": True``,
-    ``TimeLimit.truncated`` true, and the observation that was returned last as ``terminal_observation``.
+    ``TimeLimit.truncated`` true, and the most recently returned observation as ``terminal_observation``.
     """
 
     metadata: dict[str, Any]
@@ -46,7 +46,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self.metadata = self._lockstep.first_attr("metadata", self.metadata)
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
-        """Set the options of the next ``reset``, and of the resets at the ends of later episodes.
+        """Set the options for the next ``reset`` and for the automatic resets that follow it.
 
         Raises UsageError for a list of unequal options, because a manager gives all environments the same options.
         """
@@ -70,7 +70,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         self._lockstep.send(actions)
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
-        """Return ``(obs, rewards, dones, infos)`` of the pending step.
+        """Wait for the pending step and return ``(obs, rewards, dones, infos)``.
 
         Raises the WorkerError of a worker that has failed; call ``reset()`` after that.
         """
@@ -85,11 +85,11 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.batch_obs(batch.obs), batch.reward, batch.terminated | batch.truncated, infos
 
     def close(self) -> None:
-        """Close the manager."""
+        """Close the wrapped manager."""
         self.manager.close()
 
     def has_attr(self, attr_name: str) -> bool:
-        """Return whether all environments have the attribute. Its value is not sent, and need not be picklable."""
+        """Return whether all environments have the attribute. The value is not sent, so it need not be picklable."""
         return all(self.manager.call(has_attribute, attr_name))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
@@ -97,7 +97,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set ``env.attr_name`` for ``indices`` (default: all), on the wrapper that has it, else on the outermost."""
+        """Set ``env.attr_name`` for ``indices`` (default: all), in the wrapper that has it or else the outermost."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
@@ -107,7 +107,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self.manager.call(call_method, method_name, method_args, method_kwargs, env_ids=env_ids)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
-        """Return whether each environment has a wrapper of this class or of a subclass.
+        """Return for each environment whether it has a wrapper of ``wrapper_class`` or of a subclass.
 
         Classes are compared by name, so that a worker need not import ``wrapper_class``.
         """

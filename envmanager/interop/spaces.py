@@ -1,7 +1,7 @@
 """Gymnasium spaces of a manager's environments, and conversion of arrays to elements of the batched spaces.
 
-If environments have spaces, these are used, because a spec does not distinguish a Discrete from a Box with one integer,
-nor a Text from a Graph. Otherwise spaces are made from the spec.
+An environment's own spaces are preferred, because a spec does not distinguish a Discrete from a Box with one integer,
+nor a Text from a Graph. If an environment has no spaces, they are derived from the spec.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BatchMaker = Callable[[Tree], Any]
 
 
 def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
-    """Return the observation and action spaces of an environment: its own if they fit ``spec``, else new ones."""
+    """Return the observation and action space of environment 0 if they fit ``spec``, else spaces made from ``spec``."""
     try:
         own = [manager.get_attr(name, env_ids=[0])[0] for name in ("observation_space", "action_space")]
     except EnvRaised:  # not a Gymnasium environment
@@ -67,9 +67,9 @@ def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
 
 
 def final_reader(space: Any) -> RowReader:
-    """Return a function ``(batch, row)`` that reads one environment's observation as an element of the space.
+    """Return a function ``(batch, row)`` that reads one environment's observation as an element of ``space``.
 
-    An element of a Discrete becomes a Python int, as Gymnasium's own environments return it.
+    For a Discrete, the element is a Python int, as in Gymnasium's own environments.
     """
     return _whole_number if isinstance(space, spaces.Discrete) else row_reader(space)
 
@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return a function from a tree of arrays to an element of the batched space (a tuple for Text, Graph, …)."""
+    """Return a function that converts a tree of arrays to a batched space element (a tuple for Text, Graph, …)."""
     return tuple
 
 

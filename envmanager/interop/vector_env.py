@@ -6,8 +6,8 @@
     t       obs = first, final_obs = last    unchanged    obs = last                      obs = last
     t + 1   a step of the new episode        unchanged    obs = first, action ignored     refused until reset(mask)
 
-The rule: results are those of Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. NEXT_STEP and DISABLED
-return the first observation of an episode in the next step or reset; until then the environment is not stepped.
+The rule: results are the same as with Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. With NEXT_STEP
+and DISABLED, the next step or reset returns the first observation; until then the environment is not stepped.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     """The VectorEnv that ``as_vector_env`` returns. Its attribute ``manager`` is the wrapped EnvManager.
 
-    Rewards are the manager's float32 values as float64. If a worker is replaced, the episodes of its environments are
-    truncated, with reward 0, the observation that was returned last, and ``"lost": True`` in the info of that step.
+    Rewards are the manager's float32 values, converted to float64. If a worker is replaced, the episodes of its
+    environments are truncated, with reward 0, the last returned observation, and ``"lost": True`` in the step's info.
     """
 
     envs = env_fns = Elsewhere(
@@ -69,11 +69,11 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self._shown: Tree = None
         """Observations returned by the last step or reset."""
         self._first_infos: dict[int, Info] = {}
-        """Infos of the first observations that are still to be returned, by env_id."""
+        """Infos of the first observations that have not been returned yet, by env_id."""
         self._has_options = False
 
     def __del__(self) -> None:
-        """Leave the manager open, as it may be in use elsewhere. In some versions the base class closes it here."""
+        """Leave the manager open, as it may be in use elsewhere. Some Gymnasium versions close it in ``__del__``."""
 
     @property
     def np_random(self) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     ) -> tuple[Any, Info]:
         """Begin a new episode in all environments; return the first observations and the infos.
 
-        ``seed``: a number, to which environment i adds i, or one number (or None) per environment.
+        ``seed``: an int (environment i gets ``seed + i``), or a sequence of one int or None per environment.
         ``options`` are also passed to the resets at the ends of later episodes, until the next ``reset``. If
         ``autoreset_mode`` is DISABLED, the option ``reset_mask`` selects the environments to reset; in the other modes
         a mask that is not all true raises UsageError.
@@ -112,8 +112,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def step(self, actions: Any) -> StepResult:
         """Step all environments and return ``(obs, rewards, terminations, truncations, infos)``.
 
-        Raises BadAction if the actions do not fit the action space, and the WorkerError of a worker that has failed;
-        call ``reset()`` after that.
+        Raises BadAction if the actions do not fit the action space, and the WorkerError of a worker that has failed
+        (then call ``reset()``). With DISABLED, raises UsageError if an ended episode has not been reset.
         """
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._lockstep.send(actions)
@@ -131,11 +131,11 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return tuple(self.manager.call(call_or_get, name, args, kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
-        """Return ``env.name`` of each environment. Raises AttributeError if one has no such attribute."""
+        """Return ``env.name`` of each environment. Raises AttributeError if an environment lacks it."""
         return tuple(self._lockstep.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set ``env.name`` of all environments. A list or tuple has a value for each; other values are set in all."""
+        """Set ``env.name`` in all environments. A list or tuple must have a value each; other values are set in all."""
         self.manager.set_attr(name, values if isinstance(values, list | tuple) else [values] * self.num_envs)
 
     def render(self) -> tuple[Any, ...]:
@@ -143,7 +143,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return tuple(self.manager.render())
 
     def close_extras(self, **_: Any) -> None:
-        """Close the manager, which takes at most its ``Timeouts.close_s``. Keyword arguments are ignored."""
+        """Close the wrapped manager, within ``Timeouts.close_s``. Keyword arguments are ignored."""
         self.manager.close()
 
     def _seeds(self, seed: Any) -> Sequence[int | None] | None:
@@ -175,8 +175,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: dict[str, Any]) -> tuple[Any, Info]:
         """Begin new episodes in ``env_ids``. Return the observations of all environments and the infos of ``env_ids``.
 
-        Where an episode has ended, the manager has already begun the next one. That episode is used unless a seed or
-        options are given, or the last reset of all environments had options.
+        After the end of an episode, the manager has already begun the next episode. The begun episode is used unless a
+        seed or options are given, or the last reset of all environments had options.
         """
         ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
@@ -202,7 +202,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return infos
 
     def _returned(self, obs: Tree) -> Any:
-        """Record ``obs`` as the observations returned last; return them as an element of the batched space."""
+        """Record ``obs`` as the last returned observations; return them as an element of the batched space."""
         self._shown = obs
         if self.autoreset_mode is AutoresetMode.DISABLED:
             obs = copy_tree(obs)  # the user may change it, and a later partial reset returns these rows again
@@ -227,7 +227,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
 
     def _next_step(self, batch: Batch) -> StepResult:
-        """Return the results of a step, with first observations of the environments that did not act in it."""
+        """Return the results of a step. Environments that did not act get the first observation of a new episode."""
         env_ids, restarted = batch.env_ids, self._restarting
         of_steps, of_resets = step_infos(batch), reset_infos(batch)
         reward = np.zeros(self.num_envs, np.float64)
@@ -249,25 +249,25 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Return ``obs``, with the observations returned last in the rows ``env_ids``, whose worker was replaced.
+        """Return ``obs`` with the previously returned observations of ``env_ids``, whose worker was replaced.
 
-        Also drop their first infos, so the next reset of these environments calls their own ``reset``. Both are needed
-        because the manager does not record resets of single environments: its last observation may be older than such
-        a reset, and such a reset may have ended the first episode of the new worker.
+        Also drop the first infos of ``env_ids``, so that the next reset calls the environments' own ``reset``. Both are
+        needed because the manager does not record resets of single environments: the manager's last observation may be
+        older than such a reset, and the reset may have ended the first episode in the new worker.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]
         return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
     def _all_restarted(self) -> StepResult:
-        """Return the result of a step after all episodes have ended: first observations, without stepping anything."""
+        """Return the first observations as the result of a step after all episodes have ended; no environment steps."""
         infos = self._join(self._first_infos)
         self._restarting = np.zeros(self.num_envs, np.bool_)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         return self._returned(self._obs), np.zeros(self.num_envs, np.float64), terminated, truncated, infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
-        """Convert infos by env_id to the form of Gymnasium's vector environments, a dict of arrays and masks."""
+        """Convert ``infos``, by env_id, to the form of Gymnasium's vector environments, a dict of arrays and masks."""
         joined: Info = {}
         for env_id in sorted(infos):
             joined = self._add_info(joined, infos[env_id], env_id)

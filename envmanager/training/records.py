@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises NotWritten, or UsageError if other programs wrote them."""
+    """Write ``config.json`` and ``versions.json``. Raises UsageError for a foreign file, NotWritten on failure."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -48,7 +48,7 @@ def write(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """Return the config of the training in this folder; None if no training has written one."""
+    """Return the config that a training recorded in ``directory``; None if it is missing or cannot be read."""
     content = _content(directory / CONFIG)
     return None if content is None else {name: table for name, table in content.items() if name != OURS}
 
@@ -68,9 +68,9 @@ def versions() -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return ``value`` as JSON data, in the form of a config. Other objects become text, such as their import path.
+    """Convert ``value`` to JSON data for a config. Objects without a JSON form become text, such as their import path.
 
-    Fields of attrs classes with ``repr=False``, which may hold secrets, are left out.
+    Attrs fields with ``repr=False``, which may hold secrets, are left out.
     """
     if isinstance(value, str | int | float | None):
         return value
@@ -102,7 +102,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 
 
 def _content(path: Path) -> dict[str, Any] | None:
-    """Return the content of a file that a training wrote; None for any other file."""
+    """Return the parsed JSON of a file that a training wrote; None for a symbolic link or any other file."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
         return None
     try:

@@ -1,4 +1,4 @@
-"""A replay buffer of old steps, which are drawn in batches, uniformly or by priority."""
+"""A replay buffer of past steps, from which batches are drawn uniformly or by priority."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from envmanager.training.store import NOWHERE, StepStore
 class Drawn(NamedTuple):
     """A batch drawn from a Replay. ``obs``, ``next_obs``: leaves ``[n, …]``, up to ``n_step`` steps apart.
 
-    ``reward``: discounted sum over these steps. ``discount``: factor for the value of ``next_obs``, 0 where the episode
-    terminated. ``weight``: importance-sampling weight. ``rows``: row numbers. ``columns``: policy outputs by name.
+    ``reward``: discounted sum from ``obs`` to ``next_obs``. ``discount``: factor for the value of ``next_obs``, 0 if
+    the episode terminated. ``weight``: importance-sampling weight. ``rows``: row numbers. ``columns``: policy outputs.
     """
 
     rows: np.ndarray
@@ -36,9 +36,9 @@ class Drawn(NamedTuple):
 class Replay:
     """A buffer of the last ``capacity`` rows, from which batches are drawn.
 
-    With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else uniformly. A step is
-    drawn only when the observation after it is known. Each observation is stored once, in its own dtype; with
-    ``share_frames`` each frame of stacked images is stored once.
+    With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else uniformly. A row can
+    be drawn once the next observation is known or the episode has terminated. Each observation is stored once, in its
+    own dtype; with ``share_frames`` each frame of stacked images is stored once.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Replay:
         self._highest = 1.0
 
     def add(self, info: StepInfo, behavior: str) -> int:
-        """Add one worker's steps; return the number of agent steps added."""
+        """Add one worker's step; return the number of agent steps that now have an action and a reward."""
         rows = self.store.add(info, behavior)
         if self._tree is not None and len(rows):
             self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))
@@ -76,7 +76,7 @@ class Replay:
         reward_factor: float = 1.0,
         reward_clip: float | None = None,
     ) -> Drawn:
-        """Return ``n`` random rows whose next observation is known; the store must hold at least one such row.
+        """Return ``n`` random rows, possibly with repeats. The store must hold at least one row that can be drawn.
 
         Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then discounted and summed.
         ``importance_exponent``: exponent of the importance-sampling weights, used only with priorities.
@@ -96,7 +96,7 @@ class Replay:
         )
 
     def was_wrong_by(self, rows: np.ndarray, errors: np.ndarray) -> None:
-        """Set the priorities of these rows from their absolute TD errors, float[n]. Does nothing without priorities."""
+        """Set the priorities of ``rows`` from absolute TD errors, float[n]. Does nothing if draws are uniform."""
         if self._tree is not None and self._exponent is not None:
             priorities = (errors.astype(np.float64) + 1e-6) ** self._exponent
             self._highest = max(self._highest, float(priorities.max()))
@@ -134,7 +134,7 @@ class Replay:
     def _look_ahead(
         self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Follow each row for up to ``n_step`` steps; return sums of discounted rewards, last rows, and discounts."""
+        """Follow each row for up to ``n_step`` steps; return discounted reward sums, rows reached, and discounts."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
         discount = np.ones(len(rows), np.float32)
@@ -165,7 +165,7 @@ class Replay:
         return arrays, ReplayState(generator=dict(self._generator.bit_generator.state), highest=self._highest)
 
     def restore(self, arrays: Mapping[str, np.ndarray], state: ReplayState) -> None:
-        """Restore the state that ``state`` returned. Raises KeyError, TypeError or ValueError if it does not fit."""
+        """Restore the result of ``state()``. Raises KeyError, TypeError or ValueError if it does not fit the replay."""
         self.store.restore(arrays)
         self._generator.bit_generator.state = state.generator
         self._highest = state.highest
@@ -190,7 +190,7 @@ class ReplayState:
 
 
 class SumTree:
-    """A binary tree of non-negative numbers and their sums, in which ``find`` searches the running sum in O(log n)."""
+    """A binary tree of non-negative numbers and partial sums. ``find`` searches their cumulative sum in O(log n)."""
 
     def __init__(self, capacity: int) -> None:
         self._n_leaves = 1 << max(1, (capacity - 1).bit_length())
@@ -198,16 +198,16 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """Sum of all numbers."""
+        """Sum of all numbers in the tree."""
         return float(self._sums[1])
 
     def values(self, places: np.ndarray) -> np.ndarray:
-        """Return the numbers at these indices."""
+        """Return the numbers at the indices ``places``."""
         values: np.ndarray = self._sums[places + self._n_leaves]
         return values
 
     def set(self, places: np.ndarray, values: np.ndarray) -> None:
-        """Set the numbers at these indices. If an index occurs twice, the last number counts."""
+        """Set the numbers at the indices ``places`` to ``values``. If an index occurs twice, the last value is kept."""
         nodes = places + self._n_leaves
         self._sums[nodes] = values
         while nodes[0] > 1:
@@ -215,7 +215,7 @@ class SumTree:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, marks: np.ndarray) -> np.ndarray:
-        """Return, for each mark in [0, total), the index at which the running sum first exceeds it."""
+        """Return, for each mark in [0, ``total``), the first index at which the cumulative sum exceeds the mark."""
         nodes = np.ones(len(marks), np.int64)
         left_over = marks.astype(np.float64)
         while nodes[0] < self._n_leaves:

@@ -1,7 +1,7 @@
-"""The whole config of a training, with all defaults filled in, and its comparison with the new config on a resume.
+"""The full config of a training, with all defaults filled in, and the comparison of old and new config on a resume.
 
-The rule: a change that does not fit the checkpoint raises an error before anything is started. Any other change takes
-effect, with a warning in the log.
+The rule: a changed seed or kind of trainer raises an error before anything is started. Other changes take effect if the
+checkpoint still fits; changes of environments and trainers are logged as a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_RUNNING = frozenset(
 
 
 def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
-    """Return the plan's tables as plain data, with all defaults. ``trainers`` has an entry for each behavior."""
+    """Return the plan's tables as JSON data, with all defaults. ``trainers``: the trainer of each behavior."""
     of_trainers = {}
     for name, trainer in trainers.items():
         options = getattr(trainer, "options", None)
@@ -38,7 +38,7 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
 
 
 def check_resumed(plan: TrainingPlan) -> None:
-    """Raise UsageError if ``plan`` has another seed or another kind of a trainer than the training that it resumes."""
+    """Raise UsageError if the seed or a trainer's kind in ``plan`` differs from the training that is to be resumed."""
     before = records.read(plan.directory)
     if before is None:
         return
@@ -61,7 +61,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Compare two configs. Return a phrase for each change of environments and trainers; [] if ``before`` is None."""
+    """Return a phrase for each environment or trainer option that has changed; [] if ``before`` is None."""
     if before is None:
         return []
     was_played, is_played = (

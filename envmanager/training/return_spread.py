@@ -82,7 +82,7 @@ class ReturnSpread:
         self._returns.clear()
 
     def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
-        """Discount running returns of agents in ``acted``, add all rewards, and return the results for ``acted``."""
+        """Discount the running returns of ``acted``, add the rewards in ``now``, and return the sums for ``acted``."""
         found = []
         for agent_id, reward, ended in zip(now.agent_id.tolist(), now.reward.tolist(), now.ended.tolist(), strict=True):
             if agent_id in acted:
@@ -115,7 +115,7 @@ class ReturnSpread:
         return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
 
     def restore(self, state: SpreadState | None) -> None:
-        """Restore what ``state`` returned, and clear running returns. Raises ValueError if ``enabled`` has changed."""
+        """Restore a result of ``state()`` and clear running returns. Raises ValueError if ``enabled`` was different."""
         if (state is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
         if state is not None:

@@ -6,8 +6,8 @@
     round 2  target learns  │ 40 steps of every environment │ update target │
     round 3  hero learns    │ …
 
-The rule: policies change only between two rounds. Within a round no environment waits for the slowest, so faster
-environments play more steps if the manager does not wait for all workers (``wait``).
+The rule: policies change only between two rounds. Within a round, faster environments play more steps than
+slower environments, unless the manager waits for all workers at each step (``wait``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [
 
 
 def _groups(value: Any) -> Any:
-    """Return a list of lists as a tuple of tuples, and any other value unchanged, for the validator."""
+    """Convert a list of lists to a tuple of tuples; return any other value unchanged, for the validator to reject."""
     if not _is_list(value) or not all(_is_list(group) for group in value):
         return value
     return tuple(tuple(group) for group in value)
@@ -55,16 +55,16 @@ def _is_group(group: Any) -> bool:
 
 @attrs.frozen(kw_only=True)
 class Rounds:
-    """The table ``training.rounds`` of a config: the length of a round, and the behaviors that learn in each."""
+    """The table ``training.rounds`` of a config: the length of a round, and the behaviors that learn in each round."""
 
     steps: int = attrs.field(default=0, validator=_check_steps)
     """Minimum number of steps that each environment takes in a round."""
     train: Any = attrs.field(default=(), converter=_groups, validator=_check_groups)
-    """One list of behaviors per round, repeated in turn. All other behaviors are frozen during the round."""
+    """Behaviors that learn: one list per round, repeated in order. Other behaviors are frozen during the round."""
 
     @property
     def behaviors(self) -> set[str]:
-        """All behaviors that learn in some round."""
+        """Behaviors that learn in at least one round."""
         return {behavior for group in self.train for behavior in group}
 
     def group(self, number: int) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class Rounds:
         return group
 
     def next_with(self, learners: Collection[str], number: int) -> int:
-        """Return the first round number, from ``number`` on, at which one of ``learners`` learns; there must be one."""
+        """Return the first round >= ``number`` in which any of ``learners`` learns. Raises StopIteration if none."""
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
@@ -86,18 +86,18 @@ class Rounds:
 
 @attrs.define
 class RoundCount:
-    """The progress of round ``number``. ``steps``: steps per environment in this round before a resume."""
+    """The progress of round ``number``. ``steps``: steps per environment that were taken before a resume."""
 
     number: int = attrs.field(default=1, validator=at_least(1))
     steps: int = attrs.field(default=0, validator=at_least(0))
     _steps_of: dict[int, int] = attrs.field(factory=dict, init=False)
 
     def add(self, worker_id: int) -> None:
-        """Count one step of a worker, in which all its environments step."""
+        """Count one step of a worker, in which all of the worker's environments step."""
         self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
 
     def played(self, worker_ids: Iterable[int]) -> int:
-        """Return the smallest number of steps that one of these workers has taken in the round."""
+        """Return the number of steps in the round that all the workers have taken, including steps before a resume."""
         return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
 
 

@@ -61,7 +61,7 @@ class TrainingResult:
     """The result of a training. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when no steps were left to take.
 
     ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: seconds of this
-    run. ``mean_return_of``: mean of the last returns, by behavior; behaviors without a whole episode are absent.
+    run. ``mean_return_of``: mean recent return by behavior; behaviors without a finished episode are absent.
     """
 
     ended: str
@@ -103,7 +103,7 @@ class TrainingResult:
 
 
 class Report(Protocol):
-    """A receiver of progress reports of a training."""
+    """A receiver of a training's progress reports, such as a display."""
 
     def started(self, run: TrainingRun) -> None:
         """Report that the environments are running and the trainers have been made."""
@@ -118,14 +118,14 @@ class Report(Protocol):
         """Report a new checkpoint."""
 
     def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
-        """Report an evaluation during training. ``is_best``: whether its mean return is the highest so far."""
+        """Report an evaluation during training. ``is_best``: whether the mean return is the highest so far."""
 
     def evaluating(self, n_episodes: int) -> None:
         """Report that training has ended and the final evaluation begins."""
 
 
 class TrainingRun:
-    """One run of a training plan. ``go()`` trains; ``stop()``, which a signal handler may call, ends it early."""
+    """One run of a training plan. ``go()`` trains; ``stop()``, which a signal handler may call, ends training early."""
 
     def __init__(self, plan: TrainingPlan, report: Report) -> None:
         self.plan = plan
@@ -210,7 +210,7 @@ class TrainingRun:
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
-        """Make the trainers, evaluator and writers; return the controller. ``resume`` loads a checkpoint into them."""
+        """Make the trainers, evaluator and writers; on a resume, load the latest checkpoint. Return the controller."""
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)
@@ -323,7 +323,7 @@ class TrainingRun:
         self._report.evaluated(self, evaluation, is_best)
 
     def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
-        """Evaluate the trained policies; mark the checkpoint if it is the best. Return None if disabled or stopped."""
+        """Evaluate the final policies; mark their checkpoint if it is the best. Return None if disabled or stopped."""
         n_episodes = self.plan.training.evaluation_episodes
         if not n_episodes:
             return None
@@ -345,7 +345,7 @@ class TrainingRun:
         return not math.isnan(mean) and (self._best is None or mean > self._best)
 
     def _mark_best(self, evaluation: Evaluation) -> None:
-        """Mark the last checkpoint as the best, and remove checkpoints that are not to be kept any longer."""
+        """Mark the last checkpoint as the best, and remove checkpoints that no longer need to be kept."""
         assert self._saved is not None
         self._best = evaluation.mean
         checkpoints.mark_best(self._saved, self._best)
@@ -398,7 +398,7 @@ class TrainingRun:
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore the frozen behaviors, the round and the control file. A change of ``frozen`` in the config wins."""
+        """Restore the frozen behaviors, the round and the control file. A changed ``frozen`` in the config wins."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)

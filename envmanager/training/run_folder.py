@@ -3,7 +3,7 @@
 ::
 
     run/episodes.csv, run/metrics.csv, run/tensorboard/…
-    run/config.json, run/versions.json     its config and the versions of its libraries
+    run/config.json, run/versions.json     config and library versions of the training
     run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000102400/…
     run/control.toml                       written by a person; optional
     run/.training.lock                     locked while a training runs; kept afterwards
@@ -29,11 +29,11 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     records.CONFIG: records.is_of_others,
     records.VERSIONS: records.is_of_others,
 }
-"""Files of a training except checkpoints. Each function returns whether the path exists and no training wrote it."""
+"""Checks of paths by file name. Each returns whether the path exists and was not written by a training."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError if a training in ``directory`` would overwrite files.
+    """Raise UsageError if ``directory`` is not a folder, or a training there would overwrite files.
 
     The files of an earlier training are accepted with ``resume`` or ``force``, other files never.
     """
@@ -51,7 +51,7 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete the files of trainings in ``directory``. Raises OSError if one other than a checkpoint's remains."""
+    """Delete the files of trainings in ``directory``. Raises OSError on failure, except inside checkpoint folders."""
     for name in _names(directory):  # before the checkpoints, so that no file names a half-deleted one
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 The kernel releases the lock on the file (``flock``, on Windows ``msvcrt.locking``) when the process ends, even if it is
 killed. The file stays in the folder, because after a deletion two trainings could each lock a different file. It is
-deleted only with a folder that was made for it and has no other file; a training that has opened it then tries again.
+deleted only with a folder that was made for it and has no other file; a training that has just opened it retries.
 
 The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once; other children do
 not inherit it.
@@ -44,8 +44,8 @@ _logger = logging.getLogger("envmanager")
 def held(directory: Path) -> Iterator[None]:
     """Return a context that holds the lock of ``directory``. A folder made for the lock is removed if it stays empty.
 
-    Raises UsageError if another training, perhaps in this process, holds the lock, and NotWritten if the lock file
-    cannot be made. On a file system without locks a warning is logged, and the context runs without a lock.
+    Raises UsageError if another training, perhaps in this process, holds the lock or another program made the file,
+    and NotWritten if the file cannot be made. If the file system has no locks, only a warning is logged.
     """
     is_new = not directory.exists()
     with _locked(directory / FILE) as file:
@@ -66,7 +66,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Open and lock the file, and return it; retry if it has been deleted meanwhile. Raises as ``held`` does."""
+    """Open, lock and return the file; retry if it is deleted in between. Raises the same errors as ``held``."""
     while True:
         file = _opened(path)
         try:
@@ -112,7 +112,7 @@ def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
 
 
 def _flock(file: BinaryIO, *, is_held: bool) -> None:
-    """Lock or unlock the file. Raises BlockingIOError if another open file holds the lock."""
+    """Lock the file, or unlock it if not ``is_held``. Raises BlockingIOError if another open file holds the lock."""
     if sys.platform == "win32":
         file.seek(_LOCKED_AT)
         try:
@@ -126,7 +126,7 @@ def _flock(file: BinaryIO, *, is_held: bool) -> None:
 
 
 def _write(file: BinaryIO, text: str) -> None:
-    """Replace the file's content by ``text``. Errors are ignored, because ``text`` is only used in error messages."""
+    """Replace the file's content with ``text``. Ignores OSError, because ``text`` is only used in error messages."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.seek(0)

@@ -1,15 +1,15 @@
-"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics of which the
-lower value is used, and a learned temperature, which is the weight of the entropy.
+"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics, of which the
+lower estimate counts, and a learned temperature, the weight of the entropy.
 
 ::
 
     batch ──▶ goal = reward + discount · (lower of two target values - temperature · log-probability of the next action)
          ├──▶ critics   towards the goal
          ├──▶ actor     towards a high value (the lower of two), and a high entropy
-         ├──▶ temperature   towards the one at which the policy has the target entropy
+         ├──▶ temperature   towards the value at which the policy has the target entropy
          └──▶ targets   a step of ``tau`` towards the critics (Polyak averages)
 
-The rule: each update uses the old temperature, and updates the actor with the new critics, like the authors' code.
+The rule: each update uses the old temperature, and updates the actor with the new critics, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SACOptions(ReplayOptions):
     """Weight of the entropy; None to learn it."""
     initial_temperature: float = 1.0
     target_entropy: float | None = None
-    """Policy entropy to which a learned temperature is adjusted; None for minus the number of floats in an action."""
+    """Target entropy of the policy if the temperature is learned; None: minus the number of floats in an action."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -78,7 +78,7 @@ class Actor(nn.Module):
         self.last = mlp(n, options.hidden, 2 * n_numbers, last_gain=0.01, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return ``[n, 2 n_numbers]``, the inputs of a SquashedGaussian."""
+        """Return ``inputs`` for the methods of a SquashedGaussian, ``[n, 2 n_numbers]``."""
         inputs: Tensor = self.last(self.encoder(obs))
         return inputs
 
@@ -99,7 +99,7 @@ class Critics(nn.Module):
 
 
 class SACModel(nn.Module):
-    """The actor, the critics and the temperature, whose weights one optimizer trains."""
+    """The actor, the critics and the temperature, all trained by one optimizer."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class SACModel(nn.Module):
 
 
 class SquashedPolicy:
-    """A policy that draws from a SquashedGaussian, takes its median (``greedy``), or draws uniformly (``is_blind``)."""
+    """A policy that samples a SquashedGaussian, or takes the median (``greedy``), or draws uniformly (``is_blind``)."""
 
     def __init__(
         self, actor: Actor, squashed: SquashedGaussian, device: torch.device, *, seed: int = 0, greedy: bool = False
@@ -150,7 +150,7 @@ class MiddleAction(nn.Module):
 
 
 class SAC(OffPolicyTrainer):
-    """A soft actor-critic trainer, for bounded continuous actions (or trees of them) and any observations."""
+    """A soft actor-critic trainer for bounded continuous actions and numeric observations, each an array or a tree."""
 
     options: SACOptions
     model: SACModel

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from envmanager.training.trainer import Trainer
 
 _TRIES = 5
-"""Number of attempts to find and read a checkpoint, which a running training may remove between the two."""
+"""Number of retries when a checkpoint cannot be read, because a running training may remove it after it was found."""
 
 
 def load_policy(
@@ -50,10 +50,10 @@ def load_policy(
 ) -> SavedPolicy:
     """Return the greedy policy of a saved training. The environment is not made, and need not be installed.
 
-    ``path``: folder of a training (``runs/x``), or of one checkpoint. ``checkpoint``: ``"latest"``, ``"best"``, the
-    number of agent steps after which it was written, or its name. ``behavior`` may be left out if there is only one.
-    ``device``: ``"cpu"``, ``"cuda"``, or ``"auto"``. Raises UsageError if there is no such checkpoint or behavior; the
-    message lists the existing ones.
+    ``path``: folder of a training (``runs/x``), or of one checkpoint. ``checkpoint``: ``"latest"``, ``"best"``, a
+    checkpoint's name, or the number of agent steps after which it was written. ``behavior`` may be left out if the
+    training has only one. ``device``: ``"cpu"``, ``"cuda"``, or ``"auto"``. Raises UsageError if there is no such
+    checkpoint or behavior, or if the policy cannot be built from the checkpoint.
     """
     return SavedTraining.open(path, checkpoint).policy(behavior, device=device)
 
@@ -62,8 +62,8 @@ class SavedPolicy:
     """The greedy policy of one behavior, from a checkpoint.
 
     ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` takes the steps of a manager. ``spec``: specs of
-    the observations and actions. ``n_steps``: agent steps of the training until the checkpoint. Calls do not depend on
-    earlier calls, unless the trainer's documentation says otherwise.
+    the observations and actions. ``n_steps``: number of agent steps before the checkpoint was written. Calls do not
+    depend on earlier calls, unless the trainer's documentation says otherwise.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, trainer: Trainer, n_steps: int) -> None:
@@ -79,8 +79,8 @@ class SavedPolicy:
     def __call__(self, obs: Tree) -> Tree:
         """Return the action for one observation, or a batch of actions for a batch of observations.
 
-        An observation is a tree that fits ``spec.observation``; a batch of n has ``[n, …]`` in each leaf. The action
-        fits ``spec.action`` in the same way. Raises UsageError for anything else.
+        An observation fits ``spec.observation`` and an action fits ``spec.action``; in a batch of n, each leaf is
+        ``[n, …]``. Raises UsageError if ``obs`` does not fit.
         """
         rows, is_one = _as_batch(self.spec.observation, obs)
         steps = AgentSteps.first(agent_id=np.arange(len(leaves(rows)[0])), obs=rows)
@@ -127,7 +127,7 @@ class SavedTraining:
 
     @property
     def n_steps(self) -> int:
-        """Number of agent steps of the training until the checkpoint."""
+        """Number of agent steps in the training before the checkpoint was written."""
         return self.checkpoint.training.n_steps
 
     @property
@@ -137,7 +137,7 @@ class SavedTraining:
 
     @property
     def plan(self) -> SavedPlan:
-        """Options of the manager and the trainers. Raises UsageError if the checkpoint lacks them."""
+        """Options of the training's manager and trainers. Raises UsageError if the checkpoint lacks them."""
         plan = self.checkpoint.training.plan
         if plan is None:
             raise UsageError(
@@ -147,7 +147,7 @@ class SavedTraining:
         return plan
 
     def spec(self, behavior: str) -> BehaviorSpec:
-        """Return the specs of a behavior. Raises UsageError if the checkpoint lacks them."""
+        """Return the specs of ``behavior`` during the training. Raises UsageError if the checkpoint lacks them."""
         spec = self.checkpoint.training.specs.get(behavior)
         if spec is None:
             raise UsageError(
@@ -157,14 +157,14 @@ class SavedTraining:
         return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
-        """Return the policy of ``behavior``; None means the only one. Raises UsageError if it cannot be made."""
+        """Return the policy of ``behavior`` (None: the only behavior). Raises UsageError if it cannot be built."""
         chosen = self._chosen(behavior)
         return self._policy(chosen, self.spec(chosen), device)
 
     def policies_for(self, specs: Mapping[str, BehaviorSpec], *, device: str = "cpu") -> dict[str, SavedPolicy]:
-        """Return a policy for each behavior in ``specs``, the specs of an environment.
+        """Return the greedy policy of each behavior in ``specs``, an environment's specs by behavior.
 
-        Raises UsageError for a behavior that was not trained, or was trained with other specs.
+        Raises UsageError for a behavior that was not trained, or whose saved weights do not fit the specs.
         """
         return {behavior: self._policy(behavior, spec, device) for behavior, spec in specs.items()}
 
@@ -173,7 +173,7 @@ class SavedTraining:
     ) -> ManagerOptions:
         """Return the manager options of the training, overridden by the arguments that are not None.
 
-        Raises UsageError if the checkpoint does not name its environment and ``env`` is not given.
+        Raises UsageError if the checkpoint has no plan, or if neither the plan nor ``env`` names an environment.
         """
         saved = self.plan.manager
         if saved is None and env is None:
@@ -224,7 +224,7 @@ class SavedTraining:
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
-    """Return the folder of a checkpoint, named as in ``load_policy``. Raises UsageError if there is none."""
+    """Return the folder of a checkpoint; arguments as in ``load_policy``. Raises UsageError if none is found."""
     try:
         return _found(path, checkpoint)
     except OSError as error:  # a folder without permission, a name that is too long
@@ -263,7 +263,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the path in ``there`` with this name, else the last one of this agent step (``…2000-2``), else None."""
+    """Return the path in ``there`` called ``name``, else the last of agent step ``name`` (``…2000-2``), else None."""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -275,7 +275,7 @@ def _named(name: str, there: Iterable[Path]) -> Path | None:
 
 
 def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
-    """Return ``options`` changed to ``n_envs`` environments and at most this number of workers."""
+    """Return ``options`` with ``n_envs`` environments, and with fewer workers and local environments if necessary."""
     n_workers, local_envs = options.n_workers, options.local_envs
     if isinstance(local_envs, int):
         local_envs = min(local_envs, n_envs - 1)
@@ -285,7 +285,7 @@ def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
 
 
 def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
-    """Return observations as a batch in the spec's dtypes, and whether ``obs`` is a single one. Raises UsageError."""
+    """Return ``obs`` as a batch in the spec's dtypes, and whether it was unbatched. Raises UsageError on a mismatch."""
     try:
         check_structure(spec, obs, "obs")
         parts = list(zip(leaves(spec), leaves_like(spec, obs), paths(spec, "obs"), strict=True))
@@ -303,7 +303,7 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
 
 
 def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
-    """Return ``value`` in the dtype of ``spec``; floats may be rounded. Raises SpecMismatch if it does not fit."""
+    """Convert ``value`` to the dtype of ``spec``; floats may be rounded. Raises SpecMismatch if it does not fit."""
     shape = ", ".join(map(str, spec.shape))
     expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
     try:
@@ -320,5 +320,5 @@ def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
 
 
 def _first(actions: np.ndarray) -> Any:
-    """Return the only row of a batch of actions: a scalar for Gymnasium's Discrete, an array for its Box."""
+    """Return the only row of a batch of actions: a scalar for Gymnasium's Discrete, an array for Box."""
     return actions[0, ...] if actions.dtype.kind == "f" else actions[0]

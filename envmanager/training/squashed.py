@@ -33,9 +33,9 @@ _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SquashedGaussian:
-    """A distribution over all leaves of an action spec, flattened to rows of ``n`` floats.
+    """A distribution of actions whose leaves are flattened to rows of ``n`` floats between -1 and 1.
 
-    The methods take ``inputs`` ``[n_rows, 2 n]``: means and log standard deviations, from a network. The
+    ``inputs`` of a method, ``[n_rows, 2 n]``: means and log standard deviations, computed by a network. The
     constructor raises UsageError unless all leaves are floats with finite bounds.
     """
 
@@ -47,7 +47,7 @@ class SquashedGaussian:
         self.columns = {COLUMN: ArraySpec((self.n,), np.float32)}
 
     def sample(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions ``[n_rows, n]`` and their log-probabilities ``[n_rows]``; both have gradients."""
+        """Return sampled actions ``[n_rows, n]`` and their log-probabilities ``[n_rows]``, both differentiable."""
         mean, log_std = self._mean_and_log_std(inputs)
         noise = torch.randn_like(mean)
         u = mean + log_std.exp() * noise
@@ -65,12 +65,12 @@ class SquashedGaussian:
         return generator.uniform(-1.0, 1.0, (n_rows, self.n)).astype(np.float32)
 
     def to_environment(self, raw: np.ndarray) -> Tree:
-        """Return the actions for the environment: a tree of ``[n_rows, *shape]``, stretched to the bounds."""
+        """Return ``raw`` stretched to the bounds: actions for the environment, a tree of ``[n_rows, *shape]``."""
         rows = np.split(raw, self._ends[:-1], axis=1)
         return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
 
     def as_actions(self, raw: Tensor) -> list[Tensor]:
-        """Return the leaves of ``to_environment`` as tensors, computed by operations that can be exported."""
+        """Return the leaves of the result of ``to_environment`` as tensors, with operations that can be exported."""
         rows = raw.split([part.n for part in self._parts], dim=1)
         return [part.as_action(own) for part, own in zip(self._parts, rows, strict=True)]
 
@@ -80,7 +80,7 @@ class SquashedGaussian:
 
 
 class _Part:
-    """A converter of raw actions, -1 to 1, to the bounds, shape and dtype of one leaf of the action spec."""
+    """A converter from raw actions, between -1 and 1, to the bounds, shape and dtype of one leaf of the action spec."""
 
     def __init__(self, spec: ArraySpec) -> None:
         is_continuous = not spec.is_object and spec.dtype.kind == "f"

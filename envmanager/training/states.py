@@ -1,4 +1,4 @@
-"""Conversion of modules and optimizers to named arrays, and back, for checkpoints.
+"""Conversion of the state of modules and optimizers to named arrays, and back, for checkpoints.
 
 The rule: ``load_learner`` restores what ``learner_state`` returns.
 """
@@ -30,7 +30,7 @@ def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dic
 
 
 def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimizer, **modules: nn.Module) -> None:
-    """Load the arrays of ``learner_state``. Raises the errors of ``load_module`` and ``load_optimizer``."""
+    """Load the arrays that ``learner_state`` returned. Raises the errors of ``load_module`` and ``load_optimizer``."""
     for name, module in modules.items():
         load_module(module, of_part(name, arrays))
     load_optimizer(optimizer, of_part("optimizer", arrays))
@@ -42,7 +42,7 @@ def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load weights and buffers. Raises KeyError, RuntimeError or ValueError for the arrays of another model."""
+    """Load the arrays into the module. Raises KeyError, RuntimeError or ValueError if they are of another model."""
     is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
     if is_normalized != was_normalized:
         raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")
@@ -60,9 +60,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load what ``optimizer_state`` returned. Raises ValueError or IndexError for arrays of other parameters.
+    """Load the arrays that ``optimizer_state`` returned. Raises ValueError or IndexError if they do not fit.
 
-    PyTorch does not check the shapes, and its fused step would write beyond the end of an array that is too small.
+    Checks the shapes, because PyTorch does not: a fused step would write beyond the end of too small an array.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -78,11 +78,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.nda
 
 
 def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: float) -> None:
-    """Set the optimizer's learning rate, which falls linearly to zero as ``progress`` goes from 0 to 1."""
+    """Set the optimizer's learning rate: ``learning_rate`` at ``progress`` 0, falling linearly to zero at 1."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * max(0.0, 1.0 - progress)
 
 
 def means(figures: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float]:
-    """Return the mean of each figure over several batches. Waits for a GPU once per figure."""
+    """Return the mean of each figure over several batches. On a GPU, waits once per figure."""
     return {name: float(sum(each[name] for each in figures)) / len(figures) for name in figures[0]}

@@ -20,7 +20,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Trainer(ABC):
-    """A trainer of one behavior. The controller passes every StepInfo to ``add``, and calls ``update`` if ``is_ready``.
+    """A trainer of one behavior. The controller passes StepInfos to ``add`` and calls ``update`` while ``is_ready()``.
 
     ``version`` counts the updates; the policy puts it into every ActionInfo.
     """
@@ -42,7 +42,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Return whether there are enough steps for an update. Called after each update until it returns False."""
+        """Return whether there are enough steps for an update. Called again after each update until it is False."""
 
     @abstractmethod
     def update(self, progress: float) -> dict[str, float]:
@@ -64,9 +64,9 @@ class Trainer(ABC):
         """Restore the state that ``state`` returned as ``(arrays, facts)``."""
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Restore only the greedy policy from what ``state`` returned; the trainer cannot learn afterwards.
+        """Restore only the greedy policy from the result of ``state``; the trainer cannot learn afterwards.
 
-        Each array is read from disk on access, so skipping a replay saves time.
+        The default restores everything. An override can save time, because an array is read from disk only on access.
         """
         self.restore(arrays, facts)
 
@@ -75,7 +75,7 @@ class Trainer(ABC):
 
         ``forward(*leaves)`` takes the leaves of an observation, tensors ``[n, …]`` in the order of the spec. It returns
         a tuple of the leaves of the action for the environment: shifted, scaled, clipped, and in the spec's dtypes. The
-        module includes the policy's normalization, can be traced (``torch.jit.trace``), and does not depend on n. The
+        module includes the policy's normalization, can be traced (``torch.jit.trace``), and works for any n. The
         default raises UsageError.
         """
         raise UsageError(
@@ -104,9 +104,9 @@ class Trainer(ABC):
 
 
 def require_can_learn_apart(trainer: Any) -> None:
-    """Raise UsageError for a trainer, or a class of trainers, that cannot learn in a process of its own.
+    """Raise UsageError if ``trainer``, a Trainer or a class, cannot learn in a separate process.
 
-    PPO cannot, because it needs steps of its current policy.
+    For example, PPO cannot, because it needs steps of its current policy.
     """
     if not math.isinf(trainer.max_policy_lag):
         name = trainer.__name__ if isinstance(trainer, type) else type(trainer).__name__

@@ -49,11 +49,11 @@ KINDS: dict[str, MakeTrainer] = {
 
 
 def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *, seed: int, device: str) -> Trainer:
-    """Return a new trainer for a table such as ``{"kind": "ppo", "rollout": 512}``. Raises ConfigError.
+    """Return a new trainer for a table such as ``{"kind": "ppo", "rollout": 512}``.
 
     The caller must close the trainer. With ``frozen: true`` the trainer does not learn until it is unfrozen. With
     ``apart: N`` the trainer learns in its own process, which may be N agent steps behind and must respond within
-    ``learner_timeout_s``.
+    ``learner_timeout_s``. Raises ConfigError for an invalid table, UsageError for unsuitable specs.
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
@@ -63,7 +63,7 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
 
 
 def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError for a mistake in the trainers' tables that can be found without an environment."""
+    """Raise ConfigError if a trainer's table has a mistake that can be found without an environment."""
     for behavior, table in tables.items():
         make, options, _, apart = _understood(behavior, table)
         if isinstance(make, functools.partial) and make.func is _make:
@@ -79,7 +79,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return a trainer's factory, options, whether it is frozen, and options for Apart or None. Raises ConfigError."""
+    """Return the factory, the kind's options, whether frozen, and Apart's options or None. Raises ConfigError."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):

@@ -1,4 +1,4 @@
-"""A view of a running training, whose newest policies play its Godot game in a window.
+"""A view of a running training: the newest policies play the training's Godot game in a window.
 
 ::
 
@@ -45,11 +45,11 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class WatchPlan:
-    """The options of watching a training. ``directory``: the training's folder.
+    """The options for watching a training. ``directory``: the training's folder.
 
     ``checkpoint``: name or path of the only checkpoint to play; None to always play the newest. ``shown``: number of
-    arenas. ``binary``: path of an engine to use instead of the training's. ``headless``: whether to run without a
-    window. ``steps``: number of steps to play in each environment; None for no limit.
+    arenas to show. ``binary``: path of an engine to use instead of the training's. ``headless``: whether to run without
+    a window. ``steps``: number of steps to play in each environment; None for no limit.
     """
 
     directory: Path
@@ -64,7 +64,7 @@ class Report(Protocol):
     """A receiver of reports on the checkpoints and episodes that a Watching plays."""
 
     def plays(self, game: str, checkpoint: str) -> None:
-        """Report that the policies of this checkpoint play from now on."""
+        """Report that the policies of ``checkpoint`` now play ``game``."""
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
         """Report, after ``n_steps`` steps, the returns by behavior of the episodes that ended since the last report."""
@@ -82,7 +82,7 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play ``plan.steps`` steps, or until the window is closed. Raises UsageError if there is no checkpoint."""
+        """Play ``plan.steps`` steps or until the window is closed. Raises UsageError if no checkpoint can be played."""
         saved = self._source.first()
         options = manager_options(saved, self._plan)
         self._game = str(options.env)
@@ -142,14 +142,14 @@ class Watching:
 
 
 class Source:
-    """A source of checkpoints to play: always the training's newest, or only the one named in the plan."""
+    """A source of checkpoints to play: always the training's newest, or only the checkpoint named in the plan."""
 
     def __init__(self, plan: WatchPlan) -> None:
         self._directory, self._name = plan.directory, plan.checkpoint
         self._seen: Path | None = None
 
     def first(self) -> SavedTraining:
-        """Return the first checkpoint to play. Raises UsageError when there is none."""
+        """Open and return the first checkpoint to play. Raises UsageError if it does not exist or cannot be read."""
         if self._name is None:
             return self._open()
         elsewhere = Path(self._name)
@@ -158,7 +158,7 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """Return the newest checkpoint if it was not seen before, else None. Raises UsageError if it is unreadable."""
+        """Return the newest checkpoint if it was not tried before, else None. Raises UsageError if it is unreadable."""
         if self._name is not None:
             return None
         try:
