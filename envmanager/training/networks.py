@@ -23,16 +23,16 @@ CONVOLUTIONS = {
     "nature": ((32, 8, 4), (64, 4, 2), (64, 3, 1)),  # Mnih et al. 2015
     "small": ((32, 5, 5), (64, 5, 5)),  # van Hasselt, Hessel and Aslanides 2019; four times as fast
 }
-"""Convolutional layers by name: (number of filters, kernel size, stride) each."""
+"""Convolutional layers by name. Each layer is given as (number of filters, kernel size, stride)."""
 _MOST_ONE_HOT = 1000
 
 
 class Encoder(nn.Module):
-    """A network that turns a tree of observations into features ``[n, n_features]``.
+    """A network that maps a tree of observations to features ``[n, n_features]``.
 
-    Images go through ``CONVOLUTIONS[convolutions]``, integers with few values become one-hot, and everything else is
-    flattened. With ``normalize`` flat vectors are normalized by their mean and standard deviation so far. ``unseen``:
-    index of a leaf to ignore.
+    Images go through ``CONVOLUTIONS[convolutions]``, integers with few values become one-hot, and all other leaves are
+    flattened. With ``normalize``, flattened leaves are normalized by their mean and standard deviation so far.
+    ``unseen``: index of a leaf to ignore.
     """
 
     def __init__(
@@ -58,23 +58,23 @@ class Encoder(nn.Module):
 
     @property
     def is_normalized(self) -> bool:
-        """Whether any part of the observations is normalized."""
+        """Whether any leaf of the observations is normalized."""
         return any(_has_scale(part) for part in self._all)
 
     def learn_scale(self, obs: Sequence[Tensor]) -> None:
-        """Update the means and variances used for normalization with these observations, a list of leaves."""
+        """Update the means and variances used for normalization with the observations ``obs``, given as leaves."""
         for part, leaf in zip(self.parts, obs, strict=True):
             if _has_scale(part):
                 part.scale.update(leaf.flatten(1).float())
 
     def share_scale(self, other: Encoder) -> None:
-        """Use the ``Scale`` of another encoder of the same observations, so that updates affect both encoders."""
+        """Share the normalization of ``other``, an encoder of the same observations, so that updates affect both."""
         for part, theirs in zip(self.parts, other.parts, strict=True):
             if _has_scale(part):
                 part.scale = theirs.scale
 
     def tensors(self, obs: Tree, device: torch.device) -> list[Tensor]:
-        """Return the leaves of observations as tensors on the device. Leaves that are tensors are only moved."""
+        """Return the leaves of the tree ``obs`` as tensors on ``device``. Leaves may be arrays or tensors."""
         return [
             leaf.to(device) if isinstance(leaf, Tensor) else to_tensor(as_array(leaf), device)
             for leaf in leaves_like(self._spec, obs)
@@ -82,7 +82,7 @@ class Encoder(nn.Module):
 
 
 def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -> Tensor:
-    """Return an array as a tensor on the device, via pinned memory if ``pinned``. uint16 to uint64 become int64."""
+    """Convert an array to a tensor on ``device``, via pinned memory if ``pinned``. uint16/32/64 become int64."""
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
     tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -92,7 +92,7 @@ def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -
 
 
 def as_rows(leaf: Tensor) -> Tensor:
-    """Return ``[n, …]`` reshaped to ``[n, k]`` without reading n, so that a traced module works for any n."""
+    """Reshape a tensor from ``[n, …]`` to ``[n, k]``, without reading n, so that a traced module works for any n."""
     return leaf.flatten(1) if leaf.ndim > 1 else leaf.unsqueeze(1)
 
 
@@ -110,7 +110,7 @@ class Flat(nn.Module):
 
 
 class OneHot(nn.Module):
-    """An encoder that turns bounded integers into one-hot rows."""
+    """An encoder that converts bounded integers to one-hot rows."""
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ class OneHot(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """An encoder of images with channels first or last, float or uint8 (divided by 255). Returns 512 features each."""
+    """An encoder that maps each image, channels first or last, to 512 features. uint8 images are divided by 255."""
 
     n_features = 512
 
@@ -151,7 +151,7 @@ class Convolutions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A layer that normalizes by a running mean and variance (Welford 1962, in batches) and clips results to ±10."""
+    """A layer that normalizes values by a running mean and variance (Welford 1962, in batches) and clips to ±10."""
 
     mean: Tensor
     variance: Tensor
@@ -200,7 +200,7 @@ def _part(spec: ArraySpec, convolutions: str, normalize: bool) -> nn.Module:
 def mlp(
     n_in: int, hidden: Sequence[int], n_out: int, *, last_gain: float, activation: type[nn.Module]
 ) -> nn.Sequential:
-    """Return linear layers with activations between them and orthogonal weights, the last scaled by ``last_gain``."""
+    """Return linear layers joined by activations, with orthogonal weights. ``last_gain``: scale of the last weights."""
     sizes = [n_in, *hidden]
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
@@ -216,7 +216,7 @@ def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device of this name; for ``"auto"`` the GPU if there is one, else the CPU."""
+    """Return the device named ``device``; ``"auto"`` selects a GPU if CUDA is available, else the CPU."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device)

@@ -5,8 +5,8 @@
     add ── StepStore, Replay ── draw ──▶ Batch ── the trainer's _learn ──▶ new version
                   raw                normalized by all steps so far
 
-The rule: the replay holds raw observations and rewards, which are normalized when they are drawn, so that old and new
-steps are normalized by the same scale.
+The rule: the replay holds raw observations and rewards. They are normalized only after they are drawn, so that old and
+new steps are normalized by the same scale.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class ReplayOptions:
-    """The options common to trainers with a replay. Subclasses override some defaults. Steps are agent steps."""
+    """The options that all trainers with a replay share. Subclasses override some defaults. Steps are agent steps."""
 
     capacity: int = 100_000
     share_frames: bool = False
-    """Whether to keep each frame once, for images that are stacks of the last k frames, ``[k, height, width]``."""
+    """Whether to store each frame only once; images must be stacks of the last k frames, ``[k, height, width]``."""
     learning_starts: int = 1_000
     train_every: int = 4
     """Number of agent steps between updates."""
@@ -55,11 +55,11 @@ class ReplayOptions:
     batch: int = 32
     learning_rate: float = 1e-4
     anneal: bool = False
-    """Whether the learning rate falls to zero over the training."""
+    """Whether the learning rate falls linearly to zero over the training."""
     gamma: float = 0.99
     n_step: int = 1
     hidden: Sequence[int] = (256, 256)
-    """Sizes of the hidden layers after the encoder. With images, usually none are needed."""
+    """Sizes of the hidden layers after the encoder. Networks for images usually need no hidden layers."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     normalize_observations: bool = False
@@ -67,9 +67,9 @@ class ReplayOptions:
     normalize_rewards: bool = False
     """Whether to divide rewards by the standard deviation of the discounted returns so far."""
     reward_clip: float | None = None
-    """Absolute bound to which rewards are clipped. Normalized rewards are clipped to 10 in any case."""
+    """Absolute bound to which rewards are clipped; None for no bound. Normalized rewards are bounded by at most 10."""
     pinned_copies: bool = True
-    """Whether to copy batches from pinned memory to a GPU, asynchronously. No effect on the CPU."""
+    """Whether to copy batches to a GPU asynchronously, from pinned memory. No effect on the CPU."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("capacity", "train_every", "updates", "batch", "n_step"):
@@ -79,13 +79,13 @@ class ReplayOptions:
 
 
 def require_at_least_one(options: Any, name: str) -> None:
-    """Raise UsageError if the option ``name`` is less than 1."""
+    """Raise UsageError if the option ``name`` in ``options`` is less than 1."""
     if getattr(options, name) < 1:
         raise UsageError(f"{name} must be at least 1, not {getattr(options, name)}.")
 
 
 class Batch(NamedTuple):
-    """A batch of the replay as tensors on the device, with the fields of ``Drawn``. ``rows`` is a NumPy array."""
+    """A batch drawn from the replay, with the fields of ``Drawn`` as tensors on the device, except ``rows``."""
 
     rows: np.ndarray
     obs: list[Tensor]
@@ -97,16 +97,16 @@ class Batch(NamedTuple):
 
 
 class ExploringPolicy(Policy, Protocol):
-    """The interface of an off-policy trainer's policy, which explores and uses the weights being trained."""
+    """The interface of the exploring policy of an off-policy trainer. It uses the weights being trained."""
 
     version: int
     generator: np.random.Generator
 
 
 class OffPolicyTrainer(Trainer):
-    """The base of trainers that learn from batches of a replay. Subclasses make ``model``, ``target`` and ``policy``.
+    """The base class of trainers that learn from batches of a replay. Subclasses create the networks and the policy.
 
-    ``encoder``: an encoder in ``model``; all other encoders of ``model`` and ``target`` share its normalization.
+    ``encoder``: the encoder in ``model`` whose normalization all other encoders in ``model`` and ``target`` share.
     """
 
     max_policy_lag = math.inf
@@ -146,11 +146,11 @@ class OffPolicyTrainer(Trainer):
         self._n_since_update = 0
         self._n_batches = 0
         self._n_in_scale = 0
-        """Number of rows of the store that were used to update the normalization of observations."""
+        """Value of the store's ``n_rows`` at the last update of the normalization of observations."""
 
     @abstractmethod
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
-        """Update the weights with one batch; return figures by name, as tensors on the device."""
+        """Update the weights with one batch; return figures, such as losses, by name, as tensors on the device."""
 
     def add(self, info: StepInfo) -> int:
         n = self.replay.add(info, self.behavior)
@@ -211,7 +211,7 @@ class OffPolicyTrainer(Trainer):
         )
 
     def _learn_scale(self) -> None:
-        """Update the normalization of observations with the rows added since the last call."""
+        """Update the normalization of observations with the rows added since the last call and still in the store."""
         store = self.replay.store
         rows = np.arange(max(self._n_in_scale, store.first), store.n_rows)
         self._n_in_scale = store.n_rows
@@ -252,7 +252,7 @@ class OffPolicyTrainer(Trainer):
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """The state of an off-policy trainer in a checkpoint, without the arrays."""
+    """The counters and random state of an off-policy trainer, saved in a checkpoint beside the arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_steps: int = attrs.field(validator=at_least(0))

@@ -1,6 +1,6 @@
 """Conversion of attrs objects to JSON data (``to_plain``) and back (``from_plain``), for files.
 
-The rule: errors name every mistake in a file. Unknown keys are ignored, since a later version may have written them.
+The rule: one error lists all invalid keys of a file. Unknown keys are ignored: a later version may have written them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Options = TypeVar("Options")
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Return the ``cls`` object that ``to_plain`` converted to ``plain``. Raises ConfigError for invalid data."""
+    """Build a ``cls`` object from JSON data. Raises ConfigError if invalid, with keys prefixed by ``where``."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return structured(_OF_FILES, cls, plain, where)
 
 
 def to_plain(value: Any) -> Any:
-    """Return an attrs object as JSON data: dicts, lists, strings, numbers, bools and None."""
+    """Convert an attrs object to JSON data: dicts, lists, strings, numbers, bools and None."""
     return _OF_FILES.unstructure(value)
 
 
 def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
-    """Return ``spec`` as JSON data. ``spec_from_plain`` converts it back and keeps the dtypes of the bounds."""
+    """Convert ``spec`` to JSON data, with the dtypes of its bounds, for ``spec_from_plain`` to convert back."""
     return {"observation": _to_plain(spec.observation), "action": _to_plain(spec.action)}
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
-    """Return the spec from which ``plain_spec`` made ``plain``. Raises KeyError, TypeError or ValueError if invalid."""
+    """Convert a result of ``plain_spec`` back to a spec. Raises KeyError, TypeError or ValueError if it is invalid."""
     return BehaviorSpec(_from_plain(plain["observation"]), _from_plain(plain["action"]))
 
 
@@ -77,7 +77,7 @@ def _from_plain(plain: Mapping[str, Any]) -> Tree:
 
 
 def _dtype_name(plain: Mapping[str, Any]) -> str:
-    """Return ``plain["dtype"]``. Raises TypeError unless it is a string: NumPy would accept dicts, lists and None."""
+    """Return ``plain["dtype"]``. Raises TypeError if it is no string: NumPy would accept dicts, lists and None."""
     if not isinstance(plain["dtype"], str):
         raise TypeError(f"a dtype should be text, but is {plain['dtype']!r}")
     return plain["dtype"]

@@ -30,7 +30,7 @@ CONTROL = "control.toml"
 ANY_BEHAVIOR = "*"
 """Key in the table ``trainers`` whose entry applies to every behavior without an entry of its own."""
 NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
-"""Manager options left out of checkpoints, because they may be secret, or concern only one run."""
+"""Manager options not saved in checkpoints, because they may contain secrets or apply to a single run only."""
 
 
 @attrs.frozen(kw_only=True)
@@ -41,10 +41,10 @@ class TrainingOptions:
     seed: int = 0
     device: str = "auto"
     threads: int | None = 1
-    """Number of threads PyTorch may use for one operation. The workers need the other cores."""
+    """Number of threads PyTorch may use for one operation; None for PyTorch's default. Workers need the other cores."""
     max_policy_lag: int | None = None
     checkpoint_every: int | None = None
-    """Number of agent steps between checkpoints; None for no checkpoint but the last, which is always written."""
+    """Number of agent steps between checkpoints; None for no regular ones. A checkpoint is also written at the end."""
     keep: int = attrs.field(default=3, validator=at_least(1))
     """Number of newest checkpoints to keep. The checkpoint with the best evaluation is kept too."""
     evaluation_episodes: int = 100
@@ -72,10 +72,10 @@ def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str,
 
 @attrs.frozen(kw_only=True)
 class SavedPlan:
-    """The manager's options and the trainers' tables as JSON data, saved with checkpoints to let policies play later.
+    """The manager's options and the trainers' tables as JSON data, saved in checkpoints for later playback of policies.
 
-    ``manager`` is None if the environment was not given as text. ``directory``: working directory of the training, to
-    which a path in the environment's name is relative.
+    ``manager``: None if the environment was not given as text. ``directory``: working directory of the training;
+    relative paths in the environment's name start from it.
     """
 
     manager: dict[str, Any] | None = attrs.field(validator=attrs.validators.optional(_require_environment))
@@ -85,7 +85,7 @@ class SavedPlan:
 
 @attrs.frozen
 class TrainingPlan:
-    """A whole training: the environments, the trainers, and the folder for the training's files."""
+    """The settings of a training: its environments, its trainers, and the folder for its files."""
 
     manager: ManagerOptions
     training: TrainingOptions
@@ -94,7 +94,7 @@ class TrainingPlan:
     resume: bool = False
     """Whether to resume the training in ``directory``."""
     force: bool = False
-    """Whether to delete the files of an earlier training in ``directory``, and no others, and begin again."""
+    """Whether to delete the files of an earlier training in ``directory`` and begin again. Other files are kept."""
 
     def __attrs_post_init__(self) -> None:
         if self.resume and self.force:
@@ -104,7 +104,7 @@ class TrainingPlan:
     def parse(
         cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
     ) -> TrainingPlan:
-        """Return the plan in the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError for mistakes."""
+        """Build a plan from the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError for mistakes."""
         tables = config.get("training") or {}
         training = structure(TrainingOptions, _without_rounds(tables), where="training")
         of_manager = config.get("manager") or {}
@@ -122,7 +122,7 @@ class TrainingPlan:
         return cls(manager, training, trainers, directory, resume, force)
 
     def saved(self) -> SavedPlan | None:
-        """Return the SavedPlan for checkpoints; None if JSON cannot hold it or the working directory was deleted."""
+        """Return the plan to save in checkpoints; None if JSON cannot hold it or the working directory was deleted."""
         try:
             manager = None
             if isinstance(self.manager.env, str):
@@ -148,12 +148,12 @@ def _as_plain(value: Any) -> Any:
 
 
 def _without_rounds(tables: Any) -> Any:
-    """Return the table without ``rounds``, which ``_rounds`` structures separately because its errors are clearer."""
+    """Return the table without the key ``rounds``, which ``_rounds`` parses separately, to raise clearer errors."""
     return {key: value for key, value in tables.items() if key != "rounds"} if isinstance(tables, Mapping) else tables
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Return the Rounds in a table. Raises ConfigError for trainers with ``apart`` and behaviors without a trainer."""
+    """Build Rounds from ``table``. Raises ConfigError if a trainer sets ``apart`` or a behavior has no trainer."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

@@ -42,9 +42,9 @@ FRAMES_PER_S = 30.0
 
 @attrs.frozen
 class PlayedEpisode:
-    """An episode that has ended. ``number``: its index, from 0. ``returns``: one return per agent, by behavior.
+    """A finished episode. ``number``: 0 for the first episode. ``returns``: lists of the agents' returns by behavior.
 
-    ``frames``: uint8 ``[height, width, 3]``, one after the reset and one per environment step; empty for a window.
+    ``frames``: uint8 ``[height, width, 3]``, one after the reset and one per environment step; empty in mode WINDOW.
     ``frames_per_s``: the speed at which to show the frames.
     """
 
@@ -66,8 +66,8 @@ def play(
 ) -> None:
     """Play ``n_episodes`` episodes and call ``on_episode`` after each.
 
-    ``mode``: WINDOW or FRAMES. ``env``: environment to play instead of the training's. Raises UsageError if the
-    environment cannot be rendered in this mode or is a Godot game.
+    ``mode``: WINDOW or FRAMES. ``env``: name of an environment to play instead of the training's own. Raises
+    UsageError if the environment cannot be rendered in ``mode`` or is a Godot game.
     """
     options = training.manager_options(env=env)
     if options.kind == "godot":
@@ -103,7 +103,7 @@ class _Scene:
 
 
 class Camera:
-    """A recorder of an environment's episodes (scenes): wraps reset and step, and renders if ``takes_frames``."""
+    """A recorder of an environment's episodes. It wraps reset and step, and renders each time if ``takes_frames``."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -114,7 +114,7 @@ class Camera:
 
     @property
     def has_whole_scene(self) -> bool:
-        """Whether an episode has ended and the next one has begun."""
+        """Whether the oldest episode is complete, because a later episode has begun."""
         return len(self._scenes) > 1
 
     def take_scene(self) -> tuple[int, list[np.ndarray]]:
@@ -138,7 +138,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Return a new environment that can be rendered in ``mode``, tested by a reset. Raises UsageError if it cannot."""
+    """Make an environment, and reset it once to check that it can be shown in ``mode``. Raises UsageError if not."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -185,7 +185,7 @@ def _require_mode(environment: Any, env: str, mode: str) -> None:
 
 
 def _show_once(environment: Any, env: str, mode: str) -> None:
-    """Reset the environment, and render a frame if ``mode`` is FRAMES. Raises UsageError if one of these fails."""
+    """Reset the environment and, in mode FRAMES, render a frame. Raises UsageError if that fails or gives no image."""
     try:
         Resetter(environment)(environment, seed=None, options=None)
         frame: Any = environment.render() if mode == FRAMES else None
@@ -200,19 +200,19 @@ def _cannot_be_shown(env: str, mode: str, error: Exception) -> UsageError:
 
 
 def _frames_per_s(environment: Any) -> float:
-    """Return the environment's frames per second, or FRAMES_PER_S if it does not define them."""
+    """Return ``render_fps`` from the environment's metadata, or FRAMES_PER_S if it is not set."""
     told = (getattr(environment, "metadata", None) or {}).get("render_fps")
     return float(told) if told else FRAMES_PER_S
 
 
 def require_video() -> None:
-    """Raise MissingExtra if the library that writes videos is missing."""
+    """Raise MissingExtra if moviepy, the library that writes videos, is not installed."""
     with needed_by("a video", extra="video"):
         import moviepy  # noqa: F401
 
 
 def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
-    """Write frames to ``file`` as a video, replacing any file there. Raises NotWritten, or MissingExtra."""
+    """Write a video, replacing an existing ``file``. Raises MissingExtra without moviepy, NotWritten for OSErrors."""
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 
@@ -223,7 +223,7 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
 
 
 def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """Return the frames, the last repeated until a video shows all: moviepy rounds the length of a video down."""
+    """Return the frames, the last repeated until a video shows all of them, because moviepy rounds durations down."""
     seen = list(frames)
     while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
         seen.append(frames[-1])

@@ -4,8 +4,8 @@
 
     StepStore ── rollout of n rows ──▶ advantages along each agent's rows ──▶ epochs of minibatches ──▶ new version
 
-The rule: a rollout is a number of rows, no matter of which agents. Each agent's rows form a separate chain, so
-the number of agents, and the order in which their rows arrive, make no difference.
+The rule: a rollout counts rows, whichever agents they belong to. Each agent's rows form a separate chain, so neither
+the number of agents nor the order in which their rows arrive makes a difference.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class PPOOptions:
-    """Options of PPO, under their usual names. ``rollout``: total number of agent steps, of all agents, per update."""
+    """Options of PPO, under their usual names. ``rollout``: agent steps per update, summed over all agents."""
 
     rollout: int = 1024
     epochs: int = 10
     minibatch: int = 256
     learning_rate: float = 3e-4
     anneal: bool = True
-    """Whether the learning rate falls to zero over the training."""
+    """Whether the learning rate falls linearly to zero over the training."""
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
@@ -56,18 +56,18 @@ class PPOOptions:
     value_coefficient: float = 0.5
     max_grad_norm: float = 0.5
     target_kl: float | None = None
-    """KL divergence from the old policy at which the epochs of an update stop."""
+    """KL divergence from the old policy above which an update skips its remaining epochs; None for no limit."""
     hidden: Sequence[int] = (64, 64)
-    """Sizes of the hidden layers after the encoder, for the policy and for the value. Images usually need none."""
+    """Sizes of the policy's and the value network's hidden layers after the encoder. Images usually need none."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     policy_gain: float = 0.01
-    """Initial scale of the weights in the policy's last layer. Near 0 all actions are equally likely at first. With 1
-    or more some are likelier, which helps agents that have to learn to communicate."""
+    """Initial scale of the weights in the policy's last layer. Near 0, all actions are about equally likely at first.
+    At 1 and above, some actions are likelier, which helps agents that have to learn to communicate."""
     normalize_observations: bool = False
-    """Whether to normalize flat observations by their mean and spread so far; images are left unchanged."""
+    """Whether to normalize flat observations by their mean and standard deviation so far; images are left unchanged."""
     normalize_rewards: bool = False
-    """Whether to divide rewards by the spread of the discounted returns so far."""
+    """Whether to divide rewards by the standard deviation of the discounted returns so far."""
     reward_scale: float = 1.0
     action_mask: bool = True
     """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
@@ -102,7 +102,7 @@ class ActorCritic(nn.Module):
         return self._inputs(features, obs), self.critic(features).squeeze(-1)
 
     def inputs(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return only the inputs of the action heads, without the values."""
+        """Return the inputs of the action heads, ``[n, k]``, without computing the values of the observations."""
         return self._inputs(self.encoder(obs), obs)
 
     def _inputs(self, features: Tensor, obs: Sequence[Tensor]) -> Tensor:
@@ -110,7 +110,7 @@ class ActorCritic(nn.Module):
 
 
 class ActorCriticPolicy:
-    """A policy that uses the weights in training. ``greedy``: take the likeliest action instead of drawing one."""
+    """A policy that uses the weights being trained. ``greedy``: take the likeliest action instead of sampling."""
 
     def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
         self.version = 0
@@ -122,7 +122,7 @@ class ActorCriticPolicy:
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return actions for the environment. The outputs hold raw actions, their log-probabilities and the values.
 
-        A greedy policy has no outputs. Raises NothingAllowed if a mask forbids all choices for a part of an action.
+        A greedy policy has no outputs. Raises NothingAllowed if a mask forbids all choices for an integer in an action.
         """
         self._model.mask.allowed(steps)
         obs = self._model.encoder.tensors(steps.obs, self._device)
@@ -320,7 +320,7 @@ class _Facts:
 
 @attrs.frozen
 class Rollout:
-    """The rows that one update learns from; all arrays are ``[n, …]``."""
+    """The rows that an update, or a minibatch of it, learns from, as tensors ``[n, …]`` on the device."""
 
     obs: list[Tensor]
     raws: dict[str, Tensor]
@@ -351,8 +351,8 @@ def advantages(
 ) -> np.ndarray:
     """Return the generalized advantages (Schulman et al. 2015) of chained rows, float32[n].
 
-    ``successor[i]`` > i is the row that follows row i; -1 if there is none. A row without an action ends a chain: its
-    value estimates the rewards that would have followed, and its advantage is 0.
+    ``successor[i]``: index, greater than i, of the same agent's next row; -1 without a next row. A row without an
+    action ends a chain: its value estimates the rewards that would have followed, and its advantage is 0.
     """
     values, rewards, ends = value.tolist(), reward.tolist(), terminated.tolist()
     has_acted, nexts = acted.tolist(), successor.tolist()
