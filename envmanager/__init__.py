@@ -1,7 +1,7 @@
-"""A library that runs many reinforcement-learning environments side by side, and acts in the ready ones.
+"""A library that runs many reinforcement-learning environments side by side and batches the steps that are ready.
 
-The rule: importing the package imports neither its modules nor other libraries. Each public name is imported on first
-use, so that a worker can set environment variables before NumPy is loaded.
+The rule: importing the package imports none of its modules and no third-party library. Each public name is imported on
+first use, so that a worker can set environment variables before NumPy is loaded.
 """
 
 from __future__ import annotations

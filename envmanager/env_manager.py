@@ -1,4 +1,4 @@
-"""The abstract class EnvManager: the methods that trainers call, wherever the environments run.
+"""The abstract class EnvManager. It has the methods that trainers call, wherever the environments run.
 
 ::
 
@@ -7,8 +7,8 @@
                     the steps to deliver, by the rules of Wait ◀── responses          kernel.collecting
     reset(), call() all or some workers ◀──▶ send and recv                            kernel.commands
 
-A manager consists of this class and a :class:`WorkerHost`, which starts and ends the workers. A worker runs one or more
-environments. ``kernel.table`` keeps the state of each worker; ``kernel.recovery`` replaces workers that fail.
+A manager has a :class:`WorkerHost`, which starts and ends the workers. Each worker runs one or more environments.
+``kernel.table`` keeps the state of each worker; ``kernel.recovery`` replaces workers that fail.
 
 The rule: at most one step per worker is in flight, and neither an error nor a Ctrl-C loses a step. KeyboardInterrupt
 is raised while the manager waits, while a policy runs, or at the end of a call. The next call returns the ready steps.
@@ -55,7 +55,7 @@ __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost",
 
 
 class EnvManager(ABC):
-    """The base class of managers, which run environments in workers. As a context manager, it is closed on exit."""
+    """The base class of managers, which run environments in workers. Leaving a manager's ``with`` block closes it."""
 
     placement = ""
     """Sentence on the placement that a probe chose for ``"auto"``, and why. Empty if the user set the placement."""
@@ -75,10 +75,10 @@ class EnvManager(ABC):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
         ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
-        "any". ``seed``: default of ``reset``. ``restarts``: with None, failed workers are not replaced. ``trace``: path
-        of a trace file. ``check_values``: refuse actions whose dtype is of a different kind than the spec's (floats for
-        integers) instead of casting them. ``zero_copy``: return a worker's arrays without a copy; the host must keep
-        them unchanged for one more step.
+        "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
+        ``trace``: path of a trace file. ``check_values``: whether to refuse actions whose dtype is of a different kind
+        than the spec's (floats for integers) instead of casting them. ``zero_copy``: whether to return a worker's
+        arrays without a copy. The host must then keep them unchanged for one more step.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
@@ -167,7 +167,7 @@ class EnvManager(ABC):
 
     @property
     def step_queue(self) -> StepQueue | ResponseSource:
-        """Queue of all workers' responses to the command "step". Settable, so that tests can replace it."""
+        """Queue of the step responses of all workers. The property has a setter so that tests can replace the queue."""
         return self._some_host.step_queue
 
     @step_queue.setter
@@ -182,7 +182,7 @@ class EnvManager(ABC):
 
     @property
     def events(self) -> EventLog:
-        """Events of the workers: starts, failures, replacements; see ``envmanager.observe.events``."""
+        """Events of the workers, such as starts, failures and replacements. See ``envmanager.observe.events``."""
         return self._recovery.events
 
     @property
@@ -217,12 +217,12 @@ class EnvManager(ABC):
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> list[StepInfo]:
-        """Begin a new episode in every environment. Return a StepInfo per worker that was not dropped, sorted by id.
+        """Begin new episodes in all workers that were not dropped. Return a StepInfo for each, sorted by worker_id.
 
         ``seed`` is a number, or a sequence with a seed per environment. ``options`` is passed to the environments' own
         reset. Instead of ``seed`` and ``options``, pass a ResetConfig or a mapping as ``config``; mixing them raises
-        UsageError. Steps in flight are completed and discarded; failed workers are reset or replaced. Takes up to
-        ``Timeouts.step_s + reset_s``. Raises the first WorkerError; another reset may follow.
+        UsageError. Steps in flight are completed and discarded. Failed workers are reset or replaced. Takes up to
+        ``Timeouts.step_s + reset_s``. If a worker cannot be reset, raises WorkerError; ``reset`` can be called again.
         """
         has_begun = False
         try:
@@ -240,12 +240,12 @@ class EnvManager(ABC):
         return infos
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
-        """Act in all environments without a step in flight, wait, and return a StepInfo for each worker that is ready.
+        """Send actions to all idle workers, wait as ``wait`` specifies, and return a StepInfo for each ready worker.
 
         Each behavior's policy is called once, for all its agents. ``wait`` (a Wait, "any", "all" or a number of
-        workers) overrides the manager's own. Raises UsageError before a reset or without a policy, BadAction if an
-        action violates its spec (nothing was sent), and a failed worker's WorkerError, after which the next call
-        returns the steps of the other workers.
+        workers) overrides the manager's own. Raises UsageError before a reset or without a policy. Raises
+        BadAction if an action violates its spec; then no action was sent. Raises the WorkerError of a failed worker;
+        the next call returns the steps of other workers.
         """
         while True:
             made: list[StepInfo] = self._made("step", _STEP, wait)
@@ -257,8 +257,8 @@ class EnvManager(ABC):
         """Send actions to some environments, without waiting for their steps.
 
         ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``. Raises BadAction, before anything
-        is sent, for invalid actions or env_ids, or if an environment's worker has a step in flight. Raises the
-        WorkerError of a failed worker again, and UsageError for multi-agent environments.
+        is sent, for invalid actions or env_ids, or if ``recv`` has not yet returned a step of an environment's worker.
+        Raises the WorkerError of a worker that has failed for good. Raises UsageError for multi-agent environments.
         """
         bracket = self._named["send"]
         bracket.begin()
@@ -281,8 +281,8 @@ class EnvManager(ABC):
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """Wait for steps as ``wait`` specifies, and return a Batch of the ready steps.
 
-        After a reset, the first observations are returned first. ``wait`` and WorkerErrors are as in ``step()``. Raises
-        UsageError if no step is in flight or ready, and for multi-agent environments.
+        If called right after a reset, returns first observations. ``wait`` and WorkerErrors are as in ``step()``.
+        Raises UsageError if no step is in flight or ready, and for multi-agent environments.
         """
         while True:
             made: Batch = self._made("recv", _SEND_RECV, wait)
@@ -349,25 +349,25 @@ class EnvManager(ABC):
             self._episodes.add_all(made)
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
-        """Call ``env.name(*args, **kwargs)`` in all environments, or in ``env_ids`` only. Return the list of results.
+        """Call ``env.name(*args, **kwargs)`` in all environments, or in ``env_ids`` only. Return the results in a list.
 
         If ``name`` is a function, it is sent with cloudpickle, and ``name(env, *args, **kwargs)`` runs in the
-        environment's process. The keyword ``env_ids`` always belongs to this method; to pass a parameter of that name,
-        use its position, or a function that passes it. A step in flight is completed first, within ``Timeouts.call_s``.
+        environment's process. The keyword ``env_ids`` always belongs to this method. If the environment's method has a
+        parameter of that name, pass it by position. A step in flight is completed first, within ``Timeouts.call_s``.
         Raises EnvRaised if a call raises; the worker stays usable.
         """
         return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return a list of ``env.name`` of all environments, or of ``env_ids``. Errors are as in ``call``."""
+        """Return a list of the attribute ``name`` of all environments, or of ``env_ids``. Errors are as in ``call``."""
         return self._asker.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
-        """Set ``env.name`` in all environments, or only in ``env_ids``. Errors are as in ``call``.
+        """Set the attribute ``name`` in all environments, or only in ``env_ids``. Errors are as in ``call``.
 
-        A sequence (list, tuple, …) or an array of at least one axis must have one value for each environment. Any other
-        ``values`` (a number, a text, bytes, a mapping, a set, any other object) is one value for all. To set the same
-        list in all, write ``[the_list] * n``. Raises UsageError for a wrong number of values, and for an object with
+        A sequence, such as a list, or an array with at least one axis must have one value for each environment. Text,
+        bytes, a mapping or any object that is not a sequence is one value for all. To set the same list in all
+        environments, pass ``[the_list] * n``. Raises UsageError for a wrong number of values, and for an object with
         ``len()`` and ``[i]`` that is not a Sequence.
         """
         ids = self._asker.ids(env_ids)
@@ -375,11 +375,11 @@ class EnvManager(ABC):
         self._asker.ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[place] for place in places], rows))
 
     def render(self, env_ids: Any = None) -> list[Any]:
-        """Return a list of ``env.render()`` of all environments, or of ``env_ids``. Errors are as in ``call``."""
+        """Return the results of ``env.render()`` in all environments, or in ``env_ids``. Errors are as in ``call``."""
         return self._asker.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
-        """Return the counters and times of all workers, and a ``verdict``: a sentence on what limits the speed."""
+        """Return the counters and times of all workers, and a ``verdict``, a text that says what limits the speed."""
         self._calls.require_owner("stats")
         entries, host, policies = self._table.entries, self._some_host, self._policy_steps.policies
         known = ManagerStats(

@@ -33,9 +33,9 @@ from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, t
 class EnvContext:
     """A description of the environment to make, passed to factories that take an argument.
 
-    ``slot`` is unique among all environments that the manager ever starts; use it for ports and file names. ``seed``
-    is derived from the manager's seed, ``env_id`` and ``generation`` (number of replacements of the worker); None if
-    the manager has no seed. ``n_envs`` is the worker's number of environments, for factories of vector environments.
+    ``slot`` is unique among all environments that the manager ever starts, so ports and file names can be based on it.
+    ``generation`` is the number of times that the worker was replaced. ``seed`` is derived from the manager's seed and
+    is None if the manager has none. ``n_envs`` is the worker's number of environments, for vector environments.
     """
 
     env_id: int
@@ -48,12 +48,12 @@ class EnvContext:
 
 
 class Environment(ABC):
-    """The base class of the environments in workers: one environment with any number of agents.
+    """The base class of the environments that workers run. An environment has any number of agents.
 
     ``as_environment`` wraps environments of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step``
-    and ``close``. An environment numbers its agents 0, 1, … in order of their first appearance; the worker adds the
-    bits of the ``env_id``. When an episode ends, ``step`` begins the next. ``obs`` is then the first observation of the
-    new episode, and ``final_obs`` the last of the old one.
+    and ``close``. An environment numbers its agents 0, 1, … in order of their first appearance. When an episode ends,
+    ``step`` begins the next episode at once. The steps then have the new episode's first observation as ``obs``, and
+    the ended episode's last observation as ``final_obs``.
     """
 
     partial_actions = False
@@ -82,7 +82,7 @@ class Environment(ABC):
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         """Take one environment step and return the results by behavior.
 
-        ``actions`` is ``{behavior: tree of [n, …]}``, with a row for each ``acting`` row of the last result, in order.
+        ``actions`` is ``{behavior: tree of [n, …]}``. It has one row per ``acting`` row of the last result, in order.
         """
 
     @abstractmethod
@@ -96,7 +96,7 @@ class Environment(ABC):
 
 
 class EnvGroup(Environment):
-    """The K environments of one worker as a single Environment, which can also step a subset of them."""
+    """The environments of one worker as a single Environment. Some groups can also step a subset of them."""
 
     env_ids: tuple[int, ...]
     casting: Casting
@@ -112,12 +112,12 @@ class EnvGroup(Environment):
     """Id of the environment whose code is running, for error messages."""
 
     def hand_on_foreign(self) -> bool:
-        """Stop converting PyTorch and JAX arrays to NumPy. Return whether the group can do so; by default False."""
+        """Stop converting PyTorch and JAX arrays to NumPy, if supported. Return whether this group supports it."""
         return False
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments once, or only those at ``rows``, which must have one agent each. Return the results."""
+        """Step all environments, or those at ``rows``, each of which must have exactly one agent. Return the steps."""
 
     @property
     @abstractmethod
@@ -125,7 +125,7 @@ class EnvGroup(Environment):
         """The objects on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act, one per environment."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Receive a buffer into which the group may write its next steps. By default the buffer is not used."""
+        """Accept a buffer into which the group may write its next steps. The base class ignores the buffer."""
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         for row in rows:
@@ -140,34 +140,34 @@ class EnvGroup(Environment):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Return a list of ``env.name(…)``, or ``name(env, …)`` for a function, for the environments at ``rows``."""
+        """Call ``env.name(…)``, or ``name(env, …)`` for a function, on the environments at ``rows``. Return a list."""
         if callable(name):
             return [name(subject, *args, **kwargs) for subject in self._at(rows)]
         return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
 
     def get_attr(self, name: str, rows: Sequence[int]) -> list[Any]:
-        """Return a list of ``env.name`` of the environments at ``rows``."""
+        """Return a list with the attribute ``name`` of each environment at the indices ``rows``."""
         return [attribute_of(subject, name) for subject in self._at(rows)]
 
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
-        """Set ``env.name`` of the environments at ``rows`` to ``values``, which has a value per environment."""
+        """Set the attribute ``name`` of the environments at the indices ``rows`` to ``values``, one for each."""
         for subject, value in zip(self._at(rows), values, strict=True):
             set_attribute = getattr(subject, "set_wrapper_attr", partial(setattr, subject))
             set_attribute(name, value)
 
     def render(self, rows: Sequence[int]) -> list[Any]:
-        """Return a list of ``env.render()`` of the environments at ``rows``."""
+        """Render each environment at the indices ``rows``. Return a list of the results."""
         return [subject.render() for subject in self._at(rows)]
 
 
 def attribute_of(subject: Any, name: str) -> Any:
-    """Return the attribute ``name`` of ``subject``, or of an environment inside it if it is a Gymnasium wrapper."""
+    """Return the attribute ``name`` of ``subject``. For a Gymnasium wrapper, also search the wrapped environments."""
     through_wrappers = getattr(subject, "get_wrapper_attr", None)
     return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
 
 
 class SideBySide(EnvGroup):
-    """A group that steps its environments one after the other. Each behavior's rows are concatenated in env order."""
+    """A group that steps its environments one after another, and concatenates their rows by behavior."""
 
     def __init__(
         self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
@@ -241,13 +241,13 @@ class SideBySide(EnvGroup):
         self.current_env_id = None
 
     def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Add the specs of the environment at ``row``. Raises SpecConflict if a behavior has a different spec."""
+        """Add the environment's ``specs`` to the group. Raises SpecConflict if a behavior already has another spec."""
         if len(specs) != self._n_known[row]:
             merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)
 
     def _split_actions(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
-        """Return a dict of actions by behavior for each environment at ``rows``, as copies of rows of ``actions``."""
+        """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
         taken = dict.fromkeys(actions, 0)
         shares = []
         for row in rows:
@@ -293,7 +293,7 @@ class SideBySide(EnvGroup):
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
     """Raise SpecMismatch unless ``steps``, a result of one environment for one behavior, satisfies ``spec``.
 
-    Checks structure, shapes, dtypes and agent ids, and with ``check_numbers`` also for NaN and values out of bounds.
+    Checks structure, shapes, dtypes and agent ids. With ``check_numbers``, rejects NaN and out-of-bounds values too.
     """
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))

@@ -18,8 +18,8 @@
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
     └── MissingExtra             an optional library is not installed; also a ModuleNotFoundError
 
-The text of an error says what happened, to which worker and in which phase, shows the evidence, and advises what to do.
-The fields are for programs. The rule: text and fields survive pickling.
+The text of a WorkerError says what happened, to which worker and in which phase. Programs can read these facts from the
+error's attributes. The rule: text and attributes survive pickling.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class EnvManagerError(Exception):
 class WorkerError(EnvManagerError):
     """An error in a worker or in one of its environments.
 
-    ``headline`` is a one-line summary for logs, without the evidence in the text. ``phase`` is the worker's activity at
-    the time: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``; ``"recycled"`` for a healthy
-    worker that is replaced as planned. ``cause`` is the evidence in one line.
+    ``headline`` is a one-line summary for logs. ``cause`` says what went wrong, such as ``"SIGSEGV"``. ``phase`` says
+    what the worker was doing: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``. A healthy
+    worker that is replaced as planned has the phase ``"recycled"``.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ _AFTER_EXCEPTION = {
 
 
 class EnvRaised(WorkerError):
-    """Error raised when an environment's own code raised an exception. The text ends with the worker's traceback.
+    """Error raised when an environment's own code raised an exception. The text ends with the traceback in the worker.
 
-    ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` is the name of its class, and
-    ``remote_traceback`` the traceback as text, or ``""`` if the exception only says which library to install.
+    ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` is the name of the
+    exception's class. ``remote_traceback`` is the traceback as text, or ``""`` if there is none.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class EnvRaised(WorkerError):
 
 
 class BadObservation(WorkerError):
-    """Error raised when a value of an environment violates its spec. ``path`` names the value: ``obs['camera']``, …"""
+    """Error raised when an environment returned a value that violates the spec. ``path`` is the name of the value."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
@@ -150,7 +150,7 @@ class BadObservation(WorkerError):
 
 
 class WorkerDied(WorkerError):
-    """Error raised when a worker's process ended unexpectedly. ``exit`` says how: ``"SIGSEGV"``, ``"EXIT(3)"``, …"""
+    """Error raised when a worker's process ended unexpectedly. ``exit`` names the cause, such as ``"SIGSEGV"``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
@@ -191,7 +191,7 @@ class WorkerTimedOut(WorkerError):
 
 
 class NotPlaced(WorkerError):
-    """Error raised when no node had the resources for a worker within ``timeout_s`` s. ``missing``: the shortage."""
+    """Error raised when no node had room for a worker within ``timeout_s`` seconds. ``missing`` says what was short."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
@@ -271,7 +271,7 @@ class BadAction(EnvManagerError):
 
 
 class ManagerClosed(EnvManagerError):
-    """Error raised by a call made after ``close()``, or one during which a thread or a policy closed the manager."""
+    """Error raised by a call made after ``close()``, or by a call that was running when the manager was closed."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"{what} was called after close(). Make a new manager.")
@@ -292,7 +292,7 @@ class NotWritten(EnvManagerError, OSError):
 class MissingExtra(EnvManagerError, ModuleNotFoundError):
     """Error raised when an optional library is not installed. The text ends with the pip command that installs it.
 
-    Raised by the import of a module that needs the library. Also an ImportError.
+    An ``except ImportError`` clause catches this error too.
     """
 
     def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:

@@ -1,4 +1,4 @@
-"""Options of managers, as frozen classes for waits, timeouts, restarts, resets and processes; validators of options.
+"""Frozen classes for the options of managers (waits, timeouts, restarts, resets, processes), and validators of options.
 
 The rule: an invalid object cannot be made. Constructors raise UsageError for invalid values and for contradictions.
 """
@@ -97,7 +97,7 @@ class Wait:
 
     @classmethod
     def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
-        """Return a Wait for any one worker, so that each step returns only the responses that are ready."""
+        """Return a Wait for at least one response. Each step returns all responses that are ready by then."""
         return cls(timeout_s=timeout_s, max_lead=max_lead)
 
     @classmethod
@@ -170,7 +170,7 @@ class RestartPolicy:
     After a *fault* (the process died, hung, or lost its connection) only that worker is replaced, at most
     ``max_restarts`` times within ``within_s`` seconds; time spent waiting for hung workers does not count. The first
     replacement starts at once, the k-th after a random time between half and all of ``backoff_s * 2**(k - 2)`` seconds,
-    at most 30 s. With ``max_restarts=0`` the fault itself is raised.
+    at most 30 s. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
 
     ``on_exception``: ``"raise"`` raises an exception of the environment as EnvRaised; ``"restart"`` treats it as a
     fault. ``then``: after the last restart, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the
@@ -214,14 +214,14 @@ def _one_seed(value: Any) -> int | None:
 
 @attrs.frozen
 class ResetConfig:
-    """The arguments of a reset: ``seed`` (None, a number, or one per environment; kept as ints) and ``options``."""
+    """The arguments of a reset. ``seed`` is None, an int, or a sequence with an int or None for each environment."""
 
     seed: int | Sequence[int | None] | None = attrs.field(default=None, converter=_seed)
     options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping))
 
     @classmethod
     def of(cls, config: Any) -> ResetConfig:
-        """Convert None or a mapping of ``seed`` and ``options`` to a ResetConfig. Raises UsageError if invalid."""
+        """Convert None or a mapping of ``seed`` and ``options`` to a ResetConfig. Raises UsageError for bad values."""
         if config is None:
             return cls()
         if isinstance(config, ResetConfig):
@@ -244,7 +244,7 @@ class ResetConfig:
 
     @classmethod
     def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Return ``of(config)``. Raises UsageError also if ``seed`` is a list whose length is not ``n_envs``."""
+        """Return ``of(config)``. Also raises UsageError if ``seed`` is a list whose length is not ``n_envs``."""
         parsed = cls.of(config)
         if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
@@ -252,7 +252,7 @@ class ResetConfig:
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless the value is None or maps str to str. Its text omits values, which may be secret."""
+    """Validator for None or a mapping of str to str. The UsageError omits the values, which may be secret."""
     if value is None:
         return
     expected = f"{attribute.name} must be a mapping of texts to texts"
@@ -332,7 +332,7 @@ class KindOptions:
 
     @property
     def of_the_manager(self) -> dict[str, Any]:
-        """The options of this object that ``EnvManager.__init__`` takes, by name."""
+        """The options of this object that are also arguments of ``EnvManager.__init__``, by name."""
         names = ("wait", "seed", "restarts", "check_values", "trace")
         return {name: getattr(self, name) for name in names}
 
@@ -364,7 +364,7 @@ class ProcessOptions(KindOptions):
             )
 
     def chosen_transport(self) -> Transport:
-        """Return the result of ``choose_transport``. Raises UsageError also if ``start_method`` contradicts it."""
+        """Return ``choose_transport(self.transport)``. Also raises UsageError if ``start_method`` contradicts it."""
         chosen = choose_transport(self.transport)
         self._check_start_method(chosen)
         return chosen

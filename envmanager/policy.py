@@ -16,7 +16,7 @@ class Policy(Protocol):
     """The interface of a policy: any object with the method ``get_action``."""
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return one action row per row of ``steps``, in order.
+        """Return an ActionInfo with one row of actions for each row of ``steps``, in the same order.
 
         The rows are the agents of this policy's behavior that need an action, from all idle workers, so their number
         changes from call to call. ``steps.agent_id`` identifies the agents.
@@ -27,7 +27,7 @@ class Policy(Protocol):
 class RandomPolicy:
     """A policy of uniform random actions, reproducible from the seed.
 
-    Each agent has its own generator. So actions depend on the seed, the ``agent_id`` and how often the agent acted, but
+    Each agent has its own generator. Actions depend on the seed, the ``agent_id`` and the agent's number of steps, but
     not on the number of workers or the order in which they respond. Unbounded floats are drawn from a standard normal.
     Raises UsageError for actions that are objects, because no spec says which objects are valid.
     """
@@ -60,7 +60,7 @@ class RandomPolicy:
         return ActionInfo(build(self.spec.action, columns))
 
     def _draw_ahead(self, agent_id: int) -> tuple[Any, ...]:
-        """Draw an agent's next actions at once, about 128 numbers. Return the first; store the others in ``_ahead``."""
+        """Draw the next actions of an agent, about 128 numbers. Return the first and store the others in ``_ahead``."""
         if agent_id not in self._generators:
             sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
             self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))
@@ -78,7 +78,7 @@ class RandomPolicy:
 
 
 def range_of(spec: ArraySpec) -> tuple[Any, Any]:
-    """Return the least and greatest values that ``spec`` and its dtype allow; infinite for unbounded floats."""
+    """Return the least and greatest values that ``spec`` and its dtype allow. Unbounded floats have infinite limits."""
     low, high, kind = spec.minimum, spec.maximum, spec.dtype.kind
     least, most = (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max) if kind in "iu" else (-np.inf, np.inf)
     low, high = least if low is None else low, most if high is None else high

@@ -12,7 +12,7 @@ A package adds a kind with an entry point in its ``pyproject.toml``::
     [project.entry-points."envmanager.managers"]
     cluster = "my_package.managers:ClusterEnvManager"
 
-The entry point is a callable with the arguments of a manager: ``ClusterEnvManager(env_factory, n_envs, …)``.
+The entry point is a callable that takes the arguments of a manager: ``ClusterEnvManager(env_factory, n_envs, …)``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ManagerOptions(ProcessOptions):
 
     ``kind="simple"`` accepts and ignores options that only worker processes use (``n_workers``, ``local_envs``,
     ``start_method``, ``timeouts``, ``worker_env``, ``log_dir``), so that only ``kind`` need change in a config.
-    ``engine`` has the options of ``kind="godot"``, ``cluster`` those of ``kind="ray"``; other kinds refuse both.
+    In this library only ``kind="godot"`` accepts the mapping ``engine``, and only ``kind="ray"`` accepts ``cluster``.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.
@@ -95,9 +95,9 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     """Start and return a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
     The keys are the fields of :class:`ManagerOptions`. ``wait`` may be ``"any"``, ``"all"``, a number of workers or a
-    mapping; ``timeouts`` may be a mapping. The environment is ``config["env"]`` or ``env_factory``; ``env_kwargs``,
-    ``wrappers``, ``render_mode`` and ``imports`` apply to either. Raises ConfigError for a mistake in the config, and
-    MissingExtra for a known kind that is not installed.
+    mapping; ``timeouts`` may be a mapping. Exactly one of ``config["env"]`` and ``env_factory`` must be given.
+    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` apply to either. Raises ConfigError for a mistake in
+    the config, and MissingExtra for a known kind whose optional dependencies are not installed.
     """
     options = config if isinstance(config, ManagerOptions) else structure(ManagerOptions, config)
     if (options.env is None) == (env_factory is None):

@@ -25,9 +25,9 @@ class SimpleEnvManager(EnvManager):
     """A manager of ``n_envs`` environments that run one after the other in the trainer's process, as one worker.
 
     Use it for cheap environments, and to debug environments with breakpoints. The parameters are those of
-    SubprocessEnvManager. ``n_workers``, ``local_envs``, ``start_method``, ``timeouts``, ``worker_env`` and ``log_dir``
-    have no effect, except that EnvContext has ``log_dir``, and only exceptions count as faults for ``restarts``. If an
-    environment hangs or crashes, so does the trainer.
+    SubprocessEnvManager, but ``n_workers``, ``local_envs``, ``start_method``, ``timeouts`` and ``worker_env`` have no
+    effect. ``log_dir`` is only passed on to the environments, in EnvContext. Only exceptions count as faults for
+    ``restarts``. If an environment hangs or crashes, so does the trainer.
     """
 
     @takes(ProcessOptions)

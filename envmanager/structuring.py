@@ -37,7 +37,7 @@ def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
 
 
 def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, where: str) -> Options:
-    """Convert ``plain`` (mappings, lists, …) to an object of ``cls``. Raises ConfigError with one line per mistake."""
+    """Convert ``plain`` (mappings, lists, …) to an object of ``cls``. Errors and ``where`` are as in ``structure``."""
     try:
         return converter.structure(plain, cls)
     except (ClassValidationError, UsageError) as error:
@@ -52,7 +52,7 @@ class Misfit(ValueError):
 
 
 class PartMisfit(Exception):
-    """Error raised to add a ``place``, such as ``[3]`` or ``.name``, to the ``error`` of a list or mapping item."""
+    """Error that wraps the ``error`` of a list or mapping item found at ``place``, such as ``[3]`` or ``.name``."""
 
     def __init__(self, place: str, error: Exception) -> None:
         super().__init__(place, error)
@@ -88,7 +88,7 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
 
 
 def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
-    """Make the converter accept for ``cls`` an instance, a mapping, or a value that ``shorthand`` can convert."""
+    """Make the converter accept instances of ``cls``, mappings, and any value that ``shorthand`` can convert."""
     from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
 
     def hook(value: Any, _: Any) -> Any:
@@ -116,7 +116,7 @@ _OF_CONFIGS = make_converter(forbid_extra_keys=True)
 
 
 def _complaints(error: BaseException, path: str) -> Iterator[str]:
-    """Yield one sentence per mistake that cattrs found, with the key written as a path."""
+    """Yield one message per mistake in a cattrs error. ``path`` is the prefix of the option names in the messages."""
     if isinstance(error, ForbiddenExtraKeysError):
         known = [field.alias for field in attrs.fields(error.cl)]
         for key in sorted(map(str, error.extra_fields)):

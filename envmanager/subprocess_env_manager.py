@@ -36,22 +36,22 @@ _HOSTS = {
 class SubprocessEnvManager(EnvManager):
     """A manager that runs ``n_envs`` environments in ``n_workers`` processes (by default one per environment).
 
-    ``n_workers="auto"``: a probe chooses the number. The probe is a worker that steps the first environment for a short
-    time before the others start; ``stats().placement`` has the number and the reason. ``local_envs``: number of
-    environments (the last ones) that run in the trainer's process, in an additional worker (the local worker) that
-    ``n_workers`` does not count. The local worker steps when the trainer would otherwise wait; meanwhile no other
-    response is received. If the local worker crashes or hangs, so does the trainer. ``local_envs="auto"``: a probe
-    chooses ``local_envs`` and, unless given, ``n_workers``.
+    With ``n_workers="auto"``, a probe chooses the number. The probe is a worker that steps the first environment for a
+    short time before the others start; ``stats().placement`` has the number and the reason. The last ``local_envs``
+    environments run in the trainer's process, in an additional worker, the local worker, which ``n_workers`` does not
+    count. The local worker steps when the trainer would otherwise wait, and no other response is received meanwhile. If
+    the local worker crashes or hangs, so does the trainer. With ``local_envs="auto"``, a probe chooses ``local_envs``
+    and, unless given, ``n_workers``.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
     be defined anywhere, even in a notebook or in a script without a ``__main__`` guard. ``start_method``: "forkserver"
-    (default) or "spawn". ``transport``: "native" (default on Linux) or "portable" (which every system has, and which
-    starts each worker as a new Python). ``zero_copy``: return views of shared memory, see StepInfo. ``infos``: also
-    return the environments' info dicts, which are pickled. ``check_values``: also check observations for NaN and for
-    their bounds. ``worker_env``: environment variables of the workers, instead of the trainer's. ``log_dir``: folder
-    for the output of the workers, one file each; errors quote the end of the file.
+    (default) or "spawn". ``transport``: "native" (default on Linux) or "portable", which works on every system and
+    starts each worker in a new Python process. ``zero_copy``: return views of shared memory, see StepInfo. ``infos``:
+    also return the environments' info dicts, which are pickled. ``check_values``: also check observations for NaN and
+    against their bounds. ``worker_env``: environment variables of the workers, instead of the trainer's. ``log_dir``:
+    folder with a file for the output of each worker. An error quotes the end of its worker's file.
 
-    The constructor returns when all workers are ready, at most after ``timeouts.start_s``. It raises UsageError for
+    The constructor returns when all workers are ready, after at most ``timeouts.start_s``. It raises UsageError for
     options or a factory that cannot work. If workers cannot start, all other workers are stopped and the first
     WorkerError is raised.
     """

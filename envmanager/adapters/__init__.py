@@ -1,5 +1,5 @@
-"""Adapters for environments of other libraries: one module per library, imported when needed.
+"""Adapters for the environments of other libraries. An adapter's module is imported only when it is needed.
 
-``choosing.as_environment(env)`` chooses the adapter by the classes of ``env``. Call an adapter directly to pass it
+``choosing.as_environment(env)`` chooses the adapter by the class of ``env``. Call an adapter directly to pass it
 options, such as ``pettingzoo.ParallelEnvironment(env, behavior_of=…)``.
 """

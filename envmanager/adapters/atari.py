@@ -5,9 +5,9 @@
     Atari("Pong")          4 frames per action ──▶ maximum of the last two, gray ──▶ 84×84 ──▶ a stack of 4
 
 Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, byte for byte. They are
-slower, because the emulator then draws all frames in colour; this module lets it draw two of four, in gray.
+slower, because the emulator then draws all frames in color. This module has it draw only two frames of four, in gray.
 
-The rule: the same seeds and actions give the same episodes as the wrappers do.
+The rule: with equal seeds and actions, ``Atari`` and these wrappers give the same episodes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def atari_vector(
     clip_rewards: bool = False,
     terminal_on_life_loss: bool = False,
 ) -> Any:
-    """Return the vectorised form of ``Atari``: ale_py's AtariVectorEnv (C++) with all of a worker's environments.
+    """Return the vectorised form of ``Atari``, an AtariVectorEnv of ale_py with all environments of a worker.
 
-    Equal actions give the same frames, rewards and ends as in ``Atari``. Two things differ: the first stack of an
-    episode is padded with zeros, not with copies of the first frame, and a seed gives a different number of no-ops.
+    Equal actions lead to the same frames, rewards and episode ends as in ``Atari``. Two things differ: the first stack
+    of an episode is padded with zeros, not with copies of the first frame, and a seed gives another number of no-ops.
     """
     from ale_py.vector_env import AtariVectorEnv
 
@@ -61,12 +61,12 @@ def atari_vector(
 
 
 class Atari(gymnasium.Env):  # type: ignore[misc]
-    """An Atari game as a Gymnasium environment; ``game`` is its name, such as ``"Pong"``.
+    """An Atari game as a Gymnasium environment. ``game`` is the game's name, such as ``"Pong"``.
 
-    Observations are uint8[stack, size, size], the newest frame last; actions index the game's minimal action set. A
-    reset plays 1 to ``noop_max`` no-op frames. ``clip_rewards``: whether a reward is replaced by its sign.
-    ``terminal_on_life_loss``: whether a lost life ends the episode, as is common in training. One environment uses one
-    thread. ``Atari.vectorised`` builds a vector environment of the game, which ``kind: auto`` also tries.
+    Observations are uint8[stack, size, size] with the newest frame last. Actions index the game's minimal action set.
+    Each action is repeated for ``frame_skip`` frames. A reset plays 1 to ``noop_max`` no-op frames. ``clip_rewards``
+    replaces rewards with their signs. ``terminal_on_life_loss`` ends the episode when a life is lost. One environment
+    uses one thread. ``Atari.vectorised`` builds a vector environment of the game, which ``kind: auto`` also tries.
     """
 
     vectorised = staticmethod(atari_vector)

@@ -1,4 +1,4 @@
-"""Functions that choose the adapter for an object made by a factory, and that group the environments of one worker.
+"""Functions that choose the adapter for an object that a factory returned, and that group a worker's environments.
 
 ::
 
@@ -6,8 +6,8 @@
     user's object ── as_environment ──▶ Environment ──┼── build_group ──▶ EnvGroup (all environments of one worker)
     user's object ── as_environment ──▶ Environment ──┘
 
-The rule: this module imports no environment library. An adapter is chosen by the names of the object's classes, and
-only the chosen one is imported.
+The rule: this module imports no environment library. An adapter is chosen by the names of the object's class and base
+classes, before the adapter is imported.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice on which PettingZoo function converts ``env``, chosen by the metadata of ``env``."""
+    """Return advice that names the PettingZoo function to convert ``env``, an AECEnv, to a ParallelEnv."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -70,7 +70,7 @@ def _base_names(subject: Any) -> list[str]:
 
 
 def as_environment(subject: Any) -> Environment:
-    """Return ``subject`` as an Environment: unchanged if it already is one, else wrapped in its library's adapter.
+    """Return ``subject`` unchanged if it is an Environment, else wrapped in the adapter for its library.
 
     Raises UsageError for a vector environment, and for an object that is not an environment of Gymnasium, PettingZoo,
     dm_env or ML-Agents.
@@ -95,16 +95,16 @@ def _vector_adapter(subject: Any) -> str | None:
 
 
 def n_envs_of(subject: Any) -> int | None:
-    """Return the number of environments of a vector environment; None for any other object."""
+    """Return the number of environments in a vector environment, or None for any other object."""
     if _vector_adapter(subject) is None:
         return None
     return int(getattr(subject, "num_envs", 0) or len(subject))
 
 
 def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
-    """Return whether ``subject``, made by the first of a worker's factories, is a vector environment.
+    """Return whether ``subject``, which the first of a worker's ``factories`` returned, is a vector environment.
 
-    A vector environment holds all environments of the worker, so UsageError is raised if its ``factories`` differ.
+    A vector environment holds all environments of the worker, so UsageError is raised if ``factories`` differ.
     """
     is_vector = _vector_adapter(subject) is not None
     if is_vector and any(factory is not factories[0] for factory in factories):
@@ -143,10 +143,10 @@ def _wrapped_by(subject: Any) -> Iterable[Any]:
 def build_group(
     subjects: Sequence[Any], env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
 ) -> EnvGroup:
-    """Return a worker's EnvGroup: a fast GymnasiumEnvironment if all are Gymnasium environments with equal spaces.
+    """Return the EnvGroup of a worker's ``subjects``. Gymnasium environments with equal spaces share one fast adapter.
 
-    A vector environment must be the only entry of ``subjects``; it holds an environment for each of ``env_ids``. Raises
-    UsageError if two of ``subjects`` are or wrap the same environment.
+    A vector environment must be the only entry of ``subjects``, and hold one environment per id in ``env_ids``. Raises
+    UsageError if two entries of ``subjects`` are, or wrap, the same environment.
     """
     vector = _vector_adapter(subjects[0])
     if vector is not None:

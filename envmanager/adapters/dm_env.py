@@ -1,6 +1,6 @@
-"""Adapter for dm_env environments: one environment with one agent.
+"""Adapter for dm_env environments, each of which has one agent.
 
-The discount of an episode's last step says how the episode ended: 0 is terminated, anything else is truncated.
+An episode is terminated if the discount of its last step is 0, and truncated if it is any other number.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ BEHAVIOR = "default"
 
 
 class DmEnvironment(Environment):
-    """A dm_env environment as an Environment with one agent. Lists in its specs become tuples in observations.
+    """A dm_env environment as an Environment with one agent. Lists in observation specs become tuples.
 
-    ``reset`` passes its seed to the environment's ``seed`` method, or to the random state of a dm_control environment.
-    If there is neither, ``reset`` warns: use ``context.seed`` in the factory instead. Options raise UsageError.
+    ``reset`` passes a seed to the environment's ``seed`` method, or to the random state of a dm_control environment. If
+    there is neither, ``reset`` warns: use ``context.seed`` in the factory. ``reset`` raises UsageError for options.
     """
 
     def __init__(self, env: Any) -> None:
@@ -127,7 +127,7 @@ def _seed(env: Any, seed: int) -> None:
 
 
 def to_spec(spec: Any) -> Tree:
-    """Convert a tree of dm_env specs to a tree of ArraySpec. A spec of strings or objects becomes an object leaf."""
+    """Convert a tree of dm_env specs to a tree of ArraySpec. A spec of strings or objects gets dtype object."""
     if isinstance(spec, Mapping):
         return {key: to_spec(child) for key, child in spec.items()}
     if isinstance(spec, tuple | list):
@@ -141,7 +141,7 @@ def to_spec(spec: Any) -> Tree:
 
 
 def row_reader(spec: Any) -> RowReader:
-    """Return a function ``(batch, row)`` that reads one agent's action from a batch, in the structure of ``spec``."""
+    """Return a function ``(batch, row)`` that reads an action, structured like ``spec``, from one row of a batch."""
     if isinstance(spec, Mapping):
         return read_dict({key: row_reader(child) for key, child in spec.items()})
     if isinstance(spec, tuple | list):

@@ -1,8 +1,8 @@
-"""Adapter for EnvPool: pools of C++ environments, which step in threads of their own.
+"""Adapter for EnvPool, whose pools step C++ environments in threads of their own.
 
 A pool begins the next episode one step after an episode's end. PoolGroup instead resets the environments whose episode
-ended, and returns their first observations in the same step. Environments of a pool can only be seeded when the pool
-is made: ``envpool.make(…, seed=context.seed)``.
+ended, and returns their first observations in the same step. The environments of a pool can only be seeded when the
+pool is made: ``envpool.make(…, seed=context.seed)``.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pool_group(pool: Any, env_ids: Sequence[int], *, infos: bool, check_values: 
 
 
 class PoolGroup(VectorGroup):
-    """A group of a pool's environments, one agent each. The pool's ``env_type`` is ``"gymnasium"`` or ``"dm"``.
+    """A group of the environments of an EnvPool with ``env_type`` ``"gymnasium"`` or ``"dm"``, each with one agent.
 
     A reset cannot seed the environments. Each reset after the first logs a warning if it is given a seed.
     """
@@ -81,8 +81,8 @@ class PoolGroup(VectorGroup):
 class AsyncPoolGroup(PoolGroup, LateVectorGroup):
     """A group of the environments of an asynchronous pool, whose ``batch_size`` is below ``num_envs``.
 
-    A step of some rows returns the next ready rows. An environment whose episode ended is stepped once more, which
-    begins its next episode.
+    With ``rows``, ``step`` sends the actions of these rows and returns the next ready rows. An environment whose
+    episode ended is stepped once more to begin its next episode.
     """
 
     def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:
@@ -126,7 +126,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
 
 
 def _joined(infos: Sequence[Info], order: np.ndarray) -> Info:
-    """Return the concatenated infos of several batches, with the rows rearranged by ``order``."""
+    """Concatenate the infos of several batches, and reorder the rows by the indices in ``order``."""
     return {
         key: _joined([each[key] for each in infos], order)
         if isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""Checks of the user's ``env_factory``, and its conversion to one factory per environment.
+"""Functions that check the user's ``env_factory`` and convert it to one factory per environment.
 
 The checks inspect a factory, but make no environment. Workers make environments with ``call_factory``.
 """
@@ -25,7 +25,7 @@ EnvFactory = Callable[..., Any] | str | Mapping[str, str] | EnvRecipe | Sequence
 
 
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
-    """Return a list with a factory per environment. Raises UsageError or MissingExtra for a bad ``env_factory``."""
+    """Return a list of one factory per environment. Raises UsageError or MissingExtra for a bad ``env_factory``."""
     if isinstance(env_factory, list | tuple):
         if len(env_factory) != n_envs:
             raise UsageError(f"env_factory is a list of {len(env_factory)} factories for n_envs={n_envs} environments.")
@@ -36,7 +36,7 @@ def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
 def resolve(env_factory: Any) -> Any:
     """Convert a callable, a name, ``{"vector": id}`` or an EnvRecipe to a factory that ``call_factory`` accepts.
 
-    Raises UsageError for any other object, and UsageError or MissingExtra for a name that cannot be found.
+    Raises UsageError for any other object or an unknown name, and MissingExtra if a required library is missing.
     """
     if isinstance(env_factory, EnvRecipe):
         return prepare(env_factory, resolve)
@@ -59,11 +59,11 @@ def resolve(env_factory: Any) -> Any:
 
 
 def vectorised(env_factory: Any) -> EnvRecipe | None:
-    """Return a recipe for the vectorised form of the environment of ``env_factory``, or None if it has no such form.
+    """Return an EnvRecipe for the vectorised form of ``env_factory``, or None if ``env_factory`` has no such form.
 
-    A Gymnasium id without arguments has this form if a ``vector_entry_point`` is registered, and a callable if its
-    attribute ``vectorised`` is a factory of a vector environment that takes the same arguments. A list of factories or
-    a recipe with wrappers has no vectorised form.
+    A Gymnasium id without arguments has this form if a ``vector_entry_point`` is registered for it. A callable has this
+    form if it has an attribute ``vectorised``, a factory of a vector environment that takes the same arguments. A list
+    of factories or a recipe with wrappers has no vectorised form.
     """
     if isinstance(env_factory, list | tuple):
         return None
@@ -99,7 +99,7 @@ def check_travel(factories: Sequence[Any]) -> None:
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:
-    """Call the factory, with ``context`` if it takes one; return its result. Raises UsageError if it returns None."""
+    """Call the factory, passing ``context`` if accepted, and return the result. Raises UsageError if this is None."""
     if isinstance(env_factory, Prepared):
         return env_factory.wrapped(call_factory(env_factory.inner(), context))
     env_factory = loaded(env_factory)

@@ -1,7 +1,7 @@
-"""Adapter for Gymnasium environments. All environments of one worker form a group with one set of arrays.
+"""Adapter for Gymnasium environments. All environments of one worker form a group that shares one set of arrays.
 
-Speed matters, because this module steps most users' environments. Views of rows, readers of actions, and the
-expected dtypes and shapes are made once, so that a step only compares and assigns.
+Speed matters, because this module steps most users' environments. Views of rows, functions that read actions, and the
+expected dtypes and shapes are prepared once rather than in each step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def equal_spaces(envs: Sequence[Any]) -> bool:
 
 
 class GymnasiumEnvironment(EnvGroup):
-    """A group of K Gymnasium environments with equal spaces: K agents of behavior ``"default"``, in env_id order.
+    """A group of Gymnasium environments with equal spaces, each with one agent of the behavior ``"default"``.
 
     Steps are written into the buffer last passed to ``offer_rows``, or else into arrays that the next step overwrites.
     An environment whose episode ends is reset in the same step, without a seed and with the options of the last
@@ -75,7 +75,7 @@ class GymnasiumEnvironment(EnvGroup):
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
-        """Return a group with ``env`` only. Its steps have infos, which a manager without ``infos=True`` discards."""
+        """Return a group of the single environment ``env``. The steps include infos, which a manager may discard."""
         return cls([env], infos=True)
 
     @property
@@ -91,7 +91,7 @@ class GymnasiumEnvironment(EnvGroup):
         return self._envs[0]
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the next steps into ``buffer``. Views of its rows are kept in ``buffer.views`` and reused."""
+        """Make later steps write into ``buffer``. Views of the buffer's rows are kept in ``buffer.views`` for reuse."""
         views = buffer.views
         if views is None or views.agent_id is not self._agent_id:
             views = buffer.views = _BufferViews(buffer, self._agent_id, self._is_plain)
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or only the ones at ``rows``; return the steps in the order of the actions."""
+        """Step the environments at indices ``rows`` (None: all), and return their steps in the order of ``actions``."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -191,7 +191,7 @@ class GymnasiumEnvironment(EnvGroup):
         return info
 
     def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
-        """Write both flags into a row of ``out``; return whether either is true. Raises SpecMismatch for a bad flag."""
+        """Write the flags to ``row`` of ``out``. Return whether either is true. Raises SpecMismatch for a bad flag."""
         if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
             terminated = flag(terminated, "terminated", self.casting)
             truncated = flag(truncated, "truncated", self.casting)
@@ -245,7 +245,7 @@ class _ObjectRow:
 
 
 def _row_views(tree: Tree, n: int) -> list[list[Any]]:
-    """Return a list of views for each of ``n`` rows: one view of the row in each array of ``tree``."""
+    """Return, for each of ``n`` rows, a list with one view into each array of ``tree``."""
     columns = leaves(tree)
     return [[_ObjectRow(c, row) if c.dtype.kind == "O" else c[row, ...] for c in columns] for row in range(n)]
 
@@ -292,7 +292,7 @@ def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
 
 
 def _not_five(result: Any) -> SpecMismatch:
-    """Return the error for a result of ``step`` that is not a tuple of five."""
+    """Return the SpecMismatch to raise for a ``result`` of ``step`` that is not a tuple of five."""
     got = describe_value(result)
     if isinstance(result, tuple) and len(result) == 4:
         got += " (as in gym before 0.26: say `terminated, truncated` instead of `done`)"

@@ -1,18 +1,18 @@
-"""Adapter for vector environments: all environments of one worker, stepped by one call.
+"""Adapter for vector environments, which step all environments of one worker in one call.
 
 ::
 
     VectorEnv, at the end of an episode                  what the group does, in the same step
     SAME_STEP   obs = first, infos["final_obs"] = last   uses both
-    NEXT_STEP   obs = last; the next action is ignored   resets these environments by ``options["reset_mask"]``, if the
-                                                         class takes it; else see ``late_vector``
-    DISABLED    obs = last; waits for a reset            resets these environments by ``options["reset_mask"]``
+    NEXT_STEP   obs = last; the next action is ignored   resets these environments with ``options["reset_mask"]``
+                                                         if the class supports it, else see ``late_vector``
+    DISABLED    obs = last; waits for a reset            resets these environments with ``options["reset_mask"]``
 
 A vector environment in the trainer's process may use arrays of PyTorch or JAX. Such observations and actions are passed
 on unchanged. Rewards and flags are converted to NumPy arrays, because the manager reads them.
 
-The rule: each step of a VectorEnv gives exactly one row per environment. If an episode ended, the row has the first
-observation of the next episode in ``obs`` and the last observation of the old one in ``final_obs``.
+The rule: each step of a VectorEnv gives exactly one row per environment. If an episode ended, ``obs`` has the first
+observation of the next episode, and ``final_obs`` has the last observation of the ended episode.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ VectorResult = tuple[Tree, Any, Any, Any, Info]
 
 
 class VectorGroup(EnvGroup):
-    """A group of the ``num_envs`` environments of a Gymnasium VectorEnv, one agent each, in env_id order.
+    """A group of the environments of a Gymnasium VectorEnv, each with one agent.
 
     The environments can only be stepped together. Gymnasium's SyncVectorEnv and AsyncVectorEnv, and ``ale_py``'s
-    AtariVectorEnv receive a seed for each environment; other classes receive the first seed. ``call``, ``get_attr``,
+    AtariVectorEnv receive a seed for each environment; other classes receive only the first seed. ``get_attr``,
     ``set_attr`` and ``render`` act on the sub-environments of a SyncVectorEnv or AsyncVectorEnv, else on the VectorEnv.
     """
 
@@ -83,7 +83,7 @@ class VectorGroup(EnvGroup):
     def __init__(
         self, vector_env: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False
     ) -> None:
-        """Wrap a VectorEnv. Raises UsageError if ``num_envs`` is not the number of ``env_ids``."""
+        """Wrap a VectorEnv. Raises UsageError if its ``num_envs`` differs from the number of ``env_ids``."""
         self._vector_env = vector_env
         self._unwrapped = getattr(vector_env, "unwrapped", vector_env)
         self.env_ids = tuple(env_ids)
@@ -142,7 +142,7 @@ class VectorGroup(EnvGroup):
         return True
 
     def offer_rows(self, buffer: RowBuffer) -> None:
-        """Write the results of the next steps into the arrays of ``buffer``."""
+        """Make later steps write their results into the arrays of ``buffer``."""
         self._buffer = buffer
         buffer.steps.agent_id = self._agent_id
 
@@ -156,7 +156,7 @@ class VectorGroup(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments; return their steps. ``rows``: None or all. Raises SpecMismatch for a bad result."""
+        """Step all environments and return their steps. ``rows`` is ignored. Raises SpecMismatch for a bad result."""
         action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
@@ -183,8 +183,8 @@ class VectorGroup(EnvGroup):
     ) -> AgentSteps:
         """Check the results of a step, write them into the offered buffer, and return the buffer's steps.
 
-        Without a buffer, or to pass on PyTorch or JAX arrays, return the VectorEnv's own arrays if they fit. ``rows``:
-        indices of the environments, or None for all in order. Raises SpecMismatch for arrays that do not fit the spec.
+        Without a buffer, or with PyTorch or JAX observations to pass on, the returned steps have the VectorEnv's own
+        arrays. ``rows``: indices of the environments (None: all). Raises SpecMismatch for arrays that do not fit.
         """
         n = self._n if rows is None else len(rows)
         plain = self._plain
@@ -217,7 +217,7 @@ class VectorGroup(EnvGroup):
         return np.asarray(fitting_array(ArraySpec((n,), np.bool_), as_array(value), path, self.casting))
 
     def _fitting(self, obs: Tree, root: str, n: int) -> Tree:
-        """Return ``obs`` as a tree of arrays ``[n, …]`` of the spec's dtypes. Raises SpecMismatch for a bad array."""
+        """Return ``obs`` as a tree of arrays ``[n, …]`` with the spec's dtypes. Raises SpecMismatch for a bad array."""
         check_structure(self._spec, obs, root)
         columns = []
         for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
@@ -236,7 +236,7 @@ class VectorGroup(EnvGroup):
     # Ends of episodes.
 
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
-        """Move the final observations (and infos, if reported) from ``infos`` into ``steps``, in SAME_STEP mode."""
+        """Complete ``steps`` with the final observations that a VectorEnv in SAME_STEP mode returns in ``infos``."""
         numbers = np.flatnonzero(ended)
         if "final_obs" not in infos:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
@@ -254,7 +254,7 @@ class VectorGroup(EnvGroup):
             steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """Reset only the environments whose episode ended; put first and final observations into ``steps``."""
+        """Reset the environments in the mask ``ended``. Put their first and final observations into ``steps``."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
         is_buffered = self._buffer is not None and steps is self._buffer.steps
@@ -294,7 +294,7 @@ class VectorGroup(EnvGroup):
     # Calls of the VectorEnv, which EnvPool's group replaces by its own.
 
     def _begin(self, seeds: Sequence[int | None]) -> tuple[Tree, Info]:
-        """Reset all environments, with seeds in the form that the VectorEnv takes; return observations and infos."""
+        """Reset all environments, with seeds in the form that the VectorEnv takes. Return observations and infos."""
         seed: Any = seeds[0]
         if isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv):
             seed = None if all(each is None for each in seeds) else list(seeds)
@@ -304,7 +304,7 @@ class VectorGroup(EnvGroup):
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
-        """Reset the environments in the mask ``ended`` (indices ``numbers``); return first observations and infos."""
+        """Reset the environments at indices ``numbers`` (mask ``ended``). Return their first observations and infos."""
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
@@ -319,7 +319,7 @@ class VectorGroup(EnvGroup):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Call a method (given by name) or a function, and return a result per row.
+        """Call the method or function ``name``, and return one result per row.
 
         With a SyncVectorEnv, the call is made on each sub-environment at ``rows``. With an AsyncVectorEnv, a method is
         called on all sub-environments. Otherwise one call is made, on the vector environment.
@@ -351,20 +351,20 @@ class VectorGroup(EnvGroup):
         return self._by_row(self._vector_env.render(), rows)
 
     def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
-        """Return the entries at ``rows`` if ``result`` has one per environment, else ``result`` once for each row."""
+        """For each row, return ``result[row]`` if ``result`` has one entry per environment, else ``result`` itself."""
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)
 
 
 def mode_of(vector_env: Any) -> str:
-    """Return the value of a VectorEnv's AutoresetMode; NEXT_STEP in Gymnasium 1.0, which has no modes."""
+    """Return the value of a VectorEnv's AutoresetMode, or NEXT_STEP if its metadata has none, as in Gymnasium 1.0."""
     mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)
     return str(getattr(mode, "value", mode))
 
 
 def restarts_late(vector_env: Any) -> bool:
-    """Return whether a VectorEnv begins an episode one step after the old one ended, and supports no ``reset_mask``."""
+    """Return whether a VectorEnv resets only in the step after an episode's end, and has no usable ``reset_mask``."""
     unwrapped = getattr(vector_env, "unwrapped", vector_env)
     if mode_of(vector_env) != NEXT_STEP:
         return False
@@ -394,14 +394,14 @@ def _copy_into(target: Tree, source: Tree) -> None:
 
 
 def batch(column: Any) -> Any:
-    """Return a column of actions as an element of the batched action space: a tuple of objects, or a new array."""
+    """Return a column of actions in the form that a VectorEnv takes: objects in a tuple, numbers in a new array."""
     if is_foreign(column):  # a copy already
         return column
     return tuple(column) if column.dtype.kind == "O" else column.copy()
 
 
 def info_rows(infos: Info, n: int) -> list[Info]:
-    """Split the infos of a VectorEnv, which are arrays by key, into n dicts.
+    """Split the infos of a VectorEnv, a dict of arrays, into ``n`` dicts, one per environment.
 
     A mask ``_key`` selects the sub-environments that have the key. Values without n entries are left out.
     """

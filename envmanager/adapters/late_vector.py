@@ -2,8 +2,8 @@
 
 ::
 
-    step     VectorEnv, NEXT_STEP mode      send and recv                            step, with policies
-    t        ended, obs = last              the row is in flight still              obs = final_obs = last, acting False
+    step     VectorEnv, NEXT_STEP mode      EnvManager.send and recv                 EnvManager.step, with policies
+    t        ended, obs = last              the row is still in flight               obs = final_obs = last, not acting
     t + 1    action ignored, obs = first    ended, obs = first, final_obs = last     obs = first, no transition
 
 The rule: every row is the result of a step, and a step that ignored an action is never part of a transition.
@@ -26,8 +26,8 @@ from envmanager.errors import UsageError
 class LateVectorGroup(VectorGroup):
     """A group of the environments of a VectorEnv in NEXT_STEP mode whose ``reset`` takes no ``reset_mask``.
 
-    A ``step`` with ``rows`` must name all rows that are not in flight. It returns the ready rows, except those whose
-    episode has just ended.
+    The ``rows`` passed to ``step`` must include every row that is not in flight. ``step`` then returns the ready rows,
+    except rows whose episode has just ended.
     """
 
     steps_some_rows = True
@@ -58,7 +58,7 @@ class LateVectorGroup(VectorGroup):
         return {BEHAVIOR: steps if self._is_copied else steps.copy()}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step the environments at ``rows`` and return ready rows. Without ``rows``, step all and return all rows."""
+        """Step the environments at ``rows`` and return the next ready rows. With ``rows=None``, step and return all."""
         acting = np.flatnonzero(self._acting) if rows is None else rows
         given = actions[BEHAVIOR]
         self._actions = copy_tree(given) if len(acting) == self._n else with_rows(self._actions, acting, given)
@@ -125,7 +125,7 @@ class LateVectorGroup(VectorGroup):
         return self._n
 
     def _send(self, rows: np.ndarray) -> None:
-        """Send the last actions of ``rows`` to a pool. A no-op in this class, in which ``_received`` steps all rows."""
+        """Begin to step ``rows`` with their last actions. A no-op in this class, whose ``_received`` steps all rows."""
 
     def _received(self) -> AgentSteps:
         """Return the next batch of ready rows, in new arrays. This class steps the VectorEnv and returns all rows."""
@@ -134,7 +134,7 @@ class LateVectorGroup(VectorGroup):
 
 
 def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return a group of a VectorEnv's environments. Raises UsageError if its steps return only some of the rows."""
+    """Return a group of a VectorEnv's environments. Raises UsageError if its ``batch_size`` is below ``num_envs``."""
     batch_size = getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", None)
     if isinstance(batch_size, int) and batch_size < vector_env.num_envs:  # of ale_py
         raise UsageError(

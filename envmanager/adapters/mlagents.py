@@ -1,4 +1,4 @@
-"""Adapter for ML-Agents' BaseEnv: one environment with a changing set of agents.
+"""Adapter for ML-Agents' BaseEnv, an environment with a changing set of agents.
 
 ::
 
@@ -6,12 +6,12 @@
                            TerminalSteps ──▶ rows that ended
                            neither       ──▶ no row: such an agent has not requested a decision
 
-An observation is a dict: ``observations``, a tuple of float32 arrays; ``group_id`` int32; ``group_reward`` float32; and
-for discrete actions ``action_mask``, a tuple with an array per branch in which true means *not* available, as in
-ML-Agents (an environment may also give one array for several branches). An action is a dict with ``continuous``,
-float32, or ``discrete``, int32, or both.
+An observation is a dict. It maps ``observations`` to a tuple of float32 arrays, ``group_id`` to int32, and
+``group_reward`` to float32. With discrete actions it also has ``action_mask``, a tuple with one array per branch, in
+which true means *not* available, as in ML-Agents. An action is a dict with ``continuous`` in float32, ``discrete`` in
+int32, or both.
 
-The rule: an agent's row has the ``agent_id`` of ML-Agents and all data of the agent in that step.
+The rule: an agent's row has ML-Agents' ``agent_id``, and all data that ML-Agents reports for the agent in that step.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Parameters = Mapping[str, float | bytes]
 class MlagentsEnvironment(Environment):
     """An ML-Agents BaseEnv as an Environment. Behaviors keep their names, and agents keep their ids.
 
-    The constructor resets the environment, since a Unity build reports its behaviors and agents only then. Memory is
-    reserved for twice as many agents, because an ML-Agents agent continues under another id after its
-    episode. ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. The options of
-    ``reset`` are environment parameters. ``reset`` cannot seed a BaseEnv, and warns if it gets a seed.
+    The constructor resets the environment, since a Unity build reports its behaviors and agents only after a reset.
+    Memory is reserved for twice the number of these agents, because ML-Agents gives an agent a new id per episode.
+    ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. The options of ``reset`` are
+    environment parameters. ``reset`` cannot seed a BaseEnv, and warns if it gets a seed.
     """
 
     partial_actions = True
@@ -75,7 +75,7 @@ class MlagentsEnvironment(Environment):
 
     @property
     def mlagents_specs(self) -> dict[str, Any]:
-        """ML-Agents' own BehaviorSpec of each behavior, with the types and dimension properties of its observations."""
+        """ML-Agents' own BehaviorSpecs, by behavior, with the types and dimension properties of observations."""
         return dict(self.env.behavior_specs)
 
     @property
@@ -120,7 +120,7 @@ class MlagentsEnvironment(Environment):
                 self._parameters.set_float_parameter(name, float(value))
 
     def _first_steps(self) -> dict[str, AgentSteps]:
-        """Return the steps after a reset, by behavior: a row for each agent that needs an action, with reward 0."""
+        """Return the steps after a reset, by behavior, with a row of reward 0 for each agent that needs an action."""
         self._learn_specs()
         steps = {}
         for behavior, spec in self._specs.items():
@@ -147,9 +147,9 @@ class MlagentsFactory:
     """An ``env_factory`` that calls an ML-Agents factory ``make(worker_id, side_channels) -> BaseEnv``.
 
     ML-Agents' ``create_environment_factory`` returns such a factory. ``worker_id``, which determines the port of a
-    Unity build, is ``EnvContext.slot``, so a replaced environment has another port. The environment is made with side
-    channels for parameters and statistics. ``engine``: the engine's configuration (time scale, screen size and so on),
-    which a third side channel sends; None for no such channel.
+    Unity build, is ``EnvContext.slot``, so a restarted environment gets another port. The environment is made with side
+    channels for parameters and statistics. ``engine`` is the engine's configuration, such as its time scale, which is
+    sent through a third side channel. If ``engine`` is None, there is no such channel.
     """
 
     make: Callable[[int, list[SideChannel]], BaseEnv]
@@ -171,7 +171,7 @@ class MlagentsFactory:
 
 
 def to_spec(spec: Any) -> BehaviorSpec:
-    """Convert an ML-Agents BehaviorSpec to this library's, which omits observation types and dimension properties."""
+    """Convert an ML-Agents BehaviorSpec to envmanager's, without observation types and dimension properties."""
     actions, branches = spec.action_spec, spec.action_spec.discrete_branches
     observation: dict[str, Tree] = {
         "observations": tuple(ArraySpec(each.shape, np.float32, name=each.name) for each in spec.observation_specs),
@@ -245,9 +245,9 @@ def _observation(spec: BehaviorSpec, steps: Any, masks: Any) -> Tree:
 
 
 def _masks_by_branch(masks: Sequence[Any], branches: Tree) -> tuple[np.ndarray, ...]:
-    """Return the action masks in one new array per branch. An array that covers several branches is split.
+    """Return the action masks as a tuple with a new array per branch. An array that covers several branches is split.
 
-    ML-Agents allows an environment to return such an array, because its trainers concatenate all arrays.
+    ML-Agents allows an environment to return such an array, because ML-Agents' trainers concatenate all arrays.
     """
     if len(masks) == len(branches):
         return tuple(np.array(mask, np.bool_) for mask in masks)

@@ -1,7 +1,7 @@
-"""Environments and wrappers given by name: Gymnasium ids, and callables in modules.
+"""Lookup of environments and wrappers by name: Gymnasium ids, and callables in modules.
 
-The rule: each name is looked up in the trainer's process, which raises an error for a wrong one. A worker receives the
-name of a callable, or the EnvSpec that Gymnasium has registered under an id.
+The rule: each name is looked up in the trainer's process, which raises an error for an unknown name. A worker receives
+the name of a callable, or the EnvSpec that Gymnasium has registered under an id.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ NAMESPACES = {"ALE": ("ale_py", "atari")}
 class GymnasiumId:
     """A factory of the environment that is registered with Gymnasium under ``env_id``.
 
-    ``spec`` is the registered EnvSpec. It is sent to the worker, which itself knows only the ids that Gymnasium and
-    ``module`` register. The worker imports ``module`` first, if it is given.
+    ``spec`` is the registered EnvSpec. It is sent to the worker, which may not have registered ``env_id`` itself.
+    The worker imports ``module`` first, unless ``module`` is empty.
     """
 
     env_id: str
@@ -60,7 +60,7 @@ class GymnasiumId:
 
 @attrs.frozen
 class VectorId(GymnasiumId):
-    """A factory of the vector environment registered with Gymnasium under ``env_id``, called once per worker."""
+    """A factory of a worker's vector environment, which is registered with Gymnasium under ``env_id``."""
 
     def __call__(self, context: EnvContext, **arguments: Any) -> Any:  # type: ignore[override]
         return self._gymnasium().make_vec(self.spec, context.n_envs, "vector_entry_point", **arguments)
@@ -72,7 +72,7 @@ class VectorId(GymnasiumId):
 
 @attrs.frozen
 class PoolId:
-    """A factory of an EnvPool for the task ``env_id``, seeded with ``context.seed``, called once per worker."""
+    """A factory of a worker's EnvPool for the task ``env_id``. The pool is seeded with ``context.seed``."""
 
     env_id: str
 
@@ -90,19 +90,19 @@ class Importable:
     attribute: str
 
     def load(self) -> Any:
-        """Import and return the callable. Raises ImportError or AttributeError."""
+        """Import and return the named object. Raises ImportError or AttributeError if it cannot be found."""
         return imported(f"{self.module}:{self.attribute}")
 
 
 def loaded(named: Any) -> Any:
-    """Return the callable that an Importable names, and any other object unchanged."""
+    """Import and return the object that an Importable names. Return any other object unchanged."""
     return named.load() if isinstance(named, Importable) else named
 
 
 def import_all(modules: Iterable[str]) -> None:
     """Import modules that register environments.
 
-    Raises UsageError if a module cannot be imported, or MissingExtra if a library that it imports is not installed.
+    Raises UsageError if a module cannot be imported, and MissingExtra if a library that it imports is not installed.
     """
     for module in modules:
         try:
@@ -119,9 +119,9 @@ def import_all(modules: Iterable[str]) -> None:
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
-    """Return the factory of the environment named by an id, ``"module:Id-v0"`` or ``"module:callable"``.
+    """Return the factory that ``text`` names as a Gymnasium id, ``"module:Id-v0"`` or ``"module:callable"``.
 
-    Raises UsageError if there is no such environment, or MissingExtra if a library that it needs is not installed.
+    Raises UsageError if there is no such environment, and MissingExtra if a library that it needs is not installed.
     """
     module, colon, name = text.partition(":")
     if not colon:
@@ -144,9 +144,9 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return ``called.vectorised``, a factory of vector environments, as a partial; None if there is no such attribute.
+    """Return a partial of ``called.vectorised``, a factory of vector environments, or None without that attribute.
 
-    If ``called`` is a partial, use the attribute of its function, and bind the same arguments.
+    If ``called`` is itself a partial, use the attribute of its function and bind the same arguments.
     """
     bound = called if isinstance(called, functools.partial) else functools.partial(called)
     form = getattr(bound.func, "vectorised", None)
@@ -156,9 +156,9 @@ def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
 def find_vector(text: Any) -> Callable[..., Any]:
     """Return a factory for a vector environment: an EnvPool, or the vectorised form of an environment.
 
-    An EnvPool is named ``"envpool:Pong-v5"``; other environments ``"ALE/Pong-v5"``, ``"module:Id-v0"`` or
-    ``"module:callable"``. Raises UsageError if the environment or its vectorised form does not exist, and MissingExtra
-    if a library that it needs is not installed.
+    An EnvPool has a name such as ``"envpool:Pong-v5"``. Any other environment is named as in ``find_environment``.
+    Raises UsageError if the environment or its vectorised form does not exist, and MissingExtra if a library that it
+    needs is not installed.
     """
     if not isinstance(text, str):
         raise UsageError(f"env: {{vector: …}} names an id such as ALE/Pong-v5, not {describe_value(text)}.")
@@ -186,7 +186,7 @@ def find_vector(text: Any) -> Callable[..., Any]:
 
 
 def find_wrapper(text: str) -> Importable:
-    """Return the wrapper ``"module:Class"`` as an Importable. Raises UsageError or MissingExtra if it is not found."""
+    """Return the wrapper named ``"module:Class"`` as an Importable. Raises UsageError or MissingExtra if not found."""
     module, _, name = text.partition(":")
     importable, what = Importable(module, name), f"the wrapper {text!r}"
     _import(module, what)
@@ -216,13 +216,13 @@ def _nearest(error: AttributeError) -> str:
 
 
 def _has_registered(env_id: str) -> bool:
-    """Return whether an imported module has registered ``env_id``. Does not import Gymnasium."""
+    """Return whether Gymnasium has been imported and ``env_id`` is registered with it."""
     gymnasium = sys.modules.get("gymnasium")
     return gymnasium is not None and env_id in gymnasium.registry
 
 
 def _registered(env_id: str, text: str) -> Any:
-    """Return the EnvSpec registered under ``env_id``. Raises UsageError, which quotes ``text``, if there is none."""
+    """Return the EnvSpec registered under ``env_id``. If there is none, raise a UsageError that quotes ``text``."""
     gymnasium = _gymnasium_for(env_id)
     try:
         return _without_main(gymnasium.spec(env_id))
@@ -235,7 +235,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Return ``spec``, with an entry point in ``__main__`` as a callable: workers have a different ``__main__``."""
+    """Return ``spec`` with an entry point in ``__main__`` replaced by the callable. Workers lack this ``__main__``."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)
@@ -257,10 +257,10 @@ def _gymnasium_for(env_id: str) -> Any:
 
 
 def missing_library(error: BaseException, what: str, *, module: str = "") -> MissingExtra | None:
-    """Return MissingExtra if ``error`` says that a library that ``module`` imports is not installed; else None.
+    """Return a MissingExtra if ``error`` says that a library that ``module`` imports is not installed, else None.
 
-    Also returns None if ``module`` itself or a submodule of a library is missing. The error message says that
-    ``what`` needs the library, and names the line of the import and this package's extra that installs it, if any.
+    Also returns None if ``module`` itself or a submodule of a library is missing. The message of the MissingExtra
+    says that ``what`` needs the library. It names the line of the import, and any extra to install.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name or "." in error.name:
         return None
@@ -276,7 +276,7 @@ _FOR_DEVELOPERS = ("test", "docs", "dev", "all")
 
 
 def _extra_with(library: str) -> str | None:
-    """Return the first extra of this package, apart from developers' extras, that installs ``library``, or None."""
+    """Return the name of this package's first extra that installs ``library``, or None. Ignores developers' extras."""
     try:
         requirements = metadata.requires("envmanager") or []
     except metadata.PackageNotFoundError:  # run from a folder, not installed

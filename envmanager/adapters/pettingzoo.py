@@ -1,4 +1,4 @@
-"""Adapter for PettingZoo's ParallelEnv: one environment with a changing set of agents.
+"""Adapter for PettingZoo's ParallelEnv, an environment with a changing set of agents.
 
 The rule: an agent that acted always has a row with the result of its action, even in a step in which it leaves or a new
 episode begins.
@@ -87,7 +87,7 @@ class ParallelEnvironment(Environment):
         self._env.close()
 
     def _begin(self, seed: int | None) -> list[_Row]:
-        """Reset the environment; return a row per agent of the new episode. Raises SpecMismatch for a bad result."""
+        """Reset the environment and return one row per agent. Raises SpecMismatch for a malformed result."""
         result = self._reset(self._env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("the result of reset", "a tuple of 2 dicts (obs, info)", describe_value(result))
@@ -145,7 +145,7 @@ class ParallelEnvironment(Environment):
         )
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
-        """Assign a behavior to each new agent by its spaces. Raises SpecMismatch for unequal specs in a behavior."""
+        """Assign each new agent to a behavior. Raises SpecMismatch if agents of one behavior have unequal specs."""
         new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
         if not new:
             return
@@ -177,7 +177,7 @@ def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
     """Return the name of each agent's behavior, by agent. Agents with equal specs share a behavior.
 
     A single behavior is ``"default"``. Otherwise a behavior is named after the prefixes of its agents, sorted and
-    joined by ``+``. Behaviors for which these names are equal are named after their first agent. If some names are then
+    joined by ``+``. Behaviors that would share a name are instead named after their first agents. If some names are
     still equal, every behavior is named after its first agent.
     """
     groups = _groups(specs)
@@ -196,7 +196,7 @@ _MOST_WRAPPERS = 32
 
 
 def _game_of_turns(env: Any) -> Any:
-    """Return the AECEnv that ``turn_based_aec_to_parallel`` converted, also inside other wrappers; None if unused."""
+    """Return the AECEnv inside ``env`` if PettingZoo's ``turn_based_aec_to_parallel`` converted it, else None."""
     for _ in range(_MOST_WRAPPERS):
         if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):
             return env.aec_env
@@ -212,7 +212,7 @@ def prefix(agent: Agent) -> str:
 
 
 def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
-    """Return groups of agents with equal specs, in order of each group's first agent."""
+    """Return groups of agents with equal specs. The groups are in the order of their first agents in ``specs``."""
     groups: list[list[Agent]] = []
     for agent, spec in specs.items():
         for group in groups:
@@ -234,7 +234,7 @@ class _Kind:
 
 @attrs.define
 class _Row:
-    """One agent's row of a step. ``obs``: as returned; ``next_obs``: the obs to act on, None if the agent leaves."""
+    """One agent's row of a step. ``next_obs`` is the observation to act on next, or None if the agent leaves."""
 
     agent: Agent
     obs: Any
@@ -253,7 +253,7 @@ class _Row:
 
 @attrs.define
 class _Outcome:
-    """The result of a step or a reset: five dicts by agent. After a reset, only ``obs`` and ``info`` have entries."""
+    """The result of a step or a reset, in five dicts by agent. After a reset only ``obs`` and ``info`` have entries."""
 
     obs: Mapping[Agent, Any]
     reward: Mapping[Agent, Any]
@@ -281,7 +281,7 @@ class _Outcome:
         )
 
     def joined(self, agent: Agent) -> _Row:
-        """Return the row of an agent that joins: its first observation and info, with reward 0."""
+        """Return the row of an agent that joins, with its first observation, its first info, and reward 0."""
         obs = _entry(self.obs, "obs", agent)
         return _Row(agent, obs, obs, self._info(agent))
 

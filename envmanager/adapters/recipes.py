@@ -1,11 +1,11 @@
-"""Recipes of environments, and their preparation. A recipe is an id or a factory with arguments and wrappers.
+"""Recipes for environments. A recipe is an environment id or a factory, with arguments and wrappers.
 
 ::
 
     EnvRecipe ── prepare, in the trainer's process ──▶ Prepared ── call_factory, in the worker ──▶ environment
 
-The rule: the constructor of a recipe checks types, and imports nothing. When a manager prepares the recipe, any mistake
-that can be found without making an environment raises UsageError, with the most similar known name.
+The rule: the constructor of a recipe checks types and imports nothing. ``prepare`` checks the names in a recipe before
+any environment is made. For an unknown name it raises UsageError, which suggests the most similar known name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WRAPPER = "'module:Class' or {'module:Class': {its arguments}}"
 
 
 def check_kwargs(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless ``value`` is None or a mapping with strings as keys. An attrs validator."""
+    """Raise UsageError unless ``value`` is None or a mapping with string keys. An attrs validator."""
     if value is not None:
         _check_arguments(attribute.name, value)
 
@@ -46,7 +46,7 @@ def check_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def as_tuple(value: Any) -> Any:
-    """Return a list as a tuple, None as an empty tuple, and any other value unchanged. An attrs converter."""
+    """Convert a list to a tuple and None to an empty tuple; return other values unchanged. An attrs converter."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list) else value
@@ -70,9 +70,9 @@ def check_wrappers(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 
 def call_of(entry: Any, what: str) -> tuple[Any, Mapping[str, Any]]:
-    """Return the wrapper (a string or a callable) and its arguments by name from an entry of ``wrappers``.
+    """Split an entry of ``wrappers`` into the wrapper (a string or a callable) and its arguments by name.
 
-    Raises UsageError if the entry has another form. ``what``: the name of the entry in the error message.
+    Raises UsageError for a malformed entry. ``what``: the name of the entry in the error message.
     """
     target, arguments = entry, None
     if isinstance(entry, Mapping) and len(entry) == 1:
@@ -99,14 +99,14 @@ def check_render_mode(env_kwargs: Mapping[str, Any] | None, render_mode: str | N
 class EnvRecipe:
     """A description of an environment, its arguments and wrappers, which managers accept as ``env_factory``.
 
-    ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: its arguments by name; with an id
-    also arguments of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: the argument of that name.
-    ``wrappers``: the wrappers of the environment, the last one outermost, each ``"module:Class"``,
-    ``{"module:Class": {"size": 4}}``, or the same with a callable instead of the string. ``imports``: modules to import
+    ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: the environment's arguments by name;
+    for an id also arguments of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: the environment's
+    render mode. ``wrappers``: the wrappers of the environment, innermost first. Each is ``"module:Class"`` or, with
+    arguments, ``{"module:Class": {"size": 4}}``; a callable may replace the string. ``imports``: modules to import
     first, in the trainer's process and in the worker, because they register ids or spaces.
 
-    Raises UsageError for values of other types. The manager raises UsageError for names that cannot be found, before
-    it starts a worker.
+    Raises UsageError for an option of a wrong type. The manager raises UsageError for a name that cannot be found,
+    before it starts a worker.
     """
 
     env: Any
@@ -122,7 +122,7 @@ class EnvRecipe:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the environment by name, with ``render_mode`` if it is given."""
+        """The arguments of the environment by name, including ``render_mode`` if it is set."""
         rendered = {} if self.render_mode is None else {"render_mode": self.render_mode}
         return {**(self.env_kwargs or {}), **rendered}
 
@@ -137,19 +137,19 @@ Call = tuple[Any, Mapping[str, Any]]
 
 @attrs.frozen
 class Prepared:
-    """The factory of an EnvRecipe: modules to import first, the call that makes the environment, and its wrappers."""
+    """A checked EnvRecipe: the call that makes the environment, the wrappers, and the modules to import first."""
 
     make: Call
     wrappers: Sequence[Call] = ()
     imports: Sequence[str] = ()
 
     def inner(self) -> Callable[..., Any]:
-        """Import the modules in ``imports``. Return the factory of the environment without wrappers."""
+        """Import the modules in ``imports``, then return the factory of the unwrapped environment."""
         import_all(self.imports)
         return _bound(self.make)
 
     def wrapped(self, environment: Any) -> Any:
-        """Return ``environment`` in all wrappers. If a wrapper fails, close the environment and raise."""
+        """Apply all wrappers to ``environment`` and return the result. Close ``environment`` if a wrapper raises."""
         try:
             for call in self.wrappers:
                 wrapped = _bound(call)(environment)
@@ -164,7 +164,7 @@ class Prepared:
 
 
 def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
-    """Check a recipe and return its factory. ``resolve`` looks up ``recipe.env``. Raises UsageError or MissingExtra."""
+    """Check a recipe and return a Prepared. ``resolve`` looks up ``recipe.env``. Raises UsageError or MissingExtra."""
     import_all(recipe.imports)
     factory, arguments = resolve(recipe.env), recipe.arguments
     maker = _maker(factory)
@@ -179,7 +179,7 @@ _OF_GYMNASIUM_MAKE = ("max_episode_steps", "disable_env_checker")
 
 
 def _maker(factory: Any) -> Any:
-    """Return the callable that ``factory`` calls to make an environment, or None if this process cannot import it."""
+    """Return the callable whose parameters ``factory`` accepts, or None if this process cannot import the callable."""
     if isinstance(factory, Importable):
         return factory.load()
     if not isinstance(factory, GymnasiumId):
@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError for an argument that is neither in ``also`` nor a parameter after the first ``skip``."""
+    """Raise UsageError if an argument is neither in ``also`` nor a parameter of ``called`` after the first ``skip``."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
@@ -236,7 +236,7 @@ def _parameters(called: Any) -> list[inspect.Parameter] | None:
 
 
 def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
-    """Raise UsageError for a mode that the environment's class does not declare and Gymnasium cannot derive."""
+    """Raise UsageError if ``maker`` declares render modes without ``mode`` and Gymnasium cannot derive ``mode``."""
     metadata = getattr(maker, "metadata", None)
     modes = list(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else []
     if mode is None or not modes:
@@ -270,7 +270,7 @@ def _own(value: Any) -> Any:
 
 
 def _name(target: Any) -> str:
-    """Return the name of an environment or wrapper for an error message, as users write it."""
+    """Return the name of an environment or wrapper for an error message."""
     if isinstance(target, Importable):
         return f"'{target.module}:{target.attribute}'"
     return repr(target) if isinstance(target, str) else str(getattr(target, "__qualname__", None) or repr(target))

@@ -1,6 +1,6 @@
-"""Calls of ``env.reset`` with only the arguments that it takes: some environments take no seed or no options.
+"""Calls to ``env.reset`` with only the arguments that it accepts. Some environments accept no seed or no options.
 
-The rule: if a seed or options are given to a ``reset`` that does not take them, UsageError is raised.
+The rule: UsageError is raised if a seed or options are given to a ``reset`` that does not accept them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ARGUMENTS = ("seed", "options")
 
 
 class Resetter:
-    """A callable that calls ``env.reset`` and passes a seed and options only if the signature of ``reset`` has them."""
+    """A callable that calls ``env.reset`` and passes a seed and options only if ``reset`` accepts them."""
 
     def __init__(self, env: Any) -> None:
         named, takes_any = _parameters(env.reset)
@@ -24,7 +24,7 @@ class Resetter:
         self._takes_both = named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
-        """Call ``env.reset`` and return its result. Raises UsageError if ``reset`` does not take a given argument."""
+        """Return the result of ``env.reset``. Raises UsageError if ``seed`` or ``options`` is set but not accepted."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
         given = {"seed": seed, "options": options}

@@ -1,7 +1,7 @@
-"""Functions for adapters that check one agent's observation, reward and flags, and copy them to rows of arrays.
+"""Functions that check one agent's observation, reward and flags, and copy them to rows of arrays. Adapters use them.
 
-The rule: a value that its row cannot hold unchanged (0.5 in a row of integers, a wrong shape) raises SpecMismatch with
-the name of the value.
+The rule: a value that does not fit its row (0.5 in a row of integers, a wrong shape) raises SpecMismatch, which names
+the value.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
 
 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
-    """Stack ``values`` in a tree of arrays ``[n, …]``. Raises SpecMismatch, naming ``roots[i]``, for a bad value."""
+    """Stack ``values`` into a tree of arrays ``[n, …]``. Raises SpecMismatch with the root of a wrong value."""
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):
@@ -82,9 +82,9 @@ def check_info(info: Any, path: str) -> None:
 
 
 def compact_bound(values: np.ndarray) -> np.ndarray | None:
-    """Return an array of bounds as one number if all are equal; None if it is infinite or the array is empty.
+    """Return one number if all bounds in ``values`` are equal; None if this number is infinite or there are no bounds.
 
-    Any other array is returned unchanged. This avoids sending the bounds of a camera's images as two images.
+    Unequal bounds are returned unchanged. Without this function, the bounds of an image would be sent as two images.
     """
     if not values.size:
         return None
@@ -95,15 +95,15 @@ def compact_bound(values: np.ndarray) -> np.ndarray | None:
 
 
 def read_array(column: np.ndarray, row: int) -> Any:
-    """Return a copy of one row of a column as an array, which is 0-dimensional if the row is a scalar."""
+    """Return a copy of one row of ``column`` as an array. A scalar becomes a 0-dimensional array."""
     return column[row, ...].copy()
 
 
 def read_dict(readers: dict[Any, RowReader]) -> RowReader:
-    """Return a RowReader for actions that are dicts; ``readers`` has the RowReader of each key."""
+    """Return a RowReader for actions that are dicts. ``readers`` has the RowReader of each key."""
     return lambda batch, row: {key: reader(batch[key], row) for key, reader in readers.items()}
 
 
 def read_tuple(readers: Sequence[RowReader], kind: Callable[[list[Any]], Any] = tuple) -> RowReader:
-    """Return a RowReader for actions that are tuples (lists if ``kind`` is list); ``readers`` has one per entry."""
+    """Return a RowReader for tuples, or for lists if ``kind`` is list. ``readers`` has the RowReader of each item."""
     return lambda batch, row: kind([reader(part, row) for reader, part in zip(readers, batch, strict=True)])

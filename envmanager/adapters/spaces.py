@@ -1,6 +1,6 @@
 """Conversion of Gymnasium's spaces to trees of ArraySpec, and of rows of action arrays to elements of the spaces.
 
-``row_reader`` inspects a space once, and returns a function that each step calls.
+``row_reader`` inspects a space once and returns a function, which is called in each step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:
 
 @functools.singledispatch
 def to_spec(_space: Any) -> Tree:
-    """Convert a space to a tree of ArraySpec. A space without arrays (Text, Graph, Sequence, …) is an object leaf."""
+    """Convert a space to a tree of ArraySpec. Spaces without a fixed shape (Text, Graph, …) become object leaves."""
     return ArraySpec(dtype=object)
 
 
@@ -67,7 +67,7 @@ def _(space: Any) -> Tree:
 
 @functools.singledispatch
 def row_reader(_space: Any) -> RowReader:
-    """Return a function ``(batch, row)`` that reads one agent's action as an element of the space, not as a view."""
+    """Return a function ``(batch, row)`` that returns one agent's action as an element of the space, not as a view."""
     return operator.getitem
 
 
@@ -97,7 +97,7 @@ def _(space: Any) -> RowReader:
 
 
 def rows_reader(space: Any) -> Callable[[Tree, int], Iterable[Any]]:
-    """Return a function ``(batch, n)`` that reads the actions of all n agents, each as ``row_reader`` reads it."""
+    """Return a function ``(batch, n)`` that returns the actions of n agents, each as an element of the space."""
     read = row_reader(space)
     return lambda batch, n: [read(batch, row) for row in range(n)]
 
@@ -107,7 +107,7 @@ _FEW = 1024
 
 
 def known_actions(space: Any) -> Callable[[int], Any] | None:
-    """Return a function from an int action to its NumPy scalar if the space is Discrete and small, else None."""
+    """Return a function that maps an int action to its NumPy scalar, or None if the space is not a small Discrete."""
     if not isinstance(space, spaces.Discrete) or space.n > _FEW:
         return None
     # Making a scalar takes four times as long as this lookup.

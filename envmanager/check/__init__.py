@@ -1,4 +1,4 @@
-"""Checks of an environment and of a Godot game. A check returns findings, which are sentences for the author."""
+"""Checks of an environment and of a Godot game. Their findings are sentences for the author."""
 
 from envmanager.check.environment import Finding, check_environment
 

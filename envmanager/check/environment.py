@@ -1,4 +1,4 @@
-"""The check of an environment, which returns its findings as sentences for the environment's author.
+"""The check of an environment. Its findings are sentences for the environment's author.
 
 ::
 
@@ -30,9 +30,9 @@ N_STEPS_OF_ANOTHER_SEED = 50
 
 @attrs.frozen
 class Finding:
-    """The answer to one of QUESTIONS: a ``text`` of one or two sentences, and ``advice``.
+    """The answer to a ``question``, such as one of QUESTIONS. ``text`` has one or two sentences. ``advice`` can be "".
 
-    ``evidence``: the last lines of output if the environment ended its process.
+    ``evidence``: the last lines of output if the environment's process ended or was killed.
     """
 
     question: str
@@ -51,12 +51,12 @@ def check_environment(
     in_process: bool = False,
     on_call: Callable[[str], Any] = str,
 ) -> list[Finding]:
-    """Check the environment that ``env_factory`` makes; return the findings in the order of QUESTIONS.
+    """Check the environment that ``env_factory`` makes. Return the findings in the order of QUESTIONS.
 
-    Takes about three times ``n_steps`` steps in a worker process. A call of the environment may take ``timeout_s``
-    seconds; a longer call, or one that ends the process, is a finding. ``in_process``: whether to run the environment
-    in this process, without a time limit, for a debugger; a crash then ends this process. ``on_call`` receives a line
-    of text before each call. Raises UsageError if ``env_factory`` cannot make environments.
+    Takes about three times ``n_steps`` steps in a worker process. A call to the environment that takes longer than
+    ``timeout_s`` seconds, or that ends the process, is a finding. ``in_process``: whether to run the environment in
+    this process, without a time limit, for a debugger; a crash then ends this process. ``on_call`` receives a line of
+    text before each call. Raises UsageError or MissingExtra if ``env_factory`` is invalid or not found.
     """
     with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
         findings = list(_Examination(trial, n_steps, seed).findings())
@@ -131,7 +131,7 @@ class _Examination:
             yield Finding("close", "problem", f"close(): {failure.text}.", advice, failure.evidence)
 
     def _unseeded_findings(self, known: Failure | None) -> Iterator[Finding]:
-        """Yield a finding if a reset without a seed fails in a new environment, unless the failure is ``known``."""
+        """Reset a new environment without a seed. Yield a finding if that fails in another way than ``known``."""
         played = self._play_new(None, n_steps=0)
         failure = None if played is None else played.failure
         if failure is not None and (known is None or known.text != failure.text):
@@ -288,7 +288,7 @@ def _repeat_problems(first: Playthrough, later: Playthrough, where: str) -> Iter
 
 
 def _late_failure(played: Playthrough, failure: Failure, where: str) -> Finding:
-    """Return the finding for a failure that occurred only in a later playthrough."""
+    """Return the finding for ``failure``, which occurred in ``played`` but not in the first playthrough."""
     questions = {"reset": "reset", "step": "steps", "restart": "episodes"}
     text = f"{_place(played).replace('step', 'Step', 1)} {where}: {failure.text}."
     return Finding(questions[played.failed_in], "problem", text, _advice(failure, ""), failure.evidence)

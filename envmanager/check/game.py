@@ -37,9 +37,9 @@ _STEP_S = 20.0
 def check_game(
     game: str, *, engine: Mapping[str, Any] | None = None, n_steps: int = 200, seed: int = 0
 ) -> list[Finding]:
-    """Check a game and return the findings, in the order in which they were made. Takes up to ``2 * n_steps`` steps.
+    """Check a Godot game and return the findings. Takes up to ``2 * n_steps`` steps.
 
-    ``game``: a project's folder or an exported game. ``engine``: options of the engine, as in a config.
+    ``game``: a project's folder or an exported game. ``engine``: fields of EngineOptions, by name.
     """
     return list(_findings(game, dict(engine or {}), n_steps, seed))
 
@@ -107,7 +107,7 @@ def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:
 
 @attrs.define
 class _Played:
-    """The data of a reset and of the steps after it, for comparison with a second reset and its steps."""
+    """The record of a reset and the steps after it. Two records with the same seed are compared."""
 
     rows: list[dict[str, dict[str, np.ndarray]]] = attrs.field(factory=list)
     """Arrays by behavior and name, for the reset and each step."""
@@ -194,7 +194,7 @@ def _seeding_finding(first: _Played, again: _Played) -> Finding:
 
 
 def _first_difference(ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return a phrase that describes the first difference (its place and both values), or None."""
+    """Return a phrase for the first difference between ``ours`` and ``theirs``, or None if the arrays are equal."""
     for behavior in {**ours, **theirs}:
         arrays, others = ours.get(behavior, {}), theirs.get(behavior, {})
         n, n_other = (len(each.get("reward", ())) for each in (arrays, others))

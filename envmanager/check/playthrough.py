@@ -1,4 +1,4 @@
-"""The data of one reset of an environment and of the random steps after it, as hashes that can be compared.
+"""The record of one reset of an environment and the random steps after it, with hashes that can be compared.
 
 A :class:`Playthrough` only records the data; ``check.environment`` derives the findings.
 """
@@ -60,9 +60,9 @@ class Moment:
 
 @attrs.frozen
 class Failure:
-    """The failure of a call of the environment. ``text`` says what happened; ``evidence`` has the last lines of output.
+    """A failed call to the environment. ``text`` says what happened.
 
-    ``in_restart``: whether the call was a step, and failed in the reset after an episode's end.
+    ``in_restart``: whether a step failed in the reset after an episode's end. ``evidence``: the last lines of output.
     """
 
     text: str
@@ -73,7 +73,7 @@ class Failure:
 
 @attrs.define
 class Playthrough:
-    """The data of one reset and the steps after it. If a call failed, ``failed_in`` is its phase and no data follow."""
+    """The data of one reset and the steps after it. If a call failed, ``failed_in`` is the phase of that call."""
 
     digests: list[Digest] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)
@@ -86,7 +86,7 @@ class Playthrough:
     def of(
         cls, reset: Callable[[], Moment | Failure], step: Callable[[int], Moment | Failure], n_steps: int
     ) -> Playthrough:
-        """Return the data of a call ``reset()`` and of the calls ``step(1)`` to ``step(n_steps)``, until one fails."""
+        """Call ``reset()``, then ``step(1)`` to ``step(n_steps)``, until a call returns a Failure. Return the data."""
         played = cls()
         length = 0
         for at_step in range(n_steps + 1):
@@ -116,11 +116,11 @@ class Playthrough:
         return self.failure is not None and self.failure.kind in ("died", "timed out")
 
     def of_phase(self, phase: Phase) -> list[tuple[int, Mismatch]]:
-        """Return the mismatches of a phase, each with the number of its step."""
+        """Return the first mismatch of each array in ``phase``, as pairs of step number and Mismatch."""
         return [found for found in self.mismatches.values() if found[1].phase == phase]
 
     def first_difference(self, other: Playthrough) -> tuple[int, list[str]] | None:
-        """Return the first step that differs (0: the reset) and the names of its arrays that differ, or None."""
+        """Return the number of the first differing step (0: the reset) and the names of differing arrays, or None."""
         for at_step, (ours, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
             if ours != theirs:
                 names = dict.fromkeys([*ours, *theirs])
@@ -129,7 +129,7 @@ class Playthrough:
 
 
 class ByRow:
-    """A policy whose random actions depend on rows, not on agent ids, which a second reset with a seed can change."""
+    """A random policy whose actions depend on rows, not on agent ids. Agent ids can differ after a second reset."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:
         self._policy = RandomPolicy(spec, seed)
@@ -160,7 +160,7 @@ def _hash(leaf: np.ndarray) -> int:
 
 
 class ArrayWatch:
-    """A monitor of the arrays that an environment returns, which sees them before they are copied.
+    """A monitor of the arrays that an environment returns. It sees the arrays themselves, before they are copied.
 
     ``n_resets``: number of resets. ``reused``: whether the environment returned the same array object again.
     ``changed``: whether a returned array changed later. ``on_call`` is called before each call of the
@@ -176,7 +176,7 @@ class ArrayWatch:
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
 
     def attach(self, subject: Any) -> bool:
-        """Make ``subject.reset`` and ``subject.step`` watch their results. Return False if they cannot be replaced."""
+        """Replace ``subject.reset`` and ``subject.step`` with watched versions. Return False if that is impossible."""
         try:
             subject.reset = self._watching(subject.reset, "reset")
             subject.step = self._watching(subject.step, "step")
@@ -207,7 +207,7 @@ def _same(array: np.ndarray, copy: np.ndarray) -> bool:
 
 
 def _observation(result: Any) -> Any:
-    """Return the observation in a result of reset or step."""
+    """Return the observation from the result of a reset or step."""
     if hasattr(result, "observation"):  # dm_env's TimeStep
         return result.observation
     return result[0] if isinstance(result, tuple) and result else result  # Gymnasium and PettingZoo: (observation, …)

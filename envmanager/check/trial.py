@@ -1,4 +1,4 @@
-"""Trial of an environment in a worker process, with a deadline for each call.
+"""The trial of an environment in a worker process, with a deadline for each call.
 
 ::
 
@@ -52,7 +52,7 @@ _OF_AGENT = re.compile(r" of agent ('[^']*'|[^\[]*)")
 
 
 class Cast(NamedTuple):
-    """A field of steps whose values are cast, the type in its spec, and a description of the first value cast."""
+    """A field of steps whose values are cast: its name, the type in the spec, and a description of the first value."""
 
     field: str
     expected: str
@@ -60,7 +60,7 @@ class Cast(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """An environment's casts, and whether an ArrayWatch could watch it and saw arrays that were reused or changed."""
+    """Facts about an environment: its casts, and whether it was seen to reuse or change arrays that it had returned."""
 
     casts: Sequence[Cast]
     is_watched: bool
@@ -69,7 +69,7 @@ class Facts(NamedTuple):
 
 
 class Trial:
-    """A context manager that tries one environment of ``env_factory`` at a time, and ends the worker on exit.
+    """A context manager that tries environments in a worker process, one at a time. On exit the worker is stopped.
 
     ``timeout_s``: seconds that a call may take. ``in_process``: whether to run the environment in this process,
     without deadlines; a crash then ends this process. ``on_call`` receives a line of text before each call.
@@ -112,18 +112,18 @@ class Trial:
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
         """Reset the environment. Return the data of the reset (a Moment), or a Failure.
 
-        The random actions that follow depend only on ``seed`` and the number of the step.
+        ``seed`` seeds the random actions of the following steps, ``env_seed`` the environment (None: without a seed).
         """
         self._on_call("reset")
         return self._ask("begin", seed, env_seed)  # type: ignore[no-any-return]
 
     def advance(self, at_step: int) -> Moment | Failure:
-        """Take a step with random actions. Return its data (a Moment), or a Failure."""
+        """Take step number ``at_step`` with random actions. Return its data (a Moment), or a Failure."""
         self._on_call(f"step {at_step:,}")
         return self._ask("advance")  # type: ignore[no-any-return]
 
     def facts(self) -> Facts:
-        """Return facts about the most recently made environment."""
+        """Return the Facts about the most recently made environment."""
         return self._ask("facts")  # type: ignore[no-any-return]
 
     def finish(self) -> Failure | None:
@@ -132,7 +132,7 @@ class Trial:
         return self._ask("finish")  # type: ignore[no-any-return]
 
     def _ask(self, name: str, *args: Any) -> Any:
-        """Call a method of the Subject, in a new worker if there is none. Return its result, or a Failure."""
+        """Call the Subject's method ``name``, starting a worker if there is none. Return the result, or a Failure."""
         if self._manager is None:
             self._manager = self._start_worker()
         try:
@@ -183,7 +183,7 @@ def _end_of(error: WorkerDied | WorkerTimedOut) -> Failure:
 
 
 def _without_own_frames(output: str) -> str:
-    """Return ``output`` without this library's frames and their callers. Stacks begin with the innermost frame."""
+    """Return ``output`` with each stack (innermost frame first) cut off at the first frame of this library."""
     kept = []
     is_own = False
     for line in output.splitlines():
@@ -195,7 +195,7 @@ def _without_own_frames(output: str) -> str:
 
 
 class Subject(Environment):
-    """The part of a Trial that runs in the worker. It is an Environment so that a manager can host it."""
+    """The part of a Trial that runs in the worker. It is an Environment only so that a manager can host it."""
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
@@ -223,7 +223,7 @@ class Subject(Environment):
         self._casts.setdefault(field, Cast(field, str(expected), describe_value(value)))
 
     def find(self) -> EnvManagerError | Failure | None:
-        """Look up the factory. Return None, the error if it does not exist, or a Failure if its module raises."""
+        """Look up the factory. Return the error if it cannot be found, a Failure if its module raises, else None."""
         try:
             if isinstance(self._factory, str):
                 self._factory = resolve(self._factory)
@@ -249,7 +249,7 @@ class Subject(Environment):
         return self._try(make)  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment. Return the data of the reset (a Moment), or a Failure."""
+        """Reset the environment with ``env_seed``; seed the actions with ``seed``. Return a Moment, or a Failure."""
         assert self._group is not None
         self._policies, self._policy_seed = {}, seed
         seeds = derive_seeds(env_seed, self._group.env_ids)
@@ -269,7 +269,7 @@ class Subject(Environment):
         return self._moment(act, is_reset=False)
 
     def facts(self) -> Facts:
-        """Return the facts about the most recently made environment."""
+        """Return the Facts about the most recently made environment."""
         return Facts(list(self._casts.values()), self._is_watched, self._watch.reused, self._watch.changed)
 
     def finish(self) -> Failure | None:

@@ -14,7 +14,7 @@ NEEDED = ("typer", "rich")
 
 
 def main() -> int:
-    """Run the command in ``sys.argv`` and return the exit code: 130 after a Ctrl-C that the command did not handle."""
+    """Run the command in ``sys.argv`` and return its exit code, which is 130 after an unhandled Ctrl-C."""
     try:
         return _main()
     except KeyboardInterrupt:

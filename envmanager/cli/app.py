@@ -1,6 +1,6 @@
 """The Typer app of the command line: the commands and their options.
 
-``plan.py``, ``run.py``, ``check.py``, ``tune.py`` and ``train.py`` check the parsed options and execute the commands.
+Other modules, such as ``plan.py`` and ``run.py``, check the parsed options and execute the commands.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _ClickException: Any = typer.BadParameter.__mro__[
 
 
 def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> int:
-    """Run the command in ``arguments`` and return the exit code. Print usage errors and library errors to stderr."""
+    """Run the command in ``arguments`` and return its exit code. Print usage errors and EnvManagerErrors to stderr."""
     # Make modules in the current directory importable, as `python -m` does.
     with contextlib.suppress(FileNotFoundError):  # the directory was removed
         if "" not in sys.path and os.getcwd() not in sys.path:
@@ -134,7 +134,7 @@ def _show_error(text: str) -> None:
 
 
 def _in_one_line(error: Any, arguments: Sequence[str]) -> str:
-    """Return the text of a Click error as one line, with the invalid value, which Typer's own text leaves out."""
+    """Return a Click error as one line of text, with the option's invalid value, which Click's own text leaves out."""
     for option in getattr(getattr(error, "param", None), "opts", ()):
         for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
             if word == option or word.startswith(f"{option}="):
@@ -259,9 +259,9 @@ def tune_command(
 ) -> None:
     """Take random actions with different numbers of workers and environments, and report the fastest combination.
 
-    The exit code is 0 when one was found, 1 after an error, 2 after a
+    The exit code is 0 when a combination was found, 1 after an error, 2 after a
     usage error, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
-    SIGTERM. After an error or a signal, the fastest one so far is shown.
+    SIGTERM. After an error or a signal, the fastest one found so far is shown.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)
@@ -312,7 +312,7 @@ def train_command(
 
     A flag overrides --set, and --set overrides CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
-    usage error, such as a DIR that holds a training already, 3 when a file cannot
+    usage error, such as a DIR that already holds a training, 3 when a file cannot
     be written (the last checkpoint remains). After Ctrl-C (130) or SIGTERM (143)
     the step in progress is completed and a checkpoint is written.
     """
@@ -338,17 +338,17 @@ app.command("export")(export_command)
 
 
 def _number_or_text(given: str | None) -> int | str | None:
-    """Convert a text of digits to an int. Return other texts and None unchanged; they are checked later."""
+    """Convert a text of digits to an int. Return None and other texts unchanged; other code checks them later."""
     return int(given) if given is not None and given.isdecimal() else given
 
 
 def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``table`` in which the flags that are not None override its values."""
+    """Return a copy of ``table`` updated with the ``flags`` that are not None."""
     return {**table, **{name: value for name, value in flags.items() if value is not None}}
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return ``metrics`` with ``directory`` as the only TensorBoard folder; unchanged if ``directory`` is None."""
+    """Return the option ``metrics`` with ``directory`` as the only TensorBoard folder, or unchanged for None."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
@@ -357,7 +357,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return ``table`` with ``max_restarts`` set; unchanged if ``max_restarts`` is None or ``table`` not a mapping."""
+    """Return the table ``restarts`` of a config with ``max_restarts`` set, or unchanged if ``max_restarts`` is None."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -1,4 +1,4 @@
-"""Reading of config files (TOML, YAML or JSON), and of ``--set``, which overrides their values.
+"""Functions that read config files (TOML, YAML or JSON) and the option ``--set``, which overrides their values.
 
 ::
 
@@ -11,7 +11,7 @@
     steps = 100000               steps: 100000
 
 In ``--set manager.n_envs=16`` the value is YAML. Dots separate the names of the path; a name that contains a dot is
-quoted. This module checks names of tables, and of trainers in ``--set``; other code checks the contents of the tables.
+quoted. This module checks the names of tables and, in ``--set``, of trainers. Other modules check the options.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOp
 
 
 def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dict[str, Any]]:
-    """Return the tables of a config file. Tables that the file leaves out are returned empty.
+    """Return the tables of a config file by name. ``tables``: the allowed names. A table that the file lacks is empty.
 
     Raises ConfigError for a missing or invalid file, or MissingExtra if the library for its format is not installed.
     """
@@ -83,10 +83,10 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Parse YAML and return its content. Raises MissingExtra, or a ConfigError that names ``what`` for invalid YAML.
+    """Parse YAML and return its content. Raises ConfigError, naming ``what``, or MissingExtra if PyYAML is missing.
 
     Numbers are read as in YAML 1.2: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``, ``on`` and ``off`` are
-    true and false, as in YAML 1.1, because configs use them; an option that expects a text refuses them.
+    true and false, as in YAML 1.1, because many configs use them.
     """
     yaml = _import_or_say("yaml", what)
     try:
@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return a training's default folder: the folder of ``config`` if a training wrote it, else ``runs/NAME``."""
+    """Return a training's default folder: ``runs/NAME``, or the folder of ``config`` if a training wrote the file."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -161,7 +161,7 @@ def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[
 
 
 def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
-    """Return the error text for an unknown table. If another command has such a table, the text names the command."""
+    """Return the error text for an unknown table. If another command uses the table, the text names the command."""
     for command, others in TABLES_OF.items():
         if name in others:
             what = "training" if command == "train" else command
@@ -170,7 +170,7 @@ def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
 
 
 def nearest_place(name: str, tables: Iterable[str]) -> str:
-    """Return the end of a message: ``; did you mean …?`` with the table or option most similar to ``name``, or ``.``"""
+    """Return the end of an error message: ``; did you mean …?`` with the most similar table or option, else ``.``"""
     places = {}
     for table in tables:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
@@ -181,7 +181,7 @@ def nearest_place(name: str, tables: Iterable[str]) -> str:
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return a copy of the tables with the ``--set`` assignments applied. Raises ConfigError or MissingExtra."""
+    """Return a copy of ``tables`` with the ``--set`` assignments applied. Raises ConfigError if one is invalid."""
     changed: dict[str, dict[str, Any]] = copy.deepcopy(dict(tables))
     added: set[str] = set()
     for text in assignments:
@@ -194,7 +194,7 @@ def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -
 
 
 def _parse_assignment(text: str) -> tuple[list[str], Any]:
-    """Return the names of the path and the value of ``a.b.c=value``. Raises ConfigError or MissingExtra."""
+    """Split ``a.b.c=value`` into the list of names and the parsed value. Raises ConfigError or MissingExtra."""
     path: list[str] = []
     place = 0
     while True:
@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table in which ``--set`` sets the last name of ``path``; create missing tables. Raises ConfigError."""
+    """Return the table that holds the option at ``path``. Create missing tables. Raises ConfigError with ``text``."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Add the trainer to ``added`` if ``path`` sets it or its kind; else raise ConfigError for an unknown trainer."""
+    """Add a trainer to ``added`` if ``path`` sets its table or kind. Otherwise raise ConfigError if it is unknown."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

@@ -1,7 +1,6 @@
-"""The displays and the result of ``envmanager run``, and the formatting of text that all commands share.
+"""The displays and the result of ``envmanager run``, and text formatting that several commands share.
 
-The caller's thread draws when an update is due. There is no drawing thread, so that displays cost nothing between
-updates.
+The caller's thread draws when an update is due. There is no drawing thread, so displays cost nothing between updates.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class RunSummary:
         return self.episodes.env_steps / self.wall_s if self.wall_s > 0 else 0.0
 
     def returns(self) -> dict[str, float]:
-        """Return the mean, the minimum and the maximum of the returns of all episodes; NaN if no episode ended."""
+        """Return a dict with the ``mean``, ``min`` and ``max`` episode return, each NaN if no episode has ended."""
         values = self.episodes.all_returns()
         if not values:
             return dict.fromkeys(("mean", "min", "max"), math.nan)
@@ -202,7 +201,7 @@ class LiveDisplay(PlainDisplay):
 
 
 def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
-    """Return, as a list, a table of the first ``n_shown`` workers and, if there are more, a line about the others."""
+    """Return a list with a table of the first ``n_shown`` workers and, if there are more, a line about the others."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in WORKER_COLUMNS:
         table.add_column(name, justify="left" if name == "state" else "right")
@@ -213,7 +212,7 @@ def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
 
 
 class Rate:
-    """A meter of the steps per second in the last ``WINDOW_S`` seconds, or since the last ``at`` if longer ago."""
+    """A meter of steps per second over the last ``WINDOW_S`` seconds, or longer if ``at`` is called less often."""
 
     WINDOW_S = 2.0
 
@@ -221,7 +220,7 @@ class Rate:
         self._points = deque([(now, n_steps)])
 
     def at(self, now: float, n_steps: int) -> float:
-        """Return the steps per second at the time ``now``, at which ``n_steps`` steps have been taken in total."""
+        """Record that ``n_steps`` steps in total were taken by the time ``now``, and return the steps per second."""
         while len(self._points) > 1 and self._points[1][0] <= now - self.WINDOW_S:
             self._points.popleft()
         then, n_then = self._points[0]
@@ -230,7 +229,7 @@ class Rate:
 
 
 def describe_start(plan: Plan) -> str:
-    """Return one line with a run's environment, numbers of environments and workers, manager and seed."""
+    """Return one line with a run's environment, number of environments, number of workers, manager and seed."""
     options = plan.manager
     workers = f" in {count(options.n_workers, 'worker')}" if isinstance(options.n_workers, int) else ""
     envs = count(options.n_envs, "environment")
@@ -250,10 +249,10 @@ def describe(episodes: Episodes) -> str:
 
 
 def describe_returns(returns: Sequence[float]) -> str:
-    """Format returns or lengths as a text: one as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
+    """Format returns or lengths: a single one as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
 
-    The numbers are mean ± standard deviation, minimum and maximum. ``train``, ``evaluate`` and ``play`` pass
-    the returns of a behavior: one per episode and agent.
+    The numbers are mean ± standard deviation, minimum and maximum. The commands ``train``, ``evaluate`` and ``play``
+    pass the returns of one behavior, one per episode and agent.
     """
     mean, spread = mean_and_spread(returns)
     if len(returns) == 1:
@@ -262,7 +261,7 @@ def describe_returns(returns: Sequence[float]) -> str:
 
 
 def of_behavior(behavior: str, behaviors: Sized) -> str:
-    """Return ``" of 'hero'"``, or ``""`` when there is only one behavior."""
+    """Return ``" of 'hero'"`` for the behavior ``hero``, or ``""`` if ``behaviors`` has only one."""
     return f" of {behavior!r}" if len(behaviors) > 1 else ""
 
 
@@ -346,12 +345,12 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
 
 
 def idle_share(workers: Sequence[WorkerStats]) -> float:
-    """Return the mean fraction of time in which ``workers`` had no command to execute; 0 without workers."""
+    """Return the mean fraction of time in which ``workers`` had no command to execute; 0 if ``workers`` is empty."""
     return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
 
 
 def describe_env_ids(env_ids: Sequence[int]) -> str:
-    """Format env_ids: one as ``"3"``, consecutive ones as ``"0-7"``, others as ``"0, 4"``."""
+    """Format environment ids: a single id as ``"3"``, a consecutive range as ``"0-7"``, other ids as ``"0, 4"``."""
     if len(env_ids) > 1 and list(env_ids) == list(range(env_ids[0], env_ids[-1] + 1)):
         return f"{env_ids[0]}-{env_ids[-1]}"
     return ", ".join(map(str, env_ids))

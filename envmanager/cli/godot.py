@@ -31,7 +31,7 @@ def new_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist, or is empty.")],
     major: Major = None,
 ) -> None:
-    """Make a small Godot game to start from, with the addon and an arena for one agent."""
+    """Create a small Godot game to start from, with the addon and an arena for one agent."""
     version = major or find_major(None) or 4
     made = new_project(directory, version)
     typer.echo(f"{made} is a game for Godot {version}. Next: envmanager godot check {made}")
@@ -83,11 +83,11 @@ def watch_command(
     headless: Annotated[bool, typer.Option("--headless", help="Open no window.")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps of each arena; endless if unset.")] = None,
 ) -> None:
-    """Play the policies of a training in a window, in real time, and load each newer checkpoint.
+    """Play the policies of a training in a window, in real time, and load newer checkpoints by default.
 
-    The training may still be running. The command ends when the window is closed.
-    The exit code is then 0; it is 1 after an error, 2 after a usage error, 130
-    after Ctrl-C and 143 after SIGTERM.
+    The training may still be running. The command ends when the window is closed
+    or after --steps. The exit code is then 0. It is 1 after an error, 2 after a
+    usage error, 130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():  # PyTorch takes a second to import
         from envmanager.training.watching import Watching, WatchPlan
@@ -103,10 +103,10 @@ def watch_command(
 
 
 class Lines:
-    """The display of ``envmanager godot watch``: prints new checkpoints, returns of ended episodes, and notices."""
+    """A display of ``envmanager godot watch`` that prints new checkpoints, returns of ended episodes, and notices."""
 
     def plays(self, game: str, checkpoint: str) -> None:
-        """Print the names of the game and of the checkpoint that now plays."""
+        """Print the name of the game and the name of the checkpoint whose policies now play."""
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:

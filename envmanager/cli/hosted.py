@@ -26,7 +26,7 @@ from envmanager.registry import make_manager
 
 @attrs.frozen
 class HostedFactory:
-    """A factory that a worker calls to make a HostedManager. ``settings``: the table ``manager`` of a config."""
+    """A factory of HostedManagers, called in a worker. ``settings`` is the table ``manager`` of a config."""
 
     settings: Mapping[str, Any]
 
@@ -36,7 +36,7 @@ class HostedFactory:
 
 
 class HostedManager(Environment):
-    """An environment that wraps a manager. ``reset`` resets the manager; ``step`` and ``run`` take random actions."""
+    """An environment that wraps a manager. ``reset`` resets the manager. ``step`` and ``run`` take random actions."""
 
     SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
 
@@ -57,7 +57,7 @@ class HostedManager(Environment):
         return self._nothing()
 
     def run(self, seconds: float) -> tuple[int, float]:
-        """Step for ``seconds``, at least once. Return the number of environment steps and the elapsed seconds."""
+        """Step the manager for at least ``seconds``. Return the number of environment steps and the elapsed seconds."""
         n_before, started = self._manager.stats().env_steps, time.perf_counter()
         self._step()
         while time.perf_counter() < started + seconds:

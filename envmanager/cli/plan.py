@@ -1,6 +1,6 @@
 """The options of ``envmanager run``, and their checks.
 
-Everything that can be checked before the start is checked in this module, so that a long run does not end with "no such
+The options are checked before the run starts, so that a long run does not end with an error such as "no such
 directory".
 """
 
@@ -76,7 +76,7 @@ class Plan:
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
-        """Return the user's policy for ``behavior``, or else a RandomPolicy. Raises UsageError if it is invalid."""
+        """Return a policy for ``behavior``, by default random. Raises UsageError if it is not a valid policy."""
         if self.policy is None:
             return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)
@@ -86,7 +86,7 @@ class Plan:
 
 
 def load_policy(text: str) -> Any:
-    """Return the callable at ``"module:callable"``. Raises UsageError, or MissingExtra if a library is missing."""
+    """Return the callable that ``text`` names as ``"module:callable"``. Raises UsageError or MissingExtra."""
     module, colon, attribute = text.partition(":")
     if not colon or not module or not attribute:
         raise UsageError(f"The policy should be module:callable, not {text!r}.")

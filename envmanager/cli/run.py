@@ -5,7 +5,7 @@
     Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, at intervals
                                  └── logger ──▶ Notices ──▶ Display      └──▶ RunSummary ──▶ Display, --out
 
-The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before the result is printed.
+The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before the summary is printed.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
 class Notices(logging.Handler):
-    """A context that shows the library's logged warnings (such as restarts) and errors on ``display``.
+    """A logging handler and context manager that shows the library's warnings and errors on ``display``.
 
-    ``verbose``: True also shows the evidence of each failure. False shows a hint to use ``--verbose`` after the first
-    restart. None, for commands without this option, shows no hint.
+    With ``verbose=True`` it also shows the evidence of each failure. With ``verbose=False`` it shows, after the first
+    restart, a hint to use ``--verbose``. Commands without that option pass None, which shows no hint.
     """
 
     def __init__(self, display: ShowsNotices, *, verbose: bool | None = None) -> None:
@@ -168,7 +168,7 @@ class Notices(logging.Handler):
 
 
 class Stopped(KeyboardInterrupt):
-    """Error raised in the main thread when Ctrl-C or SIGTERM asks the command to end with the code ``exit_code``."""
+    """Error raised in the main thread to end the command on Ctrl-C or SIGTERM, with the exit code ``exit_code``."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -178,7 +178,7 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """A context in which the first SIGINT or SIGTERM raises Stopped, and later signals are ignored.
 
-    After ``hold()`` both signals are ignored, so that ``close()``, which takes at most ``Timeouts.close_s``, completes.
+    After ``hold()`` both signals are ignored, so that the manager can close, which takes at most ``Timeouts.close_s``.
     """
 
     _holding = False

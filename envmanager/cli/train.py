@@ -52,7 +52,7 @@ def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool
 
 
 def _what_is_left(run: TrainingRun) -> str:
-    """Return a hint after a failed training: how many agent steps its last checkpoint lacks, or that it has none."""
+    """Return a hint for a failed training: how many agent steps its last checkpoint lacks, or that none was written."""
     assert run.controller is not None
     n_steps = run.controller.n_steps
     if not run.saved_at:
@@ -63,7 +63,7 @@ def _what_is_left(run: TrainingRun) -> str:
 
 
 class Stopping(StopSignals):
-    """A context in which a first SIGINT or SIGTERM makes ``run`` save and stop; a second raises KeyboardInterrupt."""
+    """A context in which the first SIGINT or SIGTERM makes ``run`` save and stop. A second raises KeyboardInterrupt."""
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
@@ -79,8 +79,8 @@ class Stopping(StopSignals):
 class Lines:
     """A display of ``envmanager train`` that prints a line per event, and the progress every ``EVERY_S`` seconds.
 
-    ``show_update`` is called for each behavior every ``TOLD_EVERY_S`` seconds, and for its last update before a
-    checkpoint. Each behavior has a timer, because a shared timer would skip behaviors updated at the same moment.
+    For each behavior, ``show_update`` is called at most once per ``TOLD_EVERY_S`` seconds, with the latest update.
+    When a checkpoint is saved, ``show_update`` is first called with each update that is still pending.
     """
 
     TOLD_EVERY_S = 0.5
@@ -145,14 +145,14 @@ class Lines:
         print_text(text, indent=NAMES)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        """Show the progress of the training at the time ``now``, at most once per ``EVERY_S`` seconds."""
+        """Print the progress at the time ``now`` (by ``time.monotonic``), at most once per ``EVERY_S`` seconds."""
         if now >= self._due:
             self._due = now + self.EVERY_S
             print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
 
 
 class Screen(Lines):
-    """A display of ``envmanager train`` for terminals: prints lines like Lines, above a live table of the progress."""
+    """A display of ``envmanager train`` for terminals that prints a line per event above a live table of progress."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class Screen(Lines):
 
 
 def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
-    """Return the progress of a training at the time ``now`` as a dict of texts, with keys such as ``"episodes"``."""
+    """Return the progress of ``run`` at the time ``now`` as texts by label, such as ``{"episodes": "1,024", …}``."""
     controller, goal = run.controller, run.plan.training.steps
     assert controller is not None
     episodes = controller.episodes

@@ -1,7 +1,7 @@
 """The commands for a saved training: ``envmanager evaluate``, ``play`` and ``export``.
 
-Modules that need PyTorch are imported only when a command runs, because the import takes a second. A command that a
-signal ends exits with 128 + the signal's number.
+Modules that need PyTorch are imported only when a command runs, because the import takes a second. A command ended
+by a signal exits with 128 + the signal's number.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ VerboseOption = Annotated[
 
 
 class Remarks:
-    """A display that prints notices to stderr, because stdout may be JSON."""
+    """A display that prints notices to stderr, because the command may print JSON to stdout."""
 
     def show_notice(self, level: str, text: str) -> None:
         """Print a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
@@ -85,7 +85,7 @@ def evaluate_command(
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same JSON to this file.")] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Play whole episodes greedily with the policies of a training, and print their returns and lengths.
+    """Play whole episodes greedily with the policies of a training, and print the episodes' returns and lengths.
 
     The exit code is 0, 1 after an error, 2 after a usage error, 3 when a file
     cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
@@ -166,10 +166,10 @@ def play_command(
     ] = None,
     env: OtherEnvOption = None,
 ) -> None:
-    """Show the policies of a training, playing greedily, in a window or in a video.
+    """Play episodes greedily with the policies of a training, and show them in a window or in a video.
 
-    The exit code is 0, 1 after an error, 2 after a usage error or if nothing can
-    be shown here, 3 when a video cannot be written, 130 after Ctrl-C and 143
+    The exit code is 0, 1 after an error, 2 after a usage error or if the environment
+    cannot be shown, 3 when a video cannot be written, 130 after Ctrl-C and 143
     after SIGTERM.
     """
     with loading():
@@ -196,7 +196,7 @@ def play_command(
 
 
 class Show:
-    """A display of ``envmanager play`` that prints each episode and can write one video of all episodes or one each."""
+    """A display of ``envmanager play`` that prints each episode and can write a single video or a video per episode."""
 
     def __init__(self, name: str, video: Path | None, fps: float | None) -> None:
         self._name, self._video, self._fps = name, video, fps
@@ -258,7 +258,7 @@ def export_command(
     opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
     env: OtherEnvOption = None,
 ) -> None:
-    """Write the greedy policy of a training to a file for other programs, and check that it chooses the same actions.
+    """Export a training's greedy policy for other programs, and check that the exported one chooses the same actions.
 
     The exit code is 0, 1 after an error or when the actions differ (then no file
     is written), 2 after a usage error, 3 when the file cannot be written, 130

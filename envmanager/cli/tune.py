@@ -1,12 +1,12 @@
-"""``envmanager tune``: measure placements (how many environments, workers, steps to wait for); show the fastest.
+"""``envmanager tune``: measure placements (numbers of environments and workers, and ``wait``) and show the fastest.
 
 ::
 
     probe ──▶ trials, the most promising first ──▶ rounds: equal time for each trial, then the slower half is dropped
                                                        └──▶ the best so far ──▶ table, config file
 
-The time limit begins after the probe; only a start or a step in progress can exceed it. Ctrl-C ends the command at
-once. In both cases the best placement so far is shown and written. No environment runs in the command's own process.
+The time limit begins after the probe. Only a start or a step in progress can exceed it. Ctrl-C ends the command at
+once. In either case the best placement so far is shown and written. No environment runs in the command's own process.
 The placement "in process" is measured in a worker, and counts as failed once any trial has restarted a worker.
 """
 
@@ -100,7 +100,7 @@ class TunePlan:
 def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
     """Run the trials, show the results on ``display`` and return the exit code.
 
-    The best placement so far is shown and written, even after Ctrl-C or an EnvManagerError; the error is then raised.
+    After Ctrl-C or an EnvManagerError, the best placement so far is still shown and written. The error is then raised.
     """
     course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
@@ -119,7 +119,7 @@ def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
 
 
 class _FewNotices(Notices):
-    """The Notices of ``envmanager tune``, which show only the first restart, because there may be thousands."""
+    """A Notices handler that shows only the first restart, because a tuning may have thousands of restarts."""
 
     _has_restarted = False
 
@@ -159,7 +159,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Measure a step in a worker. Return a Probe, or None if a step ends the worker. Raises if the reset fails."""
+        """Probe one environment in a worker. Return None if a step fails. Raises EnvManagerError if the reset fails."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -174,7 +174,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the best config to ``plan.out``, if set. Return remarks on the trials, and the best trial's command."""
+        """Write the best config to ``plan.out``, if set. Return remarks and the best trial's command, or ``""``."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -227,7 +227,7 @@ class _Tuning:
             self._leave_out_this_process(trials)
 
     def _leave_out_this_process(self, restarted: Sequence[Trial]) -> None:
-        """Mark the in-process placements as failed, because an environment of ``restarted`` ended its worker."""
+        """Mark the in-process trials as failed, because the trials ``restarted`` had to restart a worker."""
         failure = next(trial.last_failure for trial in restarted if trial.last_failure is not None)
         for trial in self.trials:
             if trial.candidate.n_workers == IN_PROCESS and trial.failure is None:
@@ -249,7 +249,7 @@ class _Tuning:
         )
 
     def _measure_hosted(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step the hosted manager until the time ``until``, at least once, and add the results to ``trial``."""
+        """Step the HostedManager in the worker until ``until``, at least once, and add the results to ``trial``."""
         is_done = False
         while not is_done:
             left_s = until - time.perf_counter()
@@ -258,7 +258,7 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until the time ``until`` and until ``n_workers`` responses have come, but not beyond the deadline.
+        """Step until the time ``until``, or longer to receive ``n_workers`` responses, but not beyond the deadline.
 
         Add the results to ``trial``. If the trial has no steps, raise the error that caused the last restart, if any.
         """
@@ -297,7 +297,7 @@ class _Tuning:
 
 
 def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
-    """Return the manager class for ``kind`` and the number of cores; for Ray, connect and count the cluster's CPUs."""
+    """Return the manager class for ``kind`` and the number of cores. For Ray, connect and count the cluster's CPUs."""
     if kind == SUBPROCESS:
         return SubprocessEnvManager, count_cores()
     manager = importlib.import_module("envmanager.ray_cluster.manager")  # MissingExtra without Ray
@@ -307,7 +307,7 @@ def _managers_and_cores(kind: str) -> tuple[Callable[..., Any], int]:
 
 
 def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
-    """Return the error to raise if the probe's reset failed: ``error``, or after a timeout a new error with advice."""
+    """Return the error to raise after the probe's reset failed: ``error``, or for a timeout a new error with advice."""
     if not isinstance(error, WorkerTimedOut):
         return error
     return EnvManagerError(
@@ -317,7 +317,7 @@ def _no_reset(env: str, error: WorkerError) -> EnvManagerError:
 
 
 def _of_the_trainer(error: Exception) -> Exception:
-    """Convert ``error``, raised by the hosting worker, to the error that a run in process would have raised."""
+    """Convert ``error``, which was raised for a worker, to the error that is reported for an in-process placement."""
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error

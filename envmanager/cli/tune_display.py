@@ -1,6 +1,6 @@
 """Displays of ``envmanager tune``: a table that is redrawn in a terminal, or plain lines.
 
-As in ``envmanager run``, the caller's thread draws, and only when there are new results.
+As in ``envmanager run``, a display has no thread. It draws only when the command calls it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PlainTuneDisplay:
         yield
 
     def update(self, running: Trial, *, is_done: bool) -> None:
-        """Show a trial's results so far. ``is_done``: whether the trial has finished the current round."""
+        """Print the results of the trial ``running``, but only if it has finished the current round (``is_done``)."""
         if is_done:
             result = f"{running.steps_per_s:,.0f} environment steps/s"
             if running.restarts:
@@ -54,14 +54,14 @@ class PlainTuneDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Show all trials (see ``by_speed``), ``lines`` and, unless empty, the ``command`` that runs the best trial."""
+        """Print a table of all trials, ``lines`` and, unless it is empty, the ``command`` that runs the best trial."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
 
 
 class LiveTuneDisplay(PlainTuneDisplay):
-    """A display for terminals: a table with a row per trial, redrawn after each trial and up to four times a second."""
+    """A display for terminals. It redraws a table of the trials after each trial, and up to four times a second."""
 
     EVERY_S = 0.25
 
@@ -99,12 +99,12 @@ class LiveTuneDisplay(PlainTuneDisplay):
 
 
 def by_speed(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the remaining trials, the fastest first, followed by the dropped ones, the fastest first."""
+    """Return ``trials`` sorted by speed, fastest first, but with the dropped trials after the remaining trials."""
     return sorted(trials, key=lambda trial: (trial.is_out, -trial.steps_per_s))
 
 
 def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
-    """Return a table with a row per trial. ``states`` maps ``id(trial)`` to the text in the last column."""
+    """Return a table with a row per trial. ``states`` maps ``id(trial)`` to the text in its last column."""
     made = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for name in COLUMNS:
         made.add_column(name, justify="right")
@@ -115,7 +115,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """Return the cells of a trial's row, in the order of COLUMNS; the last is ``state`` unless the trial failed."""
+    """Return the cells of a trial's row, one per column. ``state`` goes into the last cell unless the trial failed."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:

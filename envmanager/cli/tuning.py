@@ -1,7 +1,7 @@
 """The placements that ``envmanager tune`` tries, their results, and the choice of the best.
 
 This module runs nothing and reads no clock. Trials are compared by successive halving: each round gives every remaining
-trial the same time and then drops the slower half, so that most of the time goes to placements of similar speed.
+trial the same time and then drops the slower half, so that the fastest placements are measured longest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ AS_FAST = 0.97
 
 @attrs.frozen
 class Candidate:
-    """A placement to try. If ``n_workers`` is IN_PROCESS, the manager is a SimpleEnvManager; ``kind`` is ignored."""
+    """A placement to try. If ``n_workers`` is IN_PROCESS, the manager is a SimpleEnvManager and ``kind`` is ignored."""
 
     n_envs: int
     n_workers: int
@@ -81,7 +81,7 @@ class Trial:
 
     @property
     def steps_per_s(self) -> float:
-        """Environment steps per second, over all rounds; 0 before the first."""
+        """Environment steps per second over all rounds, or 0 before the first measurement."""
         return self.n_steps / self.seconds if self.seconds > 0 else 0.0
 
     def add(self, n_steps: int, seconds: float) -> None:
@@ -95,7 +95,7 @@ class Trial:
 
 
 def candidates(n_envs: int | None, n_cores: int, kind: str = SUBPROCESS) -> list[Candidate]:
-    """Return the candidates for ``n_envs`` environments, or for several numbers if ``n_envs`` is None.
+    """Return the candidates for ``n_envs`` environments, or for several numbers of environments if None.
 
     On a cluster (``kind="ray"``), candidates have at most one worker per CPU, and none runs in this process.
     """
@@ -137,7 +137,7 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds for ``n_trials``, such that halving after each round leaves two for the last."""
+    """Return the number of rounds for ``n_trials``. Halving after each round leaves at most two trials for the last."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the trial with the fewest environments, then workers, of the fastest (AS_FAST). None without results."""
+    """Return the smallest (environments, then workers) of the fastest trials (see AS_FAST), or None without results."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]

@@ -1,4 +1,4 @@
-"""Printing of text: in a terminal, lines are wrapped between words; in a file or a pipe they are not."""
+"""Printing of text. Long lines are wrapped between words in a terminal, but not in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = 12
 
 
 def show(console: Console, text: str | Text, style: str = "") -> None:
-    """Print ``text``, of one or more lines, on a Rich console. Lines are wrapped only in a terminal."""
+    """Print ``text`` on a Rich console. Long lines are wrapped only if the console is a terminal."""
     console.print(Text(text, style=style) if isinstance(text, str) else text, soft_wrap=not console.is_terminal)
 
 
@@ -43,13 +43,13 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
-    """Print a notice on ``errors``, or on ``console`` if ``errors`` is a terminal, so that a table stays intact."""
+    """Print a notice on ``errors``, or on ``console`` if ``errors`` is a terminal, to keep a live table intact."""
     style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
     show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
 
 
 def describe_notice(level: str, text: str) -> str:
-    """Return ``"Level: text"``, such as ``"Warning: …"``, without trailing blank lines."""
+    """Return a notice as one text, such as ``"Warning: …"``, without trailing whitespace."""
     return f"{level.capitalize()}: {text}".rstrip()
 
 

@@ -39,15 +39,15 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 class Casting:
     """Options for casting values whose dtype differs from their spec's.
 
-    A value is cast if it changes by no more than a float's rounding; otherwise, and always with ``strict``, the cast is
-    refused. ``on_cast(path, expected, value)``, which only ``envmanager check`` sets, is called for each value cast.
+    A value is cast if nothing but a float's rounding changes it. Otherwise, and always with ``strict``, the cast is
+    refused. After each cast ``on_cast(path, expected, value)`` is called. Only ``envmanager check`` sets ``on_cast``.
     """
 
     strict: bool = False
     on_cast: Callable[[str, Any, Any], Any] | None = None
 
     def cast(self, value: Any, dtype: np.dtype[Any], path: str, expected: Any) -> np.ndarray | None:
-        """Cast ``value`` to ``dtype``, call ``on_cast``, if set, and return the result; None if the cast is refused."""
+        """Return ``value`` cast to ``dtype``, or None if the cast is refused. After a cast, call ``on_cast`` if set."""
         cast = None if self.strict else cast_without_loss(np.asarray(value), dtype)
         if cast is not None and self.on_cast is not None:
             self.on_cast(path, expected, value)
@@ -55,7 +55,7 @@ class Casting:
 
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Return ``array`` cast to ``dtype``; None if a value would change by more than rounding or is not numeric."""
+    """Return ``array`` cast to ``dtype``, or None if it is not numeric or a value changes by more than rounding."""
     if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
         return None
     if array.dtype.kind == "c" and dtype.kind != "c":
@@ -76,7 +76,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
     """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype.
 
     A Python number for a scalar spec of the same kind, and an array that NumPy casts safely, are returned unchanged.
-    Other values are cast if ``casting`` allows it; otherwise SpecMismatch is raised, which names ``path``.
+    Other values are cast if ``casting`` allows it. Raises SpecMismatch, which names ``path``, for all other values.
     """
     if spec.is_object:
         return value
@@ -119,7 +119,7 @@ def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True,
 
     All values must be finite, within the bounds, and unchanged by the cast, apart from a float's rounding. A dtype of
     the spec's kind (int64 for an int32 spec) is always cast; another dtype (floats for an integer spec) only without
-    ``strict``. With ``foreign``, arrays of PyTorch and JAX are not converted; only their shape and dtype are checked.
+    ``strict``. With ``foreign``, PyTorch and JAX arrays are not converted. Only their shape and dtype are checked.
     """
     check_structure(spec, batch, path)
     if isinstance(spec, dict):

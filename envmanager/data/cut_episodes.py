@@ -1,4 +1,4 @@
-"""Construction of the step that a trainer receives after a worker was replaced: old episodes end, new episodes begin.
+"""Functions that build the first step after a worker was replaced, in which old episodes end and new ones begin.
 
 The rule: an episode of one generation of a worker never continues in the next. Each agent whose episode is cut has one
 row, in which the episode ends with its last observation. Observations to act on come from the new generation.
@@ -18,8 +18,7 @@ from envmanager.data.trees import copy_tree
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
     """Return rows, by behavior, that truncate a worker's episodes with reward 0. ``last``: the worker's last steps.
 
-    An agent has no row if its episode ended in ``last`` and no new one began. ``with_new``: whether to also truncate
-    new episodes, which began in ``last`` when old episodes ended.
+    An agent whose episode ended in ``last`` has a row only if a new episode began at once and ``with_new`` is True.
     """
     ends = {}
     for name, steps in last.items():
@@ -44,8 +43,8 @@ def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
     """Return ``old``, the result of ``lost``, joined with ``first``, the first steps of the new generation.
 
-    In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first of new episodes.
-    The rows of acting agents are in the order of ``first``, because the new generation expects actions in this order.
+    In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first observations of new
+    episodes. Acting agents are in the order of ``first``, because the new generation expects actions in that order.
     """
     joined = {}
     for name in dict.fromkeys([*old, *first]):
@@ -72,7 +71,7 @@ def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Return the joined rows of generations whose agents differ: those in ``first``, then those only in ``old``."""
+    """Join the rows of two generations with different agents. Agents that are only in ``old`` have the last rows."""
     old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
     old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
     returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)

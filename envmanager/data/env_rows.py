@@ -4,7 +4,7 @@
 
     n_envs=8 over n_workers=3      worker 0: envs 0 1 2    worker 1: envs 3 4 5    worker 2: envs 6 7
 
-The rule: each worker has a contiguous block of environments, so its rows are adjacent in every array.
+The rule: each worker has a contiguous block of env_ids, so its rows are adjacent in arrays of all envs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def split_evenly(n_envs: int, n_workers: int) -> list[range]:
 
 
 class EnvsOfWorker(NamedTuple):
-    """The environments in a call's env_ids that one worker hosts.
+    """The environments of one worker among the ``env_ids`` of a call.
 
     ``rows``: indices in the worker's block. ``places``: indices in the caller's arrays, as an array or a slice.
     """
@@ -85,7 +85,7 @@ class EnvIndex:
         return self._checked(env_ids, error)[0].astype(np.int64)
 
     def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
-        """Return ``env_ids`` as an array of some integer dtype and as a list. Raises ``error`` like ``checked``."""
+        """Return ``env_ids`` as an array of any integer dtype, and as a list. Raises ``error`` as ``checked`` does."""
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)
@@ -104,7 +104,7 @@ class EnvIndex:
         return ids, numbers
 
     def by_worker(self, env_ids: np.ndarray) -> list[EnvsOfWorker]:
-        """Return valid ``env_ids`` grouped by worker, in order of worker_id."""
+        """Group ``env_ids``, which must be valid, by worker. Return the groups in order of worker_id."""
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
         cuts = np.flatnonzero(np.diff(workers)) + 1

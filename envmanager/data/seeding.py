@@ -1,7 +1,7 @@
-"""Derivation of independent seeds, one for each environment and generation (number of replacements of its worker).
+"""Derivation of independent seeds, one for each environment in each generation of its worker.
 
-A seed is never ``seed + i``, because adjacent seeds give correlated streams in many generators, and two runs with seeds
-0 and 1 would share all but one of their environments' seeds. ``numpy.random.SeedSequence`` derives independent seeds
+A derived seed is not ``seed + i``, because adjacent seeds cause correlated streams in many generators. Also, two runs
+with seeds 0 and 1 would share most of their seeds. ``numpy.random.SeedSequence`` derives independent seeds
 (https://numpy.org/doc/stable/reference/random/parallel.html).
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
-    """Return the seed derived from the arguments, in [0, 2**31), a range that every environment library accepts."""
+    """Derive a seed from all three arguments. It is in [0, 2**31), a range that environment libraries accept."""
     sequence = np.random.SeedSequence(seed, spawn_key=(env_id, generation))
     return int(sequence.generate_state(1)[0] >> 1)
 
@@ -23,8 +23,8 @@ def derive_seeds(
 ) -> list[int | None]:
     """Return the seeds of the environments ``env_ids`` for one reset.
 
-    From an int, ``derive_seed`` derives all seeds. With None all seeds are None: environments keep the state of their
-    random number generators. A list has the seeds of all environments of the manager, by env_id, and is used unchanged.
+    If ``seed`` is an int, the seeds are derived from it. If it is None, all seeds are None, for unseeded resets. A
+    sequence must have one seed for each environment of the manager, by env_id. Its seeds are used unchanged.
     """
     if seed is None:
         return [None] * len(env_ids)
@@ -34,10 +34,10 @@ def derive_seeds(
 
 
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
-    """Return the ``seed`` for the reset of a worker's replacement, which must not repeat the old episodes.
+    """Return the ``seed`` with which to reset a replaced worker, so that it does not repeat its old episodes.
 
-    None (unseeded) and an int are returned unchanged; from an int, ``derive_seed`` derives other seeds in each
-    generation. Each seed in a list is replaced by a seed derived from it.
+    None and an int are returned unchanged. From an int, ``derive_seeds`` derives different seeds in each generation
+    anyway. In a sequence, each seed that is not None is replaced by a seed derived from it.
     """
     if seed is None or isinstance(seed, int):
         return seed

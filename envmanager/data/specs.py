@@ -1,7 +1,7 @@
 """Specs of observations and actions, independent of any environment library.
 
-A spec is a tree of :class:`ArraySpec`. Data is checked against its spec once, where it enters: actions in the manager,
-observations in the worker. ``training.plain_data`` turns specs into JSON data.
+A spec is a tree of :class:`ArraySpec`. The manager checks actions against their spec, and the worker checks
+observations. ``training.plain_data`` converts specs to JSON data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Return ``value`` as NumPy's shared dtype object. Unpickling creates an equal but separate object."""
+    """Convert ``value`` to a dtype. Return NumPy's own object for numbers and bools, so that ``is`` can compare it."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -88,7 +88,7 @@ class ArraySpec:
         object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
 
     def is_choices(self, batch: Any) -> bool:
-        """Return whether ``batch`` is an array ``[n]`` of allowed integers. Fast, but can miss a valid batch."""
+        """Return True only if ``batch`` is an array ``[n]`` of allowed integers. May return False for a valid batch."""
         return (
             batch.__class__ is np.ndarray
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)
@@ -187,7 +187,7 @@ def describe_value(value: Any) -> str:
 
 
 def check_structure(spec: Tree, value: Tree, path: str) -> None:
-    """Raise SpecMismatch unless ``value`` has the dict keys and tuple lengths of ``spec``."""
+    """Raise SpecMismatch unless ``value`` has the dict keys and tuple lengths of ``spec``. The error names ``path``."""
     if isinstance(spec, dict):
         if not isinstance(value, Mapping):
             raise SpecMismatch(path, f"a dict with keys {sorted(spec)}", describe_value(value))
@@ -222,7 +222,7 @@ def check_values(spec: ArraySpec, value: Any, path: str) -> None:
 
 
 def as_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return ``values`` as a NumPy array; an array is returned unchanged. Raises ValueError if conversion fails."""
+    """Convert ``values`` to a NumPy array, without a copy if possible. Raises ValueError if the conversion fails."""
     if values.__class__ is np.ndarray:
         return values
     try:
@@ -248,9 +248,9 @@ def zeros(spec: Tree, *leading: int) -> Tree:
 
 
 class SpecConflict(UsageError):
-    """Error raised for a behavior whose specs in two environments or workers differ.
+    """Error raised if a behavior has different specs in two environments or workers.
 
-    Once the workers have started, it is converted to a BadObservation with the same ``path``, ``expected``, ``got``.
+    After the start, the manager converts it to a BadObservation with the same ``path``, ``expected`` and ``got``.
     """
 
     def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:
@@ -265,7 +265,7 @@ class SpecConflict(UsageError):
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new`` to ``known``. Raises SpecConflict, which names ``seen_in`` and ``now_in``, if specs differ."""
+    """Add ``new``, found in ``now_in``, to ``known``, found in ``seen_in``. Raises SpecConflict if two specs differ."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
             raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

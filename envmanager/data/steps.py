@@ -6,8 +6,8 @@
     manager ◀─ EnvironmentResponse ── worker         ActionInfo    a policy's actions for AgentSteps
                                                      StepInfo      previous steps, actions, current steps of one worker
 
-The rule: the arrays of one object belong to the same step. ``reward`` is for the action just taken, in the episode in
-which it was taken. ``obs`` has the observations to act on next, ``final_obs`` the last ones of ended episodes.
+The rule: the arrays of one object belong to the same step. ``reward`` belongs to the action just taken and to its
+episode. ``obs`` has the observations to act on next. ``final_obs`` has the last observations of ended episodes.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ _PHASES = {
 
 
 def phase_of(name: CommandName) -> str:
-    """Return the ``phase``, such as ``"step"``, of a WorkerError that occurs during the command ``name``."""
+    """Return the ``phase`` (such as ``"step"``) of a WorkerError that is raised during the command ``name``."""
     return _PHASES.get(name, str(name))
 
 
 @attrs.define(init=False)
 class EnvironmentCommand:
-    """A command from a manager to a worker: name and payload."""
+    """A command that a manager sends to a worker. It has a name and a payload."""
 
     name: CommandName
     payload: Any
@@ -101,7 +101,7 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start": attributes of the worker's ``EnvGroup``, documented in that class."""
+    """The payload of the response to "start". Its fields are attributes of ``EnvGroup`` and are documented there."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
@@ -128,9 +128,9 @@ class AgentSteps:
 
     ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated``
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting``
-    bool[n], or None if every agent needs an action. If the manager has ``infos=True``, ``info`` has n dicts of the
-    step taken, and ``reset_info`` has m dicts of the episodes that began. Use ``first`` and ``stepped`` to make valid
-    steps.
+    bool[n], or None if every agent needs an action. If the manager has ``infos=True``, ``info`` has n dicts,
+    one per row, and ``reset_info`` has m dicts, one per episode that began. Create valid steps with ``first`` and
+    ``stepped``.
     """
 
     agent_id: np.ndarray
@@ -166,7 +166,7 @@ class AgentSteps:
         info: _Dicts = None,
         reset_info: _Dicts = None,
     ) -> AgentSteps:
-        """Return the steps after actions. Raises ValueError if episodes ended without ``final_obs``, or the reverse."""
+        """Return the steps after actions. Raises ValueError if episodes ended without ``final_obs``, or vice versa."""
         steps = cls(agent_id, obs, reward, terminated, truncated, final_obs, acting, info, reset_info)
         if bool(steps.ended.any()) is (final_obs is None):
             raise ValueError(f"final_obs has a row for each of the {np.count_nonzero(steps.ended)} agents that ended")
@@ -206,7 +206,7 @@ class AgentSteps:
         return TerminalSteps(self.agent_id[rows], obs, self.reward[rows], self.truncated[rows])
 
     def copy(self, *, obs: Tree = None) -> AgentSteps:
-        """Return steps with copied arrays but the same infos. ``obs``, if given, replaces the copied observations."""
+        """Return steps with copied arrays but the same infos. ``obs``, if given, replaces the copy of ``self.obs``."""
         seen, final_obs = self.obs, self.final_obs
         if obs is None:
             obs = seen.copy() if seen.__class__ is np.ndarray else copy_tree(seen)
@@ -223,7 +223,7 @@ class AgentSteps:
         )
 
     def with_final(self, final_obs: Tree) -> AgentSteps:
-        """Return steps with the given ``final_obs``, the same other arrays, and no infos."""
+        """Return new steps with ``final_obs`` and without infos. They share all other arrays with ``self``."""
         return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def take(self, rows: np.ndarray) -> AgentSteps:
@@ -273,9 +273,9 @@ class Batch:
 
     @classmethod
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
-        """Return a batch that shares the arrays of ``steps``, in which each environment has one agent.
+        """Return a batch that shares the arrays of ``steps``. Each environment in ``steps`` must have one agent.
 
-        ``env_ids``: ids of the rows; None computes them from ``steps.agent_id``. ``is_view``: see ``Batch``.
+        ``env_ids``: env_id of each row, or None to use ``steps.env_id``. ``is_view``: see ``Batch``.
         """
         return cls(
             steps.env_id if env_ids is None else env_ids,
@@ -365,10 +365,10 @@ LEAST_LENT_BYTES = 1 << 16
 
 @attrs.define(eq=False)
 class RowBuffer:
-    """Reusable arrays into which an environment whose K agents never change may write its steps.
+    """Reusable arrays into which an environment may write its steps if it always has the same K agents.
 
-    ``steps`` has K rows. ``final_obs`` is a tree of ``[K, …]``, whose first m rows are for the m agents whose episode
-    ended.
+    ``steps`` has K rows. ``final_obs`` is a tree of ``[K, …]``. If m episodes ended, the first m rows of ``final_obs``
+    are used.
     """
 
     steps: AgentSteps
@@ -378,14 +378,14 @@ class RowBuffer:
 
     @classmethod
     def empty(cls, observation: Tree, agent_id: np.ndarray) -> RowBuffer:
-        """Return a buffer of new arrays for the agents ``agent_id``, with observations of the spec ``observation``."""
+        """Return a buffer of new arrays for the agents ``agent_id``. ``observation`` is their observation spec."""
         n = len(agent_id)
         return cls(AgentSteps.first(agent_id=agent_id, obs=zeros(observation, n)), zeros(observation, n))
 
 
 @attrs.define(eq=False)
 class ActionInfo:
-    """The actions of a policy, with one row for each *acting* row of its AgentSteps, in order.
+    """The actions that a policy returns for an AgentSteps, with one row for each *acting* row, in the same order.
 
     Only ``action`` (a tree of ``[n, …]``) is sent to the worker. The arrays ``[n, …]`` in ``outputs`` (such as
     log-probs or values) and the policy's ``version`` are returned to the trainer with the StepInfo.
@@ -409,7 +409,7 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """The reason why episodes were lost: a worker failed with ``cause`` and generation ``generation`` replaced it.
+    """The reason why episodes were lost. ``cause`` is the old worker's error. ``generation`` is the new worker's.
 
     If a healthy worker was replaced due to ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """
@@ -419,7 +419,7 @@ class Lost:
 
 
 class Transitions(NamedTuple):
-    """One agent step per row: observation, action, reward, next observation (the final one if the episode ended)."""
+    """Arrays with one row per step of an agent. ``next_obs`` is the final observation if the episode ended."""
 
     obs: Tree
     action: Tree
@@ -432,7 +432,7 @@ class Transitions(NamedTuple):
 
 @attrs.define(eq=False)
 class StepInfo:
-    """One step of a worker: the previous steps, the actions taken on them, and the current steps.
+    """One step of a worker, with the previous steps, the actions chosen for them, and the current steps.
 
     Right after a reset, ``previous`` and ``actions`` are None. Later, ``previous`` *is* the ``current`` of the
     worker's preceding StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
@@ -448,7 +448,7 @@ class StepInfo:
     specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
 
     def copy(self) -> StepInfo:
-        """Return a StepInfo with copies of the arrays of both steps."""
+        """Return a StepInfo with copies of the arrays in ``previous`` and ``current``. Actions are not copied."""
         previous = None if self.previous is None else {name: steps.copy() for name, steps in self.previous.items()}
         current = {name: steps.copy() for name, steps in self.current.items()}
         return StepInfo(previous, current, self.actions, self.worker_id, self.lost, self.specs)
@@ -456,7 +456,7 @@ class StepInfo:
     def transitions(self, behavior: str = "default") -> Transitions:
         """Return the transitions of one behavior, with a row for each agent that acted and is in the current steps.
 
-        There are 0 rows after a reset, after a loss, and if no agent of the behavior acted.
+        There are 0 rows right after a reset, if the worker was replaced, and if no agent of the behavior acted.
         """
         if self.previous is None or self.actions is None or self.lost is not None:
             return self._no_transitions(behavior)
@@ -475,7 +475,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """Return empty transitions, with the shapes and dtypes of the specs or, without specs, of the current steps."""
+        """Return transitions with 0 rows. Shapes and dtypes are those of the spec if known, else of this StepInfo."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)
@@ -518,7 +518,7 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
 
 
 def ends_and_infos(parts: list[AgentSteps]) -> tuple[Tree, _Dicts, _Dicts]:
-    """Return ``final_obs``, ``info`` and ``reset_info`` for the concatenation of ``parts``."""
+    """Concatenate ``final_obs``, ``info`` and ``reset_info`` of ``parts``. Return all three, each None if missing."""
     ended = [part for part in parts if part.final_obs is not None]
     final_obs = concat_rows([part.final_obs for part in ended]) if ended else None
     if parts[0].info is None:

@@ -1,10 +1,10 @@
 """Functions on trees. A tree is a leaf, or a dict or tuple of trees. Observations, actions and their specs are trees.
 
-Leaves of data are NumPy arrays. If a vector environment in this process returns PyTorch or JAX arrays, those are the
-leaves and stay on their device. The last functions of this module select, replace and concatenate the rows of arrays.
+Leaves of observations and actions are NumPy arrays. A vector environment in this process may also use PyTorch or JAX
+arrays, which stay on their device. The last functions of this module select, replace and concatenate rows of arrays.
 
-The rule: in a function of several trees, the first tree's dict keys set the order of leaves, so that leaves are paired
-correctly even if the dict keys of other trees are ordered differently.
+The rule: if a function takes several trees, the dict keys of the first tree set the order of the leaves. Leaves are
+paired correctly even if the dict keys of other trees are in another order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
-    """Return the leaves of ``tree`` in the order of ``structure``, whatever the order of dict keys in ``tree``."""
+    """Return the leaves of ``tree`` in the order of the leaves of ``structure``, which has the same structure."""
     if isinstance(structure, dict):
         return [leaf for key, child in structure.items() for leaf in leaves_like(child, tree[key])]
     if isinstance(structure, tuple):
@@ -48,7 +48,7 @@ def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
 
 
 def build(structure: Tree, values: list[Any]) -> Tree:
-    """Return a tree with the structure of ``structure`` and the leaves ``values``, in the order of ``leaves``."""
+    """Return a tree like ``structure`` with the leaves ``values``, which are in the order of ``leaves(structure)``."""
     rest = iter(values)
     return map_tree(lambda _: next(rest), structure)
 
@@ -94,12 +94,12 @@ def take_rows(tree: Tree, rows: Any) -> Tree:
 
 
 def no_rows(tree: Tree) -> Tree:
-    """Return a tree of new arrays like those of ``tree``, but with 0 rows."""
+    """Return a copy of ``tree`` in which every array has 0 rows."""
     return map_tree(lambda leaf: copy_leaf(leaf[:0]), tree)
 
 
 def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
-    """Return a copy of the tree with ``rows`` of every array replaced by the rows of ``values``."""
+    """Return a copy of ``tree`` in which the rows at ``rows`` of every array are replaced by the rows of ``values``."""
     return build(tree, [_with_rows(*pair, rows) for pair in zip(leaves(tree), leaves_like(tree, values), strict=True)])
 
 

@@ -1,4 +1,4 @@
-"""The trainer's end of the connection to one engine. Each answer frame carries the ticket of its command.
+"""The trainer's end of the connection to one engine. Answer frames carry the ticket of the answered command.
 
 ::
 
@@ -44,7 +44,7 @@ class EngineChannel(Channel):
         self._reader = FrameReader(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
 
     def await_engine(self, lobby: Lobby, pidfd: int) -> None:
-        """Start waiting for an engine to connect to ``lobby``. ``pidfd`` becomes readable when the process ends."""
+        """Start waiting for an engine to connect to ``lobby``. ``pidfd`` becomes readable when the engine ends."""
         self._lobby, self.fd, self.pidfd = lobby, lobby.fd, pidfd
 
     def refuse(self, reason: str) -> None:
@@ -92,7 +92,7 @@ class EngineChannel(Channel):
         return has_read
 
     def _meet(self, lobby: Lobby) -> bool:
-        """Accept the engine once it has connected, and send the queued commands. Return whether it was accepted."""
+        """Accept the engine if it has connected, and send the queued commands. Return whether it was accepted."""
         arrival = lobby.look()
         if arrival is None:
             return False

@@ -6,8 +6,8 @@
     {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy | rows, observations, reward, bits | … | infos
 
 In nearly all steps no agent joins or leaves, no episode ends, and all agents act. Such a frame differs from the last
-one only in its time, observations and rewards. ``PlainFrame`` checks that all other bytes are equal, and reads these
-numbers at their known offsets. Any other frame is read block by block.
+one only in its time, observations and rewards. ``PlainFrame`` checks that all other bytes are unchanged, and reads
+observations and rewards at known offsets. Any other frame is read block by block.
 
 The rule: a body is checked completely before any part of it is returned. The returned arrays are views of the body, so
 each body needs its own buffer at an address that is a multiple of 8. ``FrameReader`` allocates such buffers.
@@ -54,9 +54,9 @@ _ZEROS = tuple(bytes(n) for n in range(4))
 
 
 class Acting(NamedTuple):
-    """The ``n`` agents of a behavior that need an action.
+    """The number ``n`` of a behavior's agents that need an action, and the order in which the engine expects actions.
 
-    ``order``: index array that sorts the returned rows into the engine's order; None if both orders are equal.
+    ``order`` is an index array that puts the trainer's rows into the engine's order; None if both orders are equal.
     """
 
     n: int
@@ -64,10 +64,10 @@ class Acting(NamedTuple):
 
 
 def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping[str, Acting]) -> bytes:
-    """Return the body of a step frame with ``actions`` for the agents in ``acting`` (see StepsDecoder), by behavior.
+    """Return the body of a step frame with ``actions``. ``acting`` is the attribute ``acting`` of the StepsDecoder.
 
-    The manager has checked ``actions`` against the specs. A behavior without actions plays by its heuristic. Raises
-    ValueError for a wrong number of rows or an unknown behavior.
+    A behavior without actions plays by its heuristic. Raises ValueError if an array of actions has the wrong shape, or
+    if there are actions for a behavior that is not in ``acting``.
     """
     unknown = actions.keys() - acting.keys()
     if unknown:
@@ -99,8 +99,8 @@ class Decoded(NamedTuple):
 class StepsDecoder:
     """A decoder of one engine's steps frames. It keeps each behavior's rows, because later frames may refer to them.
 
-    Arena i of the engine is environment ``env_ids[i]``. ``infos``: whether infos were requested. If so,
-    every row has an info, which may be empty.
+    Arena i of the engine is environment ``env_ids[i]``. ``infos``: whether infos were requested from the engine. If so,
+    each row gets a dict, which may be empty.
     """
 
     def __init__(self, specs: EngineSpecs, env_ids: Sequence[int], *, infos: bool = False) -> None:
@@ -117,10 +117,10 @@ class StepsDecoder:
         """Fast reader of frames with the last frame's rows; None until a plain frame with these rows was decoded."""
 
     def decode(self, body: Any, *, after_reset: bool = False) -> Decoded:
-        """Return the steps in the body of a steps frame. If it raises BadFrame, the decoder is unchanged.
+        """Decode the body of a steps frame. Raises BadFrame for an invalid body, which leaves the decoder unchanged.
 
         ``after_reset``: whether the frame answers a reset, so that no episode may have ended and no section may reuse
-        earlier rows. The arrays are views of ``body``, or copies where a view would not be aligned.
+        earlier rows. The returned arrays may be views of ``body``.
         """
         if self._plain is not None and not after_reset:
             plain = self._plain.read(body)
@@ -193,7 +193,7 @@ class StepsDecoder:
         return _Rows(self._first_ids[arenas] + rows[:, 1], order)
 
     def _check_distinct(self, rows: list[_Rows]) -> None:
-        """Raise BadFrame if an agent occurs twice, in one behavior or in two, or if there are too many rows."""
+        """Raise BadFrame if two rows have the same agent, or if there are more than ``MAX_AGENTS`` rows in total."""
         together = np.sort(np.concatenate([own.agent_id for own in rows])) if rows else np.zeros(0, np.int64)
         if len(together) > MAX_AGENTS:
             raise BadFrame(f"{len(together)} rows, where {MAX_AGENTS} are the most")
@@ -203,7 +203,7 @@ class StepsDecoder:
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
     def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior: {} if none were sent, None if not requested. Raises BadFrame if malformed."""
+        """Return the infos by behavior, or None if none were requested. Raises BadFrame if they are malformed."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
@@ -218,7 +218,7 @@ class StepsDecoder:
 
 @attrs.frozen(eq=False)
 class _Rows:
-    """The rows of a section. ``agent_id``: int64[n]. ``order``: index array that sorts by env_id; None if sorted."""
+    """The agent ids of a section's rows, and the index array ``order`` that sorts them by env_id (None if sorted)."""
 
     agent_id: np.ndarray
     order: np.ndarray | None
@@ -226,7 +226,7 @@ class _Rows:
 
 @attrs.define(eq=False)
 class _Section:
-    """A section of a steps frame, which holds the agents of one behavior. Its methods check and convert the arrays."""
+    """The section of a steps frame for one behavior. Its methods check the arrays and convert them to AgentSteps."""
 
     behavior: BehaviorLayout
     flags: int
@@ -242,12 +242,12 @@ class _Section:
 
     @property
     def is_plain(self) -> bool:
-        """Whether PlainFrame can read such sections: same sorted rows, no ended episode, all agents act, aligned."""
+        """Whether PlainFrame can read later sections that have the same rows and flags as this one."""
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
     def read_bits(self, bits: np.ndarray, where: str) -> None:
-        """Set the section's ``terminated``, ``truncated``, ``acting`` and their counts from the bits.
+        """Set ``terminated``, ``truncated``, ``acting``, ``n_ended`` and ``n_acting`` from ``bits``, one byte per row.
 
         Raises BadFrame if a reserved bit is set, or if the bits contradict the section's flags.
         """
@@ -271,7 +271,7 @@ class _Section:
             self.acting = acting
 
     def steps(self, infos: Mapping[str, Any] | None) -> AgentSteps:
-        """Return the steps with their infos, sorted by environment. Raises BadFrame for malformed infos."""
+        """Convert the section to AgentSteps, sorted by environment. Raises BadFrame if ``infos`` is malformed."""
         info = reset_info = None
         if infos is not None:
             own = infos.get(self.behavior.name, {})
@@ -294,7 +294,7 @@ class _Section:
         return steps if self.rows.order is None else steps.take(self.rows.order)
 
     def who_acts(self) -> Acting:
-        """Return the number of agents that need an action, and the index array to sort them in the engine's order."""
+        """Return how many agents need an action, and in which order the engine expects the actions."""
         order = self.rows.order
         if order is None:
             return Acting(self.n_acting)
@@ -319,9 +319,9 @@ _Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
 
 
 class Cursor:
-    """A sequential reader of a body. It checks every size that the body states.
+    """A sequential reader of the blocks in a frame's body. Each block is padded with zeros to a multiple of 4 bytes.
 
-    Methods raise BadFrame for missing bytes, oversized arrays and nonzero padding; ``finish`` for bytes left over.
+    The methods that read raise BadFrame for missing bytes, nonzero padding, or an array that is too large.
     """
 
     def __init__(self, body: Any) -> None:
@@ -337,13 +337,13 @@ class Cursor:
         return layout.unpack_from(self._body, at)
 
     def arrays(self, layouts: tuple[ArrayLayout, ...], n: int, what: str) -> Tree:
-        """Return the next blocks, one per layout, as a dict of arrays ``[n, …]`` by name, or a single array."""
+        """Read one array ``[n, …]`` per layout. Return a dict of arrays by name, or the array if there is only one."""
         if len(layouts) == 1:
             return self.array(layouts[0], n, what)
         return {layout.name: self.array(layout, n, what) for layout in layouts}
 
     def array(self, layout: ArrayLayout, n: int, what: str) -> np.ndarray:
-        """Return the next block as an array ``[n, …]``: a view of the body, or a copy if the view is not aligned."""
+        """Return the next block as an array ``[n, …]``. It is a copy if a view of the body would be unaligned."""
         n_numbers = n * layout.n_numbers
         if n_numbers > MAX_NUMBERS:
             raise BadFrame(
@@ -358,7 +358,7 @@ class Cursor:
         return flat.reshape(n, *layout.shape) if layout.shape else flat
 
     def block(self, n_bytes: int, what: str) -> memoryview:
-        """Return a view of the next ``n_bytes`` bytes, and skip the padding. ``what`` names the block in errors."""
+        """Return a view of the next block, which has ``n_bytes`` bytes. ``what`` names the block in errors."""
         at = self._advance(n_bytes, what)
         return self._body[at : at + n_bytes]
 
@@ -368,7 +368,7 @@ class Cursor:
             raise BadFrame(f"{len(self._body) - self._at} bytes left over after the infos")
 
     def _advance(self, n_bytes: int, what: str) -> int:
-        """Skip the next block and its padding to a multiple of 4 bytes; return the block's offset."""
+        """Skip a block of ``n_bytes`` bytes and its padding. Return the block's offset in the body."""
         at = self._at
         self._at = end = at + n_bytes + (-n_bytes % 4)
         if end > len(self._body):
@@ -380,13 +380,13 @@ class Cursor:
 
 
 class PlainFrame:
-    """A fast reader of steps frames with the same rows as an earlier frame, no ended episode, and all agents acting.
+    """A fast reader of steps frames that have the same rows and flags as an earlier frame.
 
     The rule: a frame is read only if all bytes except the time, observations and rewards equal the earlier frame's.
     """
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
-        """Prepare to read frames like ``body``, which consists of ``sections`` and has arrays at ``arrays_read``."""
+        """Prepare to read frames like ``body``, from which ``sections`` and ``arrays_read`` were decoded."""
         self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []
@@ -405,7 +405,7 @@ class PlainFrame:
         self._known.append((at, bytes(body[at:])))
 
     def read(self, body: Any) -> dict[str, AgentSteps] | None:
-        """Return the steps by behavior, as views of ``body``; None if the frame must be read block by block."""
+        """Return the steps in ``body`` by behavior; None if ``body`` does not match the earlier frame."""
         if len(body) != self._size:
             return None
         for start, known in self._known:

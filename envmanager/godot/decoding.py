@@ -1,7 +1,7 @@
 """Converts an engine's answers to responses, and finds numbers that break their spec.
 
-The rule: an answer that breaks the protocol raises ``BadFrame``, and no part of it is returned. The link converts the
-exception to a ProtocolError.
+The rule: an answer that breaks the protocol raises ``BadFrame``, and no part of it is returned. EngineLink converts
+the exception to an error of the worker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EngineDecoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Convert ``message`` to the response to the command ``asked``. Raises BadFrame if it is no valid answer."""
+        """Convert a message to the response to the command ``asked``. Raises BadFrame if it is not a valid answer."""
         if message.code == _ERROR:
             error = self.error = read_error(message.data, len(self._env_ids))
             env_ids = self.env_ids_of(error)
@@ -70,7 +70,7 @@ class EngineDecoder:
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
     def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to a reset or step, or, with ``check_values``, a failure if numbers violate the specs."""
+        """Return the response to a reset or step. With ``check_values``, invalid numbers lead to a failure."""
         bad = bad_numbers(specs, steps) if self._check_values else None
         if bad is not None:
             return self._mismatched(*bad, asked)
@@ -82,13 +82,13 @@ class EngineDecoder:
         return self.failed(describe_failure(mismatch, worker_id=self._worker_id, env_ids=env_ids, phase=phase))
 
     def env_ids_of(self, error: EngineError) -> tuple[int, ...]:
-        """Return the env_id of the error's arena, or all env_ids of the engine if the error names no arena."""
+        """Return the env_id of the error's arena, or all env_ids of the engine if the error does not name an arena."""
         return self._env_ids if error.arena is None else (self._env_ids[error.arena],)
 
     def raised(
         self, error: EngineError, asked: CommandName | None, env_ids: Sequence[int] | None = None, *, advice: str = ""
     ) -> EnvRaised:
-        """Convert an engine's error to an EnvRaised, which is not raised. ``asked``: the pending command, or None."""
+        """Return an EnvRaised that reports an engine's error. ``asked`` is the pending command, or None if idle."""
         traceback = error.traceback
         if error.script and not traceback:
             line = "" if error.line is None else f", line {error.line}"
@@ -106,9 +106,9 @@ class EngineDecoder:
 
 
 def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    """Return the env_ids and the mismatch of the first array that contains infinite, NaN or out-of-bounds numbers.
+    """Find the first array with invalid numbers (NaN, infinite or out of bounds). Return None if all are valid.
 
-    The env_ids belong to the environments with such numbers in that array. Returns None if all numbers are valid.
+    Otherwise return the env_ids of the environments whose rows of that array are invalid, and the mismatch.
     """
     for name, spec in specs.behavior_specs.items():
         own = steps.get(name)

@@ -47,7 +47,7 @@ def engines_may_spin(n_engines: int) -> bool:
 
 
 def trainer_spin_ns(n_engines: int) -> int:
-    """Return the time (ns) that the trainer may poll for answers before it sleeps; 0 if it must sleep at once."""
+    """Return the time (ns) for which the trainer may poll for answers before it sleeps; 0 if it must sleep at once."""
     return LONG_SPIN_NS if engines_may_spin(n_engines) else spin_ns(n_engines)
 
 
@@ -74,7 +74,7 @@ class EngineHost(LinkHost[EngineLink]):
         return game
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start an engine, or begin to wait for a game that the user starts. Return the link to it."""
+        """Start an engine, or listen for a game that the user starts. Return the EngineLink at once."""
         self.context.calls.require_open("the start of a worker")
         entry, options = self.context.entries[worker_id], self.options
         is_attached = options.engine.attach is not None
@@ -97,7 +97,7 @@ class EngineHost(LinkHost[EngineLink]):
         return self.care_for(lambda: self.link_class(plan, self.context.events, entry.times))
 
     def _environ(self, entry: Entry) -> dict[str, str]:
-        """Return the environment variables of an engine."""
+        """Return the environment variables for the engine process of ``entry``."""
         environ = dict(os.environ if self.options.worker_env is None else self.options.worker_env)
         if self.options.engine.user_data == "private":
             for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
@@ -138,7 +138,7 @@ def _check_json(value: Any, what: str) -> None:
 
 
 def _import_assets(game: Game, within_s: float) -> None:
-    """Import a project's images and sounds if necessary. Raises UsageError if it takes longer than ``within_s``."""
+    """Import a project's assets if necessary. Raises UsageError if the import takes more than ``within_s`` seconds."""
     if import_command(game) is None:
         return
     folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -67,7 +67,7 @@ class EnginePlan(WorkerPlan):
 class AttachedGame:
     """A stand-in for the process of a game that the user plays in the editor. Only the game's connection is known.
 
-    The rule: no signal is sent to the game. It counts as ended when it closes the connection, or after ``signal``.
+    The rule: no signal is sent to the game. A closed connection, or a call of ``signal``, marks the game as ended.
     """
 
     pid = None
@@ -82,7 +82,7 @@ class AttachedGame:
             os.eventfd_write(self.pidfd, 1)
 
     def core_wait_ns(self) -> int:
-        """Return 0, because the game's process is unknown."""
+        """Return 0 as the time (ns) spent waiting for a core, because the game's process is unknown."""
         return 0
 
     def exit_name(self) -> str:
@@ -126,11 +126,11 @@ class EngineLink(Link):
         channel.await_engine(lobby, self.process.pidfd)
 
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
-        """Start the engine, which then connects to ``lobby``. Return its process."""
+        """Start the engine with the address and token of ``lobby``. Return the engine's process."""
         return self.execute(attrs.evolve(plan, environ={**plan.environ, ADDRESS: lobby.address, TOKEN: lobby.token}))
 
     def execute(self, plan: EnginePlan) -> Process:
-        """Run the plan's command and return the process. Raises WorkerError if the process cannot be started."""
+        """Start the plan's command and return the process. Raises WorkerError if the process cannot be started."""
         deadline = time.monotonic() + plan.timeouts.start_s
         try:
             return execute(plan.command, plan.environ, self._log.write_fd, plan.cores, deadline)
@@ -187,7 +187,7 @@ class EngineLink(Link):
     def _checked(
         self, decode: Callable[[Message], EnvironmentResponse], message: Message, asked: CommandName
     ) -> EnvironmentResponse:
-        """Decode and return the response, or a failure if the message breaks the protocol or a script printed an error.
+        """Decode ``message``. Return the response, or a failure if a script printed an error or the message is invalid.
 
         After an error in a script, Godot continues with null. When the addon receives that null, it answers with an
         error. The printed error is returned instead, because it says where the null came from.
@@ -222,7 +222,7 @@ class EngineLink(Link):
         return self.decoder.raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
-        """Record a note frame as an event, or, for a busy frame, restart the timeout of the pending command."""
+        """Record a note frame as an event. On a busy frame, restart the timeout of the command with this ``ticket``."""
         if frame.kind is Kind.NOTE:
             name, data = read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))

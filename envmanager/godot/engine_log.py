@@ -1,7 +1,7 @@
 """The output of an engine: kept for error messages, and searched for script errors.
 
-After a script error, Godot prints the error, returns null and continues. It prints before the addon answers, so new
-output at the time of an answer belongs to that request.
+After a script error, Godot prints the error, returns null and continues. The error is printed before the addon answers
+the request, so an error that is new when an answer arrives belongs to the answered request.
 
 The rule: the output goes to a file, because a full pipe would block the game. Without a log_dir the file is in memory
 and is truncated when it gets long.
@@ -23,10 +23,10 @@ _GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)
 
 
 class EngineLog:
-    """The output of one engine. After the engine has inherited ``write_fd``, ``started`` must be called to close it."""
+    """A log of one engine's output. Call ``started`` after the engine has inherited ``write_fd``."""
 
     def __init__(self, log_dir: str | None, worker_id: int, generation: int) -> None:
-        """Open a log in ``log_dir``, or in memory if it is None. Raises UsageError if a log file cannot be opened."""
+        """Open a log file in ``log_dir`` (None: in memory). Raises UsageError if the file cannot be opened."""
         if log_dir is None:
             self._fd = descriptors.create_memory(f"envmanager-engine-{worker_id}")
             # Opened again in append mode, so that after a truncation the engine writes at the new end, without a hole.
@@ -41,7 +41,7 @@ class EngineLog:
         self._may_cut = log_dir is None
 
     def started(self) -> None:
-        """Close ``write_fd`` in this process. Call this once the engine has inherited it."""
+        """Close ``write_fd`` in this process, after the engine has inherited the descriptor."""
         self.write_fd = descriptors.close(self.write_fd)
 
     def new_error(self) -> EngineError | None:

@@ -28,7 +28,7 @@ TICKETS = 2**32
 
 
 class Kind(enum.IntEnum):
-    """The kind of a frame. The trainer sends kinds of 64 and above, the engine sends the others."""
+    """The kind of a frame. The trainer sends the kinds from 64 on, and the engine sends the others."""
 
     HELLO = 1
     SPECS = 2
@@ -60,7 +60,7 @@ MAX_DIGITS = 20
 class BadFrame(Exception):
     """Error raised for bytes that are not a frame of this protocol, or for a body that does not fit its frame's kind.
 
-    ``reason`` is a one-line description. The link to the engine reports it as a ``ProtocolError``.
+    ``reason`` is a one-line description. EngineLink reports the error, usually as a ``ProtocolError``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -81,7 +81,7 @@ class Frame(NamedTuple):
 
 
 def limit_of(kind: Kind, max_frame_bytes: int) -> int:
-    """Return the maximum body size in bytes of frames of ``kind``: ``max_frame_bytes`` if the body contains arrays."""
+    """Return the maximum body size (bytes) for a kind of frame: ``max_frame_bytes`` for the kinds that carry arrays."""
     if kind in (Kind.STEPS, Kind.STEP):
         return max_frame_bytes
     if kind in (Kind.BUSY, Kind.CLOSE):
@@ -126,7 +126,7 @@ class FrameReader:
         """Number of bytes of the incomplete body received so far."""
 
     def space(self) -> memoryview:
-        """Return the buffer to receive the next bytes into. Raises RuntimeError if ``next`` must be called first."""
+        """Return a buffer for the next received bytes. Raises RuntimeError if ``next`` must be called first."""
         space = self._scratch[self._end :] if self._frame is None else self._frame.body[self._filled :]
         if not space:  # recv_into would return 0, as at the end of the connection
             raise RuntimeError("there are frames to take: call next() until it returns None")
@@ -148,7 +148,7 @@ class FrameReader:
         return frame
 
     def _begin(self) -> Frame | None:
-        """Return a new frame, its body filled with the bytes received so far; None while the header is incomplete."""
+        """Parse a header. Return its frame, whose body may still be incomplete; None if the header is incomplete."""
         start, end = self._start, self._end
         if end - start < self.header.size:
             self._scratch[: end - start] = self._scratch[start:end]
@@ -188,7 +188,7 @@ def dump_json(message: dict[str, Any]) -> bytes:
 
 
 def parse_json(body: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Parse a JSON body and return its top-level object. Raises BadFrame for any other body."""
+    """Parse a JSON body and return its top-level object. Raises BadFrame if the body is invalid."""
     try:
         text = str(body, "utf-8")
         message = json.loads(text, parse_constant=_refuse_constant, parse_int=_whole_number)

@@ -7,8 +7,8 @@
     "game.x86_64" ── an exported game         │
     "demo:coin_chase" ── copied from here ────┘
 
-The rule: mistakes in a game's name, its files or its engine are reported before a process is started. A project keeps
-its own files: only ``addons/envmanager`` is overwritten, and one line is added to ``project.godot``.
+The rule: mistakes in a game's name, its files or its engine are reported before the game is started. Installing the
+addon overwrites only the folder ``addons/envmanager`` of a project, and adds its autoload to ``project.godot``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IMPORTED = {
 
 @attrs.frozen
 class Game:
-    """A game and the engine that plays it."""
+    """A game and the engine that plays it. ``binary`` is the engine's path, and ``major`` Godot's major version."""
 
     path: Path
     """Path of a folder with project.godot, of a .pck, or of an exported game."""
@@ -65,7 +65,7 @@ class Game:
 
 
 def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
-    """Return the game that ``env`` names; a demo is copied into ``scratch``.
+    """Find the game that ``env`` names and an engine for it. A demo is copied into the folder ``scratch``.
 
     Raises UsageError if there is no such game or no engine for it, or if ``options.window`` is set but the engine
     cannot open a window.
@@ -102,7 +102,7 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
 def protocol_of(env: str) -> Protocol:
     """Return "godot_rl" for a game with the plugin godot_rl_agents and without this library's addon, else "envmanager".
 
-    A project has the addon if ``project.godot`` loads it. Exported games are searched for the scripts' file names.
+    A project has the addon if ``project.godot`` loads it. An exported game is searched for the scripts' file names.
     """
     path = Path(env).expanduser()
     if path.is_dir():
@@ -124,9 +124,9 @@ def _holds(file: Path, text: bytes) -> bool:
 
 
 def find_binary(major: int, chosen: str | None = None) -> str:
-    """Return the path of an engine of this major version: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
+    """Return the path of an engine of Godot ``major``: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    Each candidate is run once with ``--version``. Raises UsageError if none fits, or if ``chosen`` does not fit.
+    Candidates are run with ``--version``. Raises UsageError if none has this version, or if ``chosen`` has another.
     """
     given = chosen or os.environ.get(VARIABLE)
     where = "engine.binary" if chosen else f"${VARIABLE}"
@@ -152,7 +152,7 @@ def find_binary(major: int, chosen: str | None = None) -> str:
 
 
 def _on_path(major: int) -> str | None:
-    """Return the path of the first engine of this major version on PATH; None if there is none."""
+    """Return the path of an engine of Godot ``major`` that is on PATH; None if there is none."""
     for found in filter(None, map(shutil.which, BY_MAJOR[major])):
         if (version_of(found) or f"{major}.").startswith(f"{major}."):
             return os.path.abspath(found)
@@ -160,7 +160,7 @@ def _on_path(major: int) -> str | None:
 
 
 def version_of(binary: str) -> str | None:
-    """Return the version that ``binary --version`` prints, such as ``"4.6.3"``; None if it prints none within 30 s."""
+    """Return the version that ``binary --version`` prints, such as ``"4.6.3"``; None if it prints none."""
     status = os.stat(binary)
     return _version_of(binary, status.st_mtime_ns, status.st_size)
 
@@ -176,7 +176,7 @@ def _version_of(binary: str, _mtime_ns: int, _size: int) -> str | None:
 
 
 def find_major(chosen: str | None) -> int | None:
-    """Return the major version of the engine ``chosen``, else of $ENVMANAGER_GODOT; 4 if the engine reports none.
+    """Return the major version of the engine ``chosen``, else of $ENVMANAGER_GODOT; 4 if the version is unknown.
 
     If neither is given, return the major version of an engine on PATH, preferably 4; None if there is no engine.
     """
@@ -252,7 +252,7 @@ def demos() -> tuple[str, ...]:
 
 
 def major_of(project: Path) -> int:
-    """Return the major version of Godot that a project is for, 4 or 3. Raises UsageError if it is for neither."""
+    """Return the major version of Godot, 4 or 3, that a project is for. Raises UsageError for any other folder."""
     file = project / "project.godot"
     if not file.is_file():
         raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")
@@ -267,7 +267,7 @@ def major_of(project: Path) -> int:
 
 
 def install_addon(project: Path | str) -> Path:
-    """Install or update the addon in a project; return the addon's folder.
+    """Install or update the addon in the folder of a project. Return the addon's folder.
 
     Adds the autoload ``EnvManager`` to ``project.godot`` if it is missing. Raises UsageError if the folder is not
     a project, or if it has another autoload named ``EnvManager``.
@@ -296,9 +296,9 @@ def _find_autoload(project: Path) -> tuple[str, bool]:
 
 
 def copy_addon(major: int, project: Path) -> Path:
-    """Copy the addon for Godot 4 or 3 into ``addons/envmanager`` of a project; return that folder.
+    """Copy the addon for Godot 4 or 3 into ``addons/envmanager`` of a project, and return that folder.
 
-    Scripts and icons that only an older addon had are deleted, together with the .uid and .import files of Godot.
+    Scripts and icons in that folder that this addon lacks are deleted, together with their .uid and .import files.
     """
     to, shipped = project / "addons" / "envmanager", set()
     for source in (HERE / "addon", HERE / f"addon{major}"):  # what both versions have, then the scripts
@@ -313,14 +313,14 @@ def copy_addon(major: int, project: Path) -> Path:
 
 
 def copy_demo(name: str, major: int, to: Path | str) -> Path:
-    """Copy a demo for Godot 4 or 3 and the addon into ``to``; return ``to``. Raises UsageError for an unknown name."""
+    """Copy a demo for Godot 4 or 3 and the addon into ``to``. Return ``to``. Raises UsageError for an unknown name."""
     if name not in demos():
         raise UsageError(f"there is no demo {name!r}; there are {', '.join(demos())}.")
     return _copy(HERE / "demos" / name, major, Path(to))
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Copy the template game into the folder ``to``; return ``to``. Raises UsageError if it already contains a game."""
+    """Copy the template game into the folder ``to``. Return ``to``. Raises UsageError if ``to`` contains a project."""
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")

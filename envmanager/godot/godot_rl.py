@@ -1,13 +1,13 @@
-"""Links and host for engines that play unchanged games of godot_rl_agents, through that library's own protocol.
+"""The link and the host for engines that run unmodified godot_rl_agents games, through that library's own protocol.
 
 ::
 
     game, its Sync node ── env_info, reset, step, call ──▶ trainer         u32 length | JSON
                         ◀── handshake, env_info, reset, action, call, close ──
 
-An engine is one environment. Its AIControllers that train are the agents, and their policy names are the behaviors. The
-protocol has no tickets, so answers are matched to commands by their order. It has no token, so the first program that
-connects to an engine's port is taken for the engine.
+An engine is one environment. The AIControllers in training mode are its agents, and their policy names are its
+behaviors. The protocol has no tickets, so answers are matched to commands by their order. The protocol has no token, so
+the first program that connects to an engine's port is accepted as the engine.
 
 The rule: commands that the protocol cannot express raise UsageError before anything is sent.
 """
@@ -59,7 +59,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class MessageReader(FrameReader):
-    """A parser of godot_rl_agents' messages, whose header is only the length of the body."""
+    """A parser of godot_rl_agents messages. The header of such a message contains only the length of the body."""
 
     header = struct.Struct("<I")
 
@@ -74,7 +74,7 @@ class MessageReader(FrameReader):
 
 
 class GodotRLLobby(Lobby):
-    """A listener that accepts the first connection, because the plugin sends no token."""
+    """A listener that accepts the first connection as the engine's, because the plugin sends no token."""
 
     how_to_play = "play it in the editor; its port is 11008 unless the project's Main Run Args have another --port=N"
 
@@ -103,7 +103,7 @@ class GodotRLChannel(EngineChannel):
 
 @attrs.frozen(eq=False)
 class Agents:
-    """The agents of a game. ``rows``: for each behavior, the indices of the agents in the game's lists."""
+    """The agents of a game. ``rows`` maps a behavior to the indices of its agents in the game's list of agents."""
 
     n: int
     specs: EngineSpecs
@@ -111,7 +111,7 @@ class Agents:
 
     @classmethod
     def of(cls, env_info: dict[str, Any]) -> Agents:
-        """Return the agents that the answer to env_info describes. Raises BadFrame if the answer is invalid."""
+        """Build Agents from the ``env_info`` message of a game. Raises BadFrame if the message is invalid."""
         try:
             n = min(int(env_info["n_agents"]), MAX_AGENTS + 1)  # read_specs refuses more than MAX_AGENTS
             names = env_info.get("agent_policy_names") or [_ONE_POLICY] * n
@@ -138,10 +138,10 @@ class Agents:
             raise BadFrame(f"an env_info that cannot be read: {type(error).__name__}: {error}") from error
 
     def steps(self, message: dict[str, Any], env_id: int, *, infos: bool) -> dict[str, AgentSteps]:
-        """Return the steps in the answer to a reset or an action.
+        """Return the steps of each behavior in ``message``, the answer to a reset or an action.
 
-        Raises BadFrame for a malformed answer, SpecMismatch for an observation that is missing or contradicts env_info.
-        The answer has one observation per agent; when an episode ends, it is both ``final_obs`` and the next ``obs``.
+        Raises BadFrame for a malformed answer, and SpecMismatch for an observation that is missing or invalid.
+        The answer has one observation per agent, which is both ``final_obs`` and the next ``obs`` if an episode ends.
         """
         is_step = message["type"] == "step"
         seen = self._listed(message, "obs")
@@ -180,7 +180,7 @@ class Agents:
         return value
 
     def actions(self, given: Mapping[str, Tree]) -> list[dict[str, Any]]:
-        """Convert the actions of each behavior to one dict of actions per agent, in the game's agent order."""
+        """Convert actions by behavior to a list with one dict of actions per agent, in the game's order of agents."""
         found: list[dict[str, Any]] = [{} for _ in range(self.n)]
         for behavior in self.specs.behaviors:
             trees = leaves_like(behavior.spec.action, given[behavior.name])
@@ -191,7 +191,7 @@ class Agents:
 
 
 def _observation(name: str, space: dict[str, Any]) -> dict[str, Any]:
-    """Convert an observation space for ``read_specs``. As in godot_rl_agents, "2d" in the name means an image."""
+    """Convert an observation space to a spec for ``read_specs``. "2d" in the name means an image, as in the plugin."""
     if space["space"] == "discrete":
         return {"name": name, "shape": [], "dtype": "int64", "low": 0, "high": space["size"] - 1}
     if space["space"] != "box":
@@ -211,7 +211,7 @@ def _action(name: str, space: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stacked(layout: ArrayLayout, seen: Sequence[Any], rows: Sequence[int]) -> np.ndarray:
-    """Stack the observation ``layout`` of the agents ``rows``. Raises SpecMismatch for the first invalid value."""
+    """Stack one observation of the agents with indices ``rows`` in an array. Raises SpecMismatch for a bad value."""
     try:
         values = [_number_array(layout, seen[index][layout.name]) for index in rows]
         return np.array(values, layout.dtype).reshape(len(rows), *layout.shape)
@@ -261,7 +261,7 @@ class GodotRLDecoder(EngineDecoder):
 
 
 class GodotRLLink(EngineLink):
-    """An EngineLink for a game of godot_rl_agents. The engine gets its port and seed on the command line."""
+    """An EngineLink for a godot_rl_agents game. The engine receives its port and seed on the command line."""
 
     channel_class = GodotRLChannel
     decoder_class = GodotRLDecoder
@@ -302,7 +302,7 @@ class GodotRLLink(EngineLink):
 
 
 class GodotRLHost(EngineHost):
-    """A host of engines that play a game of godot_rl_agents. Each engine is one environment."""
+    """A host of engines that run a godot_rl_agents game. Each engine is one environment."""
 
     link_class = GodotRLLink
     _has_warned = False

@@ -1,8 +1,8 @@
-"""A listener on this machine for one engine, and the connections that have not sent their hello yet.
+"""A listener on the loopback address that accepts the connection of one engine.
 
-The rule: only an engine that sends the token is accepted. Any other program on the machine that connects is refused,
-and the engine can still connect after that. A game that is played in the editor has no token, so a lobby that waits for
-such a game accepts any valid hello.
+The rule: only an engine that sends the token is accepted. The connection of any other program is closed, and the engine
+can still connect after that. A game that is played in the editor has no token, so a lobby that waits for such a game
+accepts any valid hello.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class Arrival(NamedTuple):
-    """An engine that has connected. ``fd``: the trainer's end of the connection, non-blocking and registered."""
+    """An engine that has connected. ``fd`` is the trainer's end of the connection, which is non-blocking."""
 
     fd: int
     hello: Hello
@@ -41,7 +41,7 @@ class Lobby:
     """Advice for the user on how to make a game connect to ``attach``."""
 
     def __init__(self, attach: str | None = None) -> None:
-        """Listen for one engine. ``attach``: address for a game that the user starts; None if this process starts it.
+        """Listen for one engine. ``attach`` is the address for a game that the user starts, None for any other game.
 
         With ``attach``, logs how to start the game, and raises UsageError if the port cannot be used.
         """
@@ -71,7 +71,7 @@ class Lobby:
             _logger.warning("waiting for a game at %s: %s", self.address, self.how_to_play)
 
     def look(self) -> Arrival | None:
-        """Accept connections and read hellos, without blocking. Return the engine; None until its hello arrives."""
+        """Accept connections and read hellos, without blocking. Return the engine, or None until its hello arrives."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()

@@ -34,13 +34,13 @@ _LEAST_ARENAS = 16
 
 
 class GodotEnvManager(EnvManager):
-    """A manager of ``n_envs`` arenas of a Godot game in ``n_workers`` engines (by default one). Linux only.
+    """A manager that runs ``n_envs`` arenas of a Godot game in ``n_workers`` engines (by default one). It needs Linux.
 
     ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or ``"demo:rolling_ball"``. The game needs
     this library's addon (``envmanager godot install-addon``). ``n_workers="auto"``: one per core, each with at least 16
     arenas. ``engine``: how engines are started and driven, an EngineOptions or a mapping of its fields. ``worker_env``:
-    all environment variables of the engines, instead of the trainer's. ``log_dir``: folder for one output file
-    per engine. The other parameters are those of SubprocessEnvManager.
+    all environment variables of the engines, instead of the trainer's. ``log_dir``: folder for the
+    engines' output, one file per engine. The other parameters are those of SubprocessEnvManager.
 
     With ``engine.attach`` no engine is started, and ``env`` is only a name: the user plays the game in the editor. The
     game is one worker. When its connection ends, WorkerDied ("EOF") is raised; a reset waits for a new connection.
@@ -49,8 +49,8 @@ class GodotEnvManager(EnvManager):
     the arguments of ``call`` and ``set_attr`` must be JSON values. An error in a script raises EnvRaised with the file
     and line. A frame that breaks the protocol raises ProtocolError, and the engine is replaced.
 
-    The constructor returns when all engines are ready, within ``timeouts.start_s``. It raises UsageError if there is no
-    such game or no engine for it. If an engine cannot start, all others are stopped, and its WorkerError is raised.
+    The constructor returns when all engines are ready, within ``timeouts.start_s``. It raises UsageError if the game
+    or an engine for the game is not found. If an engine cannot start, the others are stopped and WorkerError is raised.
     """
 
     @takes(GodotOptions)
@@ -89,7 +89,7 @@ class GodotEnvManager(EnvManager):
         self.start(self.make_host(env, options))
 
     def make_host(self, env: str, options: GodotOptions) -> EngineHost:
-        """Return a new host, which will start and replace the engines. A subclass may override this."""
+        """Return a new host, which starts and replaces the engines. A subclass may override this method."""
         if options.engine.protocol == "godot_rl":
             from envmanager.godot.godot_rl import GodotRLHost
 
@@ -100,7 +100,7 @@ class GodotEnvManager(EnvManager):
 
 
 def _with_an_engine_each(options: GodotOptions) -> GodotOptions:
-    """Return ``options`` with one engine per environment. Raises UsageError for options that godot_rl cannot use."""
+    """Return ``options`` with one engine per environment. Raises UsageError for options unsupported by godot_rl."""
     n_envs, engine = options.n_envs, options.engine
     if options.n_workers not in (None, "auto", n_envs):
         raise UsageError(

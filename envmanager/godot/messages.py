@@ -1,8 +1,8 @@
-"""JSON bodies of frames: builds those that the trainer sends, and parses those that an engine sends.
+"""Functions that build the JSON bodies of frames to an engine, and parse the JSON bodies of frames from an engine.
 
-The rule: every body is checked here, once, so the decoder of steps can rely on unique names and on sizes that do not
-overflow. A missing or wrong value raises ``BadFrame``. An unknown key is ignored, so that a later minor version may add
-keys.
+The rule: this module checks every body that it parses, so the decoder of steps can rely on unique names and on sizes
+that do not overflow. A missing or wrong value raises ``BadFrame``. An unknown key is ignored, so that a later minor
+version may add keys.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ArrayLayout:
 
 @attrs.frozen
 class BehaviorLayout:
-    """A behavior: its ``number`` in frames, its spec, and its arrays in the order that frames use.
+    """The name and spec of a behavior, its ``number`` in frames, and its arrays' layouts in the order that frames use.
 
     In the trainer's trees, a single array is a leaf, and several arrays are a dict by name.
     """
@@ -72,7 +72,7 @@ class EngineSpecs:
 
 @attrs.frozen
 class Hello:
-    """An engine's first message. ``protocol``: (major, minor). ``ticks_per_second``: 0 if major is unsupported."""
+    """An engine's first message. ``protocol`` is (major, minor). ``ticks_per_second`` is 0 for an unsupported major."""
 
     protocol: tuple[int, int]
     token: str
@@ -82,7 +82,7 @@ class Hello:
 
 
 def read_hello(body: Body) -> Hello:
-    """Return the Hello in the body of a hello frame. Raises BadFrame if it is invalid."""
+    """Return the Hello in the body of a hello frame. Raises BadFrame if the body is invalid."""
     message = parse_json(body)
     given = message.get("protocol")
     if not isinstance(given, list) or len(given) != 2:
@@ -99,7 +99,7 @@ def read_hello(body: Body) -> Hello:
 def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool, may_spin: bool) -> bytes:
     """Return the body of a configure frame, which is the first frame that an engine receives.
 
-    ``may_spin``: whether the engine may spin for a moment while it waits for the next request.
+    ``may_spin``: whether the engine may busy-wait for a moment before it sleeps until the next request.
     """
     return dump_json(
         {
@@ -119,7 +119,7 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
 def reset_body(
     seeds: Sequence[int | None], options: Mapping[str, Any] | None, arenas: Sequence[int] | None = None
 ) -> bytes:
-    """Return the body of a reset frame. ``seeds`` has one seed per arena in ``arenas`` (None: all arenas).
+    """Return the body of a reset frame. ``seeds`` has one seed per arena to reset. ``arenas=None`` means all arenas.
 
     Raises ValueError or TypeError for options that are not JSON values.
     """
@@ -133,7 +133,7 @@ def call_body(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return the body of a call frame. For "set", ``args`` has one value per arena; "render" needs no ``name``.
+    """Return the body of a call frame. For "set", ``args`` has one value per arena. For "render", ``name`` is ignored.
 
     Raises ValueError or TypeError for arguments that are not JSON values.
     """
@@ -156,8 +156,8 @@ def read_values(body: Body, n: int) -> list[Any]:
 class EngineError:
     """An error that an engine reported. Location fields that the engine did not report are None.
 
-    ``broken``: (path, expected, got) of a value that breaks its spec. Godot reports neither ``broken`` nor ``type`` nor
-    ``traceback``; engines in languages with exceptions do.
+    ``broken`` is (path, expected, got) for a value that breaks its spec. Godot does not report ``broken``, ``type`` or
+    ``traceback``, but engines in languages with exceptions do.
     """
 
     message: str
@@ -194,7 +194,7 @@ def read_error(body: Body, n_arenas: int) -> EngineError:
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
-    """Return the name in the body of a note frame, and a dict of the other entries. Raises BadFrame if invalid."""
+    """Return the name of a note and a dict of its other entries. Raises BadFrame if the body is invalid."""
     message = parse_json(body)
     return _name(message, "a note"), {key: value for key, value in message.items() if key != "name"}
 
@@ -203,7 +203,7 @@ def read_note(body: Body) -> tuple[str, dict[str, Any]]:
 
 
 def read_specs(body: Body) -> EngineSpecs:
-    """Return the specs in the body of a specs frame. Raises BadFrame if invalid, TooLarge if they exceed a limit."""
+    """Return the specs in a specs frame. Raises BadFrame if the body is invalid, TooLarge if a size exceeds a limit."""
     message = parse_json(body)
     entries = _typed(message.get("behaviors"), list, "the behaviors of the specs")
     if not 1 <= len(entries) <= MAX_BEHAVIORS:
@@ -221,7 +221,7 @@ def _behavior(number: int, entry: Any) -> BehaviorLayout:
 
 
 def _arrays(entry: dict[str, Any], key: str, where: str) -> tuple[tuple[ArrayLayout, ...], Tree]:
-    """Return the layouts of the arrays in ``entry[key]``, and their specs as a tree. Raises BadFrame if invalid."""
+    """Parse the arrays in ``entry[key]``. Return their layouts and a tree of their specs, or raise BadFrame."""
     described = _typed(entry.get(key), list, f"the {key} of {where}")
     if not described:
         raise BadFrame(f"{where} has no {key}")
@@ -252,7 +252,7 @@ def _array(entry: Any, where: str) -> tuple[ArrayLayout, ArraySpec]:
 
 
 def _bound(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> np.ndarray | None:
-    """Return a bound as an array of ``dtype``: 0-d if one number is given for all elements, else of ``shape``."""
+    """Convert a bound to an array of ``shape``, or to a 0-d array if it is a single number. None stays None."""
     if value is None:
         return None
     numbers = value if isinstance(value, list) else [value]

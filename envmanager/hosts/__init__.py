@@ -1,1 +1,1 @@
-"""Hosts, which start, replace and end workers in other processes, and the local worker in the trainer's process."""
+"""The local worker in the trainer's process, and hosts, which start, replace and stop workers in other processes."""

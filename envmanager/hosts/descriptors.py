@@ -1,6 +1,6 @@
 """Functions to create, register, wait for and close the library's file descriptors.
 
-The rule: every descriptor the library opens in the trainer is registered here. In a child that the user's code forks,
+The rule: every descriptor that the library opens in the trainer is registered. In a child that the user's code forks,
 all of them are closed, so that the child can neither keep workers alive nor stop them. No registered descriptor has the
 number of a standard stream (0, 1 or 2).
 """
@@ -58,21 +58,21 @@ _SLICE_S = 0.1
 
 
 def register(fd: int) -> int:
-    """Register ``fd`` as one of the library's descriptors, and return it."""
+    """Register ``fd``, so that a forked child of the trainer closes it. Return ``fd``."""
     _registered.add(fd)
     return fd
 
 
 def is_registered(fd: int) -> bool:
-    """Return whether ``fd`` is registered and open."""
+    """Return whether ``fd`` is registered. ``close`` and ``forget`` end the registration."""
     return fd in _registered
 
 
 def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[int] = ()) -> set[int]:
-    """Wait up to ``timeout_s`` (at most an hour) until a descriptor is ready or hung up. Return the ready descriptors.
+    """Wait until a descriptor is ready or hung up. Return the ready descriptors, or an empty set after the timeout.
 
-    Uses ``poll``, as ``select`` takes no descriptor above 1023. ``poll`` takes at most 24 days, hence the limit.
-    On Windows, which has no ``poll``, calls ``select`` several times, so that a Ctrl-C is raised in between.
+    A timeout above an hour counts as an hour. Uses ``poll``, because ``select`` rejects descriptors above 1023. Windows
+    has no ``poll``, so ``select`` is called every 0.1 s there, and a Ctrl-C is raised between two calls.
     """
     if not hasattr(select, "poll"):
         to_read, to_write = list(readable), list(writable)
@@ -162,9 +162,9 @@ def require_room(n_more: int) -> None:
 
 
 def open_standard() -> None:
-    """Open /dev/null on each of the standard descriptors 0, 1 and 2 that is closed.
+    """Open /dev/null on every closed standard descriptor (0, 1 or 2).
 
-    Otherwise a pipe of the library could get that number, and environments would write their output into the pipe.
+    Otherwise a pipe of the library could get one of these numbers, and environments would write their output to it.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:  # returns the lowest free number
         os.set_inheritable(fd, True)

@@ -1,6 +1,6 @@
-"""Makes a worker's environments and carries out its commands, in the worker's process or in the trainer's.
+"""Functions that make a worker's environments and carry out commands, in the worker's process or in the trainer's.
 
-The rule: no code here depends on pipes or shared memory. One table maps each command to its function.
+The rule: this module does not depend on pipes or shared memory. The table COMMANDS maps each command to a function.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from envmanager.options import KindOptions, ResetConfig
 def make_contexts(
     env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
 ) -> list[EnvContext]:
-    """Return one EnvContext per environment of a worker. ``slot`` numbers start at ``first_slot``."""
+    """Return one EnvContext per environment of a worker. The first environment's ``slot`` is ``first_slot``."""
     seeds = derive_seeds(seed, env_ids, generation)
     return [
         EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir, len(env_ids))
@@ -56,7 +56,7 @@ class GroupFactory:
         generation: int,
         first_slot: int,
     ) -> GroupFactory:
-        """Return the factory for the worker that hosts ``env_ids``. ``factories``: one per env of the manager."""
+        """Return the factory for the worker with ``env_ids``. ``factories`` has one factory per env of the manager."""
         contexts = make_contexts(
             env_ids,
             worker_id=worker_id,
@@ -69,7 +69,7 @@ class GroupFactory:
         return cls(own, contexts, options.infos, options.check_values)
 
     def __call__(self) -> EnvGroup:
-        """Make the environments and return their group. If one cannot be made, close the others and raise its error."""
+        """Make the environments and return their group. If one cannot be made, close the others and raise the error."""
         made: list[Any] = []
         own_pid = os.getpid()
         raised = partial(env_raised, worker_id=self.contexts[0].worker_id, phase="start")
@@ -144,7 +144,7 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
 def failed(
     error: BaseException, name: CommandName, *, worker_id: int, env_ids: Sequence[int], group: EnvGroup | None
 ) -> EnvironmentResponse:
-    """Return the "failed" response to a command that raised ``error``. It names the env at fault, if known."""
+    """Return the "failed" response to a command that raised ``error``. The response names the env at fault if known."""
     if group is not None and group.current_env_id is not None:
         env_ids, group.current_env_id = (group.current_env_id,), None
     failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase=phase_of(name))

@@ -58,7 +58,7 @@ _MOVES = {
 
 
 class Alarm:
-    """The conditions under which a poller checks all its links: a time, or unread messages. Shared by all links."""
+    """The conditions under which a poller checks its links: a time, or unread messages. The links share one Alarm."""
 
     __slots__ = ("at", "has_unread")
 
@@ -79,7 +79,7 @@ class WorkerPlan:
     timeouts: Timeouts
 
     def not_started(self, what: str, error: OSError, more: str = "") -> WorkerError:
-        """Return the error to raise if a worker cannot start. ``what`` is the kind of process, ``more`` is a hint."""
+        """Return the error for a worker that did not start. ``what`` is the kind of process, and ``more`` is a hint."""
         cause = f"{type(error).__name__}: {error}".rstrip(": ")
         told = " ".join(filter(None, (f"{cause}.", more, advice(error))))
         return WorkerError(
@@ -103,10 +103,10 @@ class WorkerProcess(Protocol):
         """Descriptor that becomes readable when the process ends."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process. SIGKILL also kills the processes that it started."""
+        """Send a signal to the process. SIGKILL also kills the processes that the worker started."""
 
     def core_wait_ns(self) -> int:
-        """Return the time (ns) in which the process was runnable but no core was free; 0 if unknown."""
+        """Return the total time (ns) that the process has waited for a free core; 0 if unknown."""
 
     def exit_name(self) -> str:
         """Return how the process ended, such as ``SIGSEGV``."""
@@ -122,14 +122,14 @@ class ResponseDecoder(Protocol):
         """Return the "failed" response that reports ``error``."""
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to the command ``asked`` that the message contains."""
+        """Convert ``message``, the worker's answer to the command ``asked``, to a response."""
 
 
 class Link:
     """The manager's side of one worker outside this process. It sends commands and receives responses.
 
-    A poller delivers responses to steps. Set ``process`` and ``decoder`` after construction. A subclass may override
-    ``encode``, ``step_response``, ``have_started_again`` and ``output_tail``.
+    A poller waits for the responses to steps. Set ``process`` and ``decoder`` after construction. A subclass may
+    override ``encode``, ``step_response``, ``have_started_again`` and ``output_tail``.
     """
 
     FAILED: ClassVar[int] = FAILED_CODE
@@ -204,7 +204,7 @@ class Link:
     # Responses.
 
     def recv(self) -> EnvironmentResponse:
-        """Return the last command's response when it arrives, or "failed" after a death, timeout or protocol error."""
+        """Return the last command's response when it arrives, or a "failed" response if the worker fails first."""
         try:
             return self._received()
         finally:
@@ -271,7 +271,7 @@ class Link:
         return response
 
     def core_wait_share(self) -> float:
-        """Return the fraction of the time since the start in which the worker was runnable but no core was free."""
+        """Return the fraction of the time since the start that the worker has spent waiting for a free core."""
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.perf_counter_ns() - self._ready_ns)))
 
@@ -283,7 +283,7 @@ class Link:
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Once a replacement has started, send the reset. Return the response to the reset, or a failure; else None."""
+        """Send the reset once a replacement has started. Return the reset's response or a failure; None before that."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -349,7 +349,7 @@ class Link:
             self.move(State.CLOSING)
 
     def retire(self) -> None:
-        """Ask a running worker that is being replaced to exit. The poller kills it after ``close_s`` seconds."""
+        """Ask a worker that is being replaced to exit. If it does not exit within ``close_s``, the poller kills it."""
         self.await_nothing()
         self.ask_to_close()
         self._await(CommandName.CLOSE, time.monotonic() + self._timeouts.close_s)

@@ -4,8 +4,8 @@
 
     launch ── start ──▶ process        await_start ◀── specs
 
-The rule: only workers that the host has launched get "start". Members that only a Link has are used for Links only, so
-that tests can replace workers with fakes.
+The rule: the host sends "start" only to workers that it has launched. It uses the members of a Link only if a worker is
+a Link, so that tests can replace workers with fakes.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ pidfd), those that are open while a process starts, and some in reserve."""
 class Resources(Generic[AnyLink]):
     """The links of one manager, their poller, and the resources that the workers share, such as memory.
 
-    A finalizer of the host calls ``close`` when the manager is garbage-collected or the program exits. So this class
-    must not refer to the host or the manager, because the finalizer would keep them alive.
+    A finalizer of the host calls ``close`` when the manager is garbage-collected or the program exits. This class
+    must not refer to the host or the manager, because the finalizer would then keep them alive.
     """
 
     def __init__(self, close_s: float, poller: Poller[AnyLink], *give_back: Callable[[], object]) -> None:
-        """Store ``give_back``, functions that release the shared resources, to call after the workers have ended."""
+        """Store the functions ``give_back``, which release the shared resources once the workers have ended."""
         self.poller = poller
         self._more_to_give_back = give_back
         self._close_s = close_s
@@ -88,9 +88,9 @@ class Resources(Generic[AnyLink]):
             self.drop(link)
 
     def close(self) -> None:
-        """End the workers within ``close_s`` seconds, by a request, SIGTERM, then SIGKILL. Then release all resources.
+        """Stop the workers and release all resources. Workers that do not exit on request get SIGTERM, then SIGKILL.
 
-        An interrupt ends the waiting early. Does nothing in a process forked from the trainer.
+        An interrupt ends the wait of up to ``close_s`` seconds. Does nothing in a process forked from the trainer.
         """
         if os.getpid() != self._owner_pid or self._closed:
             return  # the workers do not belong to a forked copy of the trainer
@@ -101,7 +101,7 @@ class Resources(Generic[AnyLink]):
                 self._give_back()
 
     def stop(self) -> None:
-        """End all workers within ``close_s`` seconds, but release nothing. Wait if another thread is doing this."""
+        """Stop all workers within ``close_s`` seconds, but release nothing. Wait if another thread is stopping them."""
         with self._stopping:
             links, deadline = list(self._links), time.monotonic() + self._close_s
             for link in links:

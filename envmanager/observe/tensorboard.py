@@ -50,7 +50,7 @@ def write_stats(
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
     """Return the statistics by tag: ``{"wait_share": …, "idle_share/worker_0": …}``.
 
-    TensorBoard groups tags by the part before the slash. Each worker has six statistics, ten with ``every``.
+    TensorBoard groups tags by the part before the slash. Each worker has six statistics, or ten if ``every`` is set.
     """
     scalars = {name: float(getattr(stats, name)) for name in _OF_MANAGER}
     for worker in stats.workers:
@@ -60,7 +60,7 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
 
 
 def make_writer(log_dir: str) -> Any:
-    """Return a tensorboardX SummaryWriter for a new file in ``log_dir``. Raises MissingExtra if it is not installed."""
+    """Return a tensorboardX SummaryWriter for ``log_dir``. Raises MissingExtra if tensorboardX is not installed."""
     return _writer(log_dir, "")
 
 
@@ -75,7 +75,7 @@ def _writer(log_dir: str, mark: str) -> Any:
 
 
 def remove_events(folder: Path) -> None:
-    """Remove the TensorBoard files of trainings in ``folder``, then ``folder`` if it is empty. Skip symbolic links."""
+    """Delete the files of TensorBoardMetrics from ``folder``, then ``folder`` if it is empty. Skip symbolic links."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():
@@ -86,7 +86,7 @@ def remove_events(folder: Path) -> None:
 
 
 class TensorBoardMetrics:
-    """A metrics writer for TensorBoard. ``directory``: by default ``tensorboard`` in the training's folder."""
+    """A metrics writer for TensorBoard. The default ``directory`` is ``tensorboard`` in the training's folder."""
 
     def __init__(self, facts: RunFacts, *, directory: str | None = None) -> None:
         self._writer = _writer(str(facts.directory / FOLDER) if directory is None else directory, _OF_TRAININGS)

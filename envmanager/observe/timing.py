@@ -28,15 +28,15 @@ class Track(Protocol):
         ...
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Add a span called ``name``. The begin and the end are times from ``time.perf_counter_ns``."""
+        """Add a span called ``name``. Both ``began_ns`` and ``ended_ns`` are times of ``time.perf_counter_ns``."""
         ...
 
 
 class Histogram:
     """A histogram of times in nanoseconds, with buckets whose width grows with the time.
 
-    There are eight buckets for every doubling, as in HdrHistogram: percentiles are exact below 16 ns, and within 1/16
-    above. Times up to 2**64 ns fit.
+    There are eight buckets for every doubling, as in HdrHistogram. Percentiles below 16 ns are exact, and larger ones
+    are within 1/16 of the true value. Times must be below 2**64 ns.
     """
 
     __slots__ = ("_counts", "_recent", "add")
@@ -117,7 +117,7 @@ class WorkerTimes:
 
 @attrs.define(eq=False)
 class WaitTimes:
-    """A counter of the time, ``waited_ns``, for which a trainer has waited for responses."""
+    """A counter of the nanoseconds that a trainer has waited for responses."""
 
     waited_ns: int = 0
     track: Track | None = attrs.field(default=None, init=False)

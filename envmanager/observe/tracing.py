@@ -48,7 +48,7 @@ Record = tuple[int, int | None, int, str, str]
 
 
 class SpanTrack:
-    """One track of a trace, for the trainer or a worker. Its spans are stored with the worker's generation."""
+    """One track of a trace, for the trainer or a worker. Each span of a worker carries the worker's generation."""
 
     __slots__ = ("_more", "_number", "_tracer")
 
@@ -83,7 +83,7 @@ class Tracer:
     def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
         """Create or overwrite ``path``. Only the user can read the file, because it contains the texts of errors.
 
-        Raises UsageError if ``path`` cannot be written, or another manager of this process writes it.
+        Raises UsageError if ``path`` cannot be written, or if another manager of this process is writing it.
         """
         self._path = absolute(path)  # the trainer may change its directory
         if self._path in _being_written:
@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return records and the idle spans between them as JSON after commas. The suffix "e-3" converts ns to µs."""
+        """Return ``records`` and workers' idle spans as JSON objects, each after a comma. "e-3" converts ns to µs."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []

@@ -44,7 +44,7 @@ class WandbMetrics:
 class MlflowMetrics:
     """A metrics writer that logs a training as an MLflow run, with the config as parameters.
 
-    ``tracking_uri``: None means MLflow's default. The experiment is created if it does not exist.
+    If ``tracking_uri`` is None, MLflow's default is used. The experiment is created if it does not exist.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MlflowMetrics:
             self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def _run_before(self, facts: RunFacts, experiment_id: str) -> str | None:
-        """Reopen the run of a resumed training and return the run's id; None if there is no run to resume."""
+        """Reopen the run of a resumed training and return the run's id. Return None if there is no run to resume."""
         if facts.resumed_at is None:
             return None
         runs = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{facts.run_id}'")

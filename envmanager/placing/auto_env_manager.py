@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
-    """Probe the first environment; return a SimpleEnvManager or a SubprocessEnvManager, whichever should be faster.
+    """Probe the first environment and return a SimpleEnvManager or SubprocessEnvManager, whichever should be faster.
 
-    A vectorised form of the environment is probed too, and used if it has the same spaces and is faster.
+    If the environment has a vectorised form, that form is probed as well, and used if it is equivalent and faster.
 
-    ``options``: the options of SubprocessEnvManager. A number as ``n_workers`` is used only if processes are chosen.
-    ``local_envs="auto"`` allows some environments in this process and the others in workers. The manager's
+    ``options``: the options of SubprocessEnvManager. A number as ``n_workers`` is ignored if a SimpleEnvManager is
+    chosen. ``local_envs="auto"`` allows some environments in this process and the others in workers. The manager's
     ``stats().placement`` says what was chosen and why. The probe raises the same errors as the constructors.
     """
     checked = ProcessOptions(n_envs=n_envs, **options)

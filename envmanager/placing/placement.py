@@ -1,4 +1,4 @@
-"""Choice of where environments run, in this process or in a number of worker processes, and the reason for it.
+"""Functions that choose where environments run, in this process or in worker processes, and state the reason.
 
 ::
 
@@ -57,7 +57,7 @@ class Probe:
 
 @attrs.frozen
 class Placement:
-    """A manager's kind and number of workers, the number of environments in its local worker, and the reason.
+    """A manager's kind and number of workers, the number of environments in its local worker, and why they were chosen.
 
     ``round_s``: the expected seconds of one step of all environments. ``is_vectorised``: whether the environments are
     made in their vectorised form.
@@ -111,8 +111,8 @@ def choose(
 ) -> Placement:
     """Return the placement in which ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
 
-    ``in_process``: whether all of them may run in the trainer's own process. ``n_workers``: a fixed number of workers,
-    or None. ``local_envs``: number of environments in an additional local worker; "auto" for the fastest number.
+    ``in_process``: whether the trainer's own process may run all environments. ``n_workers``: a fixed number, or None
+    for the fastest. ``local_envs``: number of environments in an additional local worker, or "auto" for the fastest.
     """
     uneven = probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > probe.message_s
 
@@ -140,7 +140,7 @@ def choose(
 
 
 def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe: Probe) -> Placement:
-    """Return ``vector`` if the vectorised form is equivalent and clearly faster, else ``single``; add to the reason."""
+    """Return ``vector`` if it is equivalent and clearly faster, else ``single``. Add the comparison to the reason."""
     if vector_probe.behavior_specs != probe.behavior_specs:
         why = "not in their vectorised form, which has other observations or actions"
     elif vector_probe.begins_late:
@@ -157,9 +157,9 @@ def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe
 def isolate(
     reason: str, n_envs: int, *, n_workers: int | None = None, local_envs: int | Literal["auto"] = 0
 ) -> Placement:
-    """Return the placement of environments that failed when probed: by default one worker each, none in this process.
+    """Return a placement for environments whose probe failed. By default, each environment gets its own worker.
 
-    ``reason``: text that says what happened. Numbers in ``n_workers`` and ``local_envs`` are the user's and are kept.
+    ``reason``: text that says how the probe failed. Numbers in ``n_workers`` and ``local_envs`` are kept.
     """
     n_local = 0 if local_envs == "auto" else local_envs
     n_apart = n_envs - n_local
@@ -170,7 +170,7 @@ def isolate(
 
 
 def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0) -> float:
-    """Return the expected time (s) of one step of all environments in ``n_workers`` workers (0: in this process)."""
+    """Return the expected seconds of one step of all environments. If ``n_workers`` is 0, they run in this process."""
     copied_s = n_envs * probe.obs_bytes * BYTE_S
     if n_workers == IN_PROCESS:
         return (

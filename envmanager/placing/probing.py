@@ -57,7 +57,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class ProbeEnded(Exception):
-    """Error raised when an environment fails during its probe. The text names the call; ``error`` is the cause."""
+    """Error raised when an environment fails during its probe. ``error`` is the WorkerError that ended the probe."""
 
     def __init__(self, error: WorkerError, doing: str) -> None:
         super().__init__(f"an environment failed in {doing} when it was tried ({error.cause})")
@@ -72,10 +72,10 @@ def place(
     in_process: bool,
     vectorised: Any = None,
 ) -> Placement:
-    """Probe the first environment of ``env_factory``; return and log the placement of all environments.
+    """Probe the first environment of ``env_factory``, then log and return a placement for all environments.
 
     ``manager_class`` is SubprocessEnvManager. ``in_process``: whether environments may run in this process.
-    ``vectorised``: a factory of their vectorised form, if there is one, which is probed too. A probe takes half a
+    ``vectorised``: an optional factory of their vectorised form, which is probed as well. Each probe takes half a
     second, plus the start and close of a worker. Raises the same errors as ``measure``, except ProbeEnded.
     """
     if options.n_envs == 1 and not in_process:
@@ -116,12 +116,12 @@ def _fastest(probe: Probe, options: ProcessOptions, in_process: bool) -> Placeme
 
 
 def measure(manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions) -> Probe:
-    """Measure the first environment of ``env_factory`` in a worker process, then end the process; return a Probe.
+    """Measure the first environment of ``env_factory`` in a temporary worker process, and return a Probe.
 
-    A vector is measured with ``n_envs`` environments, or as many as it has; its Probe states costs per environment.
+    A vectorised environment is measured with all its rows, and its Probe states the costs per row.
 
     Raises ProbeEnded if the reset or a step ends the process or takes too long, and WorkerError if the environment
-    cannot be made. An exception of the environment is raised as EnvRaised, or ProbeEnded if it would cause a restart.
+    cannot be made. An exception of the environment is raised as EnvRaised, or as ProbeEnded if it counts as a fault.
     """
     factory = factories_for(env_factory, options.n_envs)[0]
     timeouts, log_dir = options.timeouts, options.log_dir
@@ -162,7 +162,7 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
 
 @attrs.frozen
 class ProbeFactory:
-    """A factory of a ProbedEnvironment around one environment, or around a vector of ``n_envs`` environments."""
+    """A factory for a ProbedEnvironment around one environment, or around a vector of ``n_envs`` environments."""
 
     factory: Any
     n_envs: int = 1
@@ -185,9 +185,9 @@ class ProbeFactory:
 class ProbedEnvironment(Environment):
     """A measurement that a manager steps like an environment. Each step doubles the number of random steps taken.
 
-    An observation is ``[number of random steps, whether the measurement has ended]``. After the end ``probe`` is the
-    result, and further steps do nothing. From the observations the trainer can tell whether the reset or a step failed,
-    and about how many steps preceded a crash.
+    An observation is ``[number of random steps, whether the measurement has ended]``. After the end, ``probe`` holds
+    the result, and further steps do nothing. The observations show the trainer whether the reset or a step failed, and
+    about how many steps preceded a crash.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
@@ -195,9 +195,9 @@ class ProbedEnvironment(Environment):
     def __init__(
         self, group: EnvGroup, *, n_rows: int | None = None, probe_s: float = PROBE_S, max_steps: int = MAX_STEPS
     ) -> None:
-        """Prepare to measure ``group`` for ``probe_s`` seconds: at least two steps, at most ``max_steps``.
+        """Prepare to measure ``group`` for ``probe_s`` seconds, with at least two and at most ``max_steps`` steps.
 
-        ``group`` has one environment, or is a vector of ``n_rows``.
+        ``group`` has one environment, or is a vector of ``n_rows`` environments.
         """
         self._group, self._n_rows = group, n_rows
         self._probe_s, self._max_steps = probe_s, max_steps
@@ -218,7 +218,7 @@ class ProbedEnvironment(Environment):
 
     @property
     def probe(self) -> Probe:
-        """A Probe with the costs of the steps taken so far; for a vector, the costs per row."""
+        """A Probe with the costs of the steps taken so far. The costs of a vector are per row."""
         obs_bytes = sum(leaf.nbytes for each in self._steps.values() for leaf in leaves(each.obs))
         probe = attrs.evolve(summarize(self._times, obs_bytes), behavior_specs=dict(self._group.behavior_specs))
         if self._n_rows is None:
@@ -263,7 +263,7 @@ class ProbedEnvironment(Environment):
 
 
 def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
-    """Return the result of ``act()`` and its StepTime, without the waits for a core that ``delay`` measures."""
+    """Call ``act`` and return its result and StepTime. Waits for a core, measured by ``delay``, are excluded."""
     delay_ns, cpu_ns, wall_ns = delay.ns(), time.process_time_ns(), time.perf_counter_ns()
     result = act()
     wall_ns = time.perf_counter_ns() - wall_ns
@@ -291,7 +291,7 @@ class StepTime(NamedTuple):
 
 
 def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
-    """Return a Probe with the means and the unevenness of ``times``, apart from the warm-up steps at the start."""
+    """Return a Probe with the means and the unevenness of ``times``, ignoring the warm-up steps at the start."""
     counted = times[max(1, int(len(times) * WARM_UP)) :]
     walls = sorted(step.wall_ns for step in counted)
     mean_ns = statistics.fmean(walls)
@@ -306,7 +306,7 @@ def summarize(times: Sequence[StepTime], obs_bytes: int) -> Probe:
 
 
 class RunDelay:
-    """A clock that measures how long this thread has waited for a free core, time that does not count as step time."""
+    """A clock of the time that the current thread has waited for a free core. Step times exclude such waits."""
 
     def __init__(self) -> None:
         try:

@@ -39,7 +39,7 @@ class Inheritance(NamedTuple):
 
 
 def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
-    """Return the Inheritance of a new process called ``name``: ``environ``, and the settings of this process."""
+    """Return the Inheritance of a new process called ``name``, with ``environ`` and this process's other settings."""
     import multiprocessing  # here, because an engine does not need it
 
     own = multiprocessing.current_process()
@@ -77,7 +77,7 @@ def python(executable: str, imports: str) -> list[str]:
 
 
 def end_group() -> None:
-    """Kill this process and its process group at once."""
+    """Kill this process at once and, except on Windows, its process group."""
     if sys.platform == "win32":
         os._exit(1)
     with contextlib.suppress(ProcessLookupError):  # a fork of a worker leads no group
@@ -88,7 +88,7 @@ def end_group() -> None:
 def run() -> None:
     """Read a function, its arguments and settings from standard input, apply the settings, and call the function.
 
-    Only the trainer holds the other end of standard input, a pipe. A thread waits until the pipe ends, and then kills
+    Standard input is a pipe whose write end only the trainer holds. A thread waits until the pipe ends, and then kills
     the process group. The thread needs the GIL, so native code that holds the GIL can outlive the trainer.
     """
     if hasattr(os, "setpgid"):

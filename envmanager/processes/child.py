@@ -12,7 +12,7 @@ A fork may continue (a simulator), or exit itself (``os._exit``, ``multiprocessi
 the environment's code (returns, raises or calls ``sys.exit``), it must not take commands as a second worker. It then
 exits like a script, but without the worker's ``atexit`` functions, finalizers and ``close`` of the environments.
 
-The rule: ``worker`` uses only ``recv``, ``send`` and ``put``, so tests can run it with mocks. TrainerConnection, which
+The rule: ``worker`` needs only ``recv``, ``send`` and ``put``, so tests can run it with mocks. TrainerConnection, which
 it receives as an argument, handles tickets, slots and shared memory.
 """
 
@@ -77,7 +77,7 @@ class CannotObey:
 
 
 class TrainerConnection:
-    """The worker's end of its connection to the trainer and of the step pipe. Receives commands and sends responses."""
+    """The worker's ends of the connection to the trainer and of the step pipe, for commands and responses."""
 
     def __init__(self, fds: Mapping[str, Any], worker_id: int, generation: int, spin_ns: int) -> None:
         self._fds = fds
@@ -102,11 +102,11 @@ class TrainerConnection:
         self._header = b""
 
     def use_group(self, group: EnvGroup) -> None:
-        """Set the worker's environments. They write into shared memory, and their new specs are sent with responses."""
+        """Set the worker's environments. They may write into shared memory, and responses report their new specs."""
         self._group = group
 
     def cut_off(self) -> None:
-        """Disconnect this fork of a worker from the trainer, and replace the shared memory by a private copy."""
+        """Disconnect this fork of a worker from the trainer, and replace the shared memory with a private copy."""
         if self._block is not None:
             self._block.make_private(self._fds["memory"])
         descriptors.lead_nowhere(list(self._fds.values()))
@@ -133,7 +133,7 @@ class TrainerConnection:
             return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
 
     def _attach(self, layout: BlockLayout) -> None:
-        """Map the shared memory, which now has its final size. If this fails, every later command fails."""
+        """Map the shared memory, which now has its final size. If the mapping fails, all later commands fail."""
         if self._group is None:  # the environments could not be made, so every command fails
             return
         try:
@@ -279,7 +279,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
 def main(
     inherited: list[Any], worker_id: int, generation: int, seed: int, spin_ns: int, pickled_env_factory: bytes
 ) -> None:
-    """Set up signals, output and random seeds; then call ``worker``. ``inherited``: descriptors in the order of FDS."""
+    """Set up signals, output and random seeds, then call ``worker``. ``inherited`` has the descriptors named in FDS."""
     fds = dict(zip(FDS, inherited, strict=False))
     # Only the trainer handles a Ctrl-C; it ends its workers. To ignore the signal also discards a pending one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -332,7 +332,7 @@ def _after_fork_in_child() -> None:
 
 
 def _end_fork(error: BaseException | None) -> NoReturn:
-    """Exit this forked process like a script that raises ``error``, or, for None, reaches its end."""
+    """Exit this forked process like a script that raised ``error``, or that reached its end if ``error`` is None."""
     code, text = 1, ""
     try:
         for stream in (sys.stdout, sys.stderr):

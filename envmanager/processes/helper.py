@@ -12,8 +12,8 @@ start method "forkserver" the fork keeps the libraries that the helper has loade
 Python, which calls ``run``. An engine executes its own program.
 
 The helper listens on no address, because it inherits the other end of the trainer's one socket. It is the parent of the
-processes that it starts. When one of them ends, even while the trainer computes, the helper kills the rest of the
-process group and then reaps the process, in this order: until then, no other group can have the same number.
+processes that it starts. When a process ends, even while the trainer computes, the helper kills the rest of its process
+group. Only then does it reap the process, because the number of the group may be reused after that.
 *Lifelines* kill all these processes when the trainer dies, for whatever reason::
 
     trainer ── write end ──▶ life pipe ◀── lifelines: one in each process, and two for each in the helper
@@ -26,7 +26,7 @@ that started the process ends, and not at all in children of the helper. A worke
 an environment may close all descriptors or join another group. So the helper holds two more lifelines for each process:
 one owned by its group, one by the process. The kernel identifies an owner by more than its number, so a later process
 with the same number is not killed. Where lifelines do not work (no /proc, a sandbox without signal-driven I/O), the
-helper kills the groups itself, and a thread in each worker, which needs the GIL, waits for the same event.
+helper kills the groups itself, and a thread in each worker, which needs the GIL, waits for the end of the pipe.
 
 The rule: the helper runs no user code except imports, and waits for no process that runs any. It opens its own lifeline
 before all others, because the kernel signals from the newest to the oldest, and a helper that is killed first would
@@ -90,7 +90,7 @@ class _Child(NamedTuple):
 
 
 def main(requests_fd: int, life_fd: int) -> None:
-    """Run the helper until the trainer has died. In each process that it forks, call ``run``."""
+    """Run the helper until the trainer dies. In a fork that executes no other program, call ``run``."""
     atexit.register(_end_fork)  # before all others, so that it runs last
     # A process group suffices to avoid a terminal's signals. With a session, Linux (autogroup) would give half of the
     # cores' time to the trainer and half to all workers, which doubles the duration of a round with eight workers.
@@ -146,7 +146,7 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Carry out requests and reap children until the trainer dies; then kill them. Also returns in each child."""
+        """Serve requests and reap children until the trainer dies or descriptors run out. Also returns in a child."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
@@ -189,7 +189,7 @@ class _Helper:
         return True
 
     def _load(self, modules: Iterable[str]) -> None:
-        """Import modules that forks will share. Ignore errors; they occur again in a worker that imports the module."""
+        """Import modules that forks will share. Ignore errors, which recur in any worker that imports the module."""
         missing = [name for name in modules if name not in self._loaded]
         if missing:
             self._loaded.update(missing)
@@ -200,7 +200,7 @@ class _Helper:
             gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
-        """Fork and report the pid. Also returns in a child that executes no program. Raises OSError on failure."""
+        """Start a process and report its pid, or raise OSError. In a child that will call ``run``, set ``born``."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -257,7 +257,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _respond(fd: int, number: int, *fds: int) -> bool:
-    """Send a number and descriptors to the trainer, through a copy of the socket ``fd``. Return whether that worked."""
+    """Send a number and descriptors to the trainer over the socket ``fd``. Return False if this fails, else True."""
     try:
         with socket.socket(fileno=os.dup(fd)) as trainer:
             socket.send_fds(trainer, [RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
@@ -294,14 +294,14 @@ def line_for(life_fd: int, owner: int) -> int:
 
 
 def is_cut(fd: int, timeout_ms: int | None = 0) -> bool:
-    """Wait for at most ``timeout_ms`` (None: without limit) for the trainer's death. Return whether it has died."""
+    """Return whether the trainer has died. Wait up to ``timeout_ms`` (None: forever) for the end of the pipe ``fd``."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout_ms))
 
 
 def watch(life_fd: int) -> None:
-    """Start a thread that kills this process and its group when the trainer has died."""
+    """Start a thread that kills this process and its group when the trainer dies."""
 
     def wait_and_end() -> None:
         is_cut(life_fd, timeout_ms=None)
@@ -362,7 +362,7 @@ def _become(
 def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     """Read settings, a function and arguments from ``data_fd``; apply the settings; call ``function(fds, *arguments)``.
 
-    If ``is_tied`` is 0, ``line`` is no lifeline but the life pipe, and a thread kills this process when the pipe ends.
+    If ``is_tied`` is 0, ``line`` is the life pipe, and a thread kills this process when the pipe ends.
     """
     for fd in (data_fd, line, *fds):
         os.set_inheritable(fd, False)

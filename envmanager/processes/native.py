@@ -94,7 +94,7 @@ class StepPipePoller(Poller[ProcessLink]):
         self._events = events
 
     def read_other(self, fd: int) -> None:
-        """If ``fd`` is the step pipe, read it and append a response to ``arrived`` per record, except late records."""
+        """Read ``fd`` if it is the step pipe. Append a response to ``arrived`` for each record that is not late."""
         if fd != self._read_fd:
             return
         while True:

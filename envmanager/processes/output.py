@@ -1,7 +1,7 @@
-"""Output of workers that error messages quote: the end of a log file, and Python's report of a crash in native code.
+"""Worker output that error messages quote: the end of a log file, and Python's report of a crash in native code.
 
 With ``log_dir`` each generation of a worker has a log file. All workers share one memfd for crash reports, in which
-each worker has a part. So crash reports need no descriptor per worker, block on no pipe, and outlive the process.
+each worker has a part. So crash reports need no descriptor per worker, never block on a pipe, and outlive the process.
 
 The rule: the trainer opens a log, so that an unusable log is refused before a process starts. No error quotes text that
 was in the log file before the process started.
@@ -35,7 +35,7 @@ class OutputLog:
 
     @classmethod
     def open(cls, log_dir: str, worker_id: int, generation: int) -> tuple[OutputLog, int]:
-        """Open a worker's log (mode 0600). Return it with a descriptor for appending. Raises UsageError on failure."""
+        """Open a worker's log (mode 0600). Return an OutputLog and a descriptor for appending, or raise UsageError."""
         path = os.path.join(log_dir, f"worker-{worker_id}-{generation}.log")
         try:
             os.makedirs(log_dir, exist_ok=True)
@@ -49,7 +49,7 @@ class OutputLog:
         return cls(path, found.st_size, (found.st_dev, found.st_ino)), fd
 
     def tail(self) -> str:
-        """Return the end of this process's output; an empty text if the file was removed or replaced."""
+        """Return the end of this process's output, or "" if the file was removed or replaced."""
         try:
             fd = os.open(self.path, os.O_RDONLY | SAFELY | getattr(os, "O_NONBLOCK", 0))
         except OSError:
@@ -62,7 +62,7 @@ class OutputLog:
 
 
 def read_tail(fd: int, start: int) -> str:
-    """Return the end of a file, nothing before offset ``start``, as text without the module list of a crash report."""
+    """Return the end of a file as text. Leave out bytes before offset ``start`` and a crash report's module list."""
     size = os.fstat(fd).st_size
     start = max(start if size >= start else 0, size - _READ_BYTES)  # below ``start`` if the file was truncated
     if hasattr(os, "pread"):
@@ -92,13 +92,13 @@ def enable_crash_report(fd: int | None, worker_id: int) -> int:
 
 
 def leave_crash_report(own_fd: int) -> None:
-    """Redirect crash reports to stderr, in a process forked from a worker, and close ``own_fd``."""
+    """Redirect crash reports to stderr and close ``own_fd``. Call this in a process forked from a worker."""
     faulthandler.enable(file=_STDERR, all_threads=True)
     os.close(own_fd)
 
 
 def take_crash_report(fd: int, worker_id: int) -> str:
-    """Return and erase the crash report of a worker that has ended; empty if it did not crash."""
+    """Return the crash report of a worker that has ended, and erase it from ``fd``. Return "" if there is none."""
     start = worker_id * _PART_BYTES
     data = os.pread(fd, _READ_BYTES, start)
     written = data[: data.find(b"\0")] if b"\0" in data else data

@@ -10,7 +10,7 @@
     SharedRows ◀─────── memory of a temporary file ───────────────────▶ SharedRows
 
 Standard input is also the lifeline: it ends when the trainer dies, and a thread in the worker then kills the worker's
-process group. A thread in the trainer writes to it, so a worker that reads slowly, or never, delays no other worker.
+process group. A thread in the trainer writes the call, so a worker that reads slowly, or never, delays no other one.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PortableProcess:
             os.close(self._life_fd)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, unless it has ended. On Windows SIGTERM is ignored; other signals kill."""
+        """Send a signal to the process, unless it has ended. On Windows SIGTERM is ignored and others kill it."""
         with self._lock:
             if self._has_ended:
                 return
@@ -155,7 +155,7 @@ class PortableProcess:
         return exit_name(self._exit_code)
 
     def release(self) -> None:
-        """Wait at most a second for the process to be reaped, and close ``pidfd``. A second call does nothing."""
+        """Wait at most a second for the process to be reaped, then close ``pidfd``. A second call does nothing."""
         self._thread.join(_REAP_S)
         self.pidfd = descriptors.close(self.pidfd)
 
@@ -163,7 +163,7 @@ class PortableProcess:
 def _start_python(
     environ: Mapping[str, str], stdin_fd: int, output_fd: int | None, kept: list[Any]
 ) -> subprocess.Popen[bytes]:
-    """Start and return a Python process that runs ``boot.run`` and reads ``stdin_fd``. A Ctrl-C does not end it."""
+    """Start and return a Python process that runs ``boot.run``, inherits descriptors ``kept`` and survives Ctrl-C."""
     executable, needed = sys.executable, dict(os.environ)  # it may need variables that the environments do not get
     if sys.platform == "win32" and sys.prefix != sys.base_prefix:  # the executable of a venv starts another process
         executable, needed["__PYVENV_LAUNCHER__"] = sys._base_executable, sys.executable
@@ -197,7 +197,7 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
 
 
 def open_memory() -> int | str:
-    """Return the descriptor of an empty, unnamed file to map as shared memory; on Windows a name for the memory."""
+    """Return the descriptor of an empty, unnamed file to map as shared memory, or on Windows a name for it."""
     if sys.platform == "win32":
         return f"envmanager-{secrets.token_hex(16)}"
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
@@ -220,7 +220,7 @@ class PortableChannel(Channel):
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, number of final rows, busy and end time (ns) of response ``ticket``, or None: call ``pump``."""
+        """Return flags, number of final rows, busy and end ns of step ``ticket``, or None if ``pump`` must read it."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:

@@ -5,7 +5,7 @@
     launch ── start ──▶ process        await_start ◀── specs        have_started ── layout of the memory ──▶ all
 
 Actions and observations are in shared memory if they fit. Otherwise they are pickled and sent through the worker's own
-connection. The modules ``native`` and ``portable`` have a subclass of both classes for each transport.
+connection. The modules ``native`` and ``portable`` each subclass the host and the link, for one transport.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LaunchPlan(WorkerPlan):
 
 
 class ProcessLink(Link):
-    """The manager's link to a worker process, which exchanges actions and steps through shared memory if they fit."""
+    """The manager's link to a worker process. Actions and steps are exchanged through shared memory if they fit."""
 
     decoder: Decoder
 
@@ -90,7 +90,7 @@ class ProcessLink(Link):
         self.channel.open(fd, self.process.pidfd)
 
     def make_channel(self) -> Channel:
-        """Return a new, closed channel. The channel is opened after the process has started."""
+        """Return a new channel, which is opened once the process has started."""
         return Channel()
 
     @abstractmethod
@@ -111,7 +111,7 @@ class ProcessLink(Link):
             super().send(command, payload)
 
     def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
-        """Send a step without blocking; actions go to shared memory if they fit. The caller has deferred interrupts."""
+        """Send a step without blocking. Put actions in shared memory if they fit. Call with interrupts deferred."""
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
@@ -129,7 +129,7 @@ class ProcessLink(Link):
         self._await(_STEP, deadline)
 
     def attach(self, worker_rows: SharedRows) -> None:
-        """Use ``worker_rows``, in shared memory, for all later steps, and send their layout to the worker."""
+        """Use ``worker_rows`` for all later steps, and send the layout of the shared memory to the worker."""
         self._worker_rows = worker_rows
         self.decoder.attach(worker_rows)
         data = pickle.dumps(worker_rows.layout)
@@ -138,7 +138,7 @@ class ProcessLink(Link):
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Attach this replacement to ``worker_rows`` (if any) and reset it, as soon as it has started.
+        """Schedule the reset of this replacement, which is attached to ``worker_rows`` (if any) before the reset.
 
         ``slot`` is the last slot that the other workers used. With equal slots, one view covers all workers' rows.
         """
@@ -155,7 +155,7 @@ class ProcessLink(Link):
         return self.decoder.response(message, _STEP, self.slot)
 
     def output_tail(self) -> str:
-        """Return the end of the worker's log file; an empty text without ``log_dir``."""
+        """Return the end of the worker's log file, or "" without ``log_dir``."""
         return "" if self._log is None else self._log.tail()
 
     def release(self) -> None:
@@ -167,7 +167,7 @@ class ProcessLink(Link):
 class ProcessHost(LinkHost[ProcessLink]):
     """A manager's host for worker processes. With ``local_envs``, the last worker runs in the trainer's process.
 
-    Each subclass is a transport, which decides how processes are started and how they send responses.
+    Each subclass implements a transport, which determines how processes are started and how they send responses.
     """
 
     options: ProcessOptions
@@ -292,7 +292,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return a view of all workers' rows, or None unless all ``parts`` were written in place into the same slot."""
+        """Return a view of all workers' rows if all ``parts`` were written in place into the same slot, else None."""
         written = [steps.reward for steps in parts]
         for slot, rewards in enumerate(self._rewards.get(behavior, ())):
             if all(map(is_, written, rewards)):

@@ -84,7 +84,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request and ``fds`` without blocking. The response goes to ``fds[0]``'s peer. Raises HelperGone."""
+        """Send a request and ``fds`` without blocking, or raise HelperGone. ``fds[0]``'s peer gets the response."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:
@@ -126,7 +126,7 @@ _helper: Helper | None = None
 
 @after_fork_in_child
 def _forget_helper() -> None:
-    """Discard the helper and the life pipe, which belong to the parent, in a process forked by user code."""
+    """Discard the parent's helper and life pipe, in a process that user code has forked."""
     global _lock, _life_fds, _helper
     _lock, _life_fds, _helper = threading.Lock(), None, None
 
@@ -147,7 +147,7 @@ def find_helper() -> Helper:
 
 
 def load(*modules: str) -> None:
-    """Ask the helper to import modules that workers will need, without waiting for it."""
+    """Ask the helper to import modules that workers will need. Do not wait for the imports."""
     find_helper().ask(" ".join([LOAD, *modules]))
 
 
@@ -155,7 +155,7 @@ class Process:
     """A process that was started through the helper, with its pid, its pidfd and its exit code."""
 
     def __init__(self, kind: str, birth: Birth, payload: Any, fds: Sequence[int], deadline: float = math.inf) -> None:
-        """Start the process and wait for its pid. Raises TimeoutError at ``deadline``, another OSError on failure."""
+        """Start the process and wait for its pid. Raises TimeoutError at ``deadline``, or OSError on failure."""
         modules = ["envmanager.processes.child"] if kind == FORK else []
         modules += [module for name, module in PRELOADABLE.items() if kind == FORK and name in sys.modules]
         data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
@@ -214,7 +214,7 @@ class Process:
         return exit_name(self._exit_code)
 
     def _await_reaping(self) -> None:
-        """Wait briefly for the process to end and its exit code. If the helper has ended, kill the process's group."""
+        """Wait briefly for the process to end and for its exit code. If the helper has ended, kill the group."""
         with self._reaping:
             if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
                 return
@@ -228,7 +228,7 @@ class Process:
                     os.killpg(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
-        """Wait a limited time for the process to be reaped, and close its descriptors. A second call does nothing."""
+        """Wait briefly for the process to be reaped, then close its descriptors. A second call does nothing."""
         self._await_reaping()
         with self._reaping:  # close() in one thread, and in another a call that describes the end
             self._is_released = True
@@ -250,7 +250,7 @@ def start(
     """Start and return a Python process that calls ``function(fds, *arguments)``, with SIGINT blocked.
 
     ``function``: "module:name". ``fds``: descriptors to inherit, under other numbers. ``output``: descriptors for
-    standard output and error. Raises TimeoutError at ``deadline`` (monotonic seconds), another OSError on failure.
+    standard output and error. Raises TimeoutError at ``deadline`` (monotonic seconds), or another OSError on failure.
     """
     kind = FORK if start_method == "forkserver" else EXECUTE
     command, cores = python(sys.executable, "helper import run; run"), os.sched_getaffinity(0)
@@ -261,6 +261,6 @@ def start(
 def execute(
     command: Sequence[str], environ: Mapping[str, str], output_fd: int, cores: set[int], deadline: float = math.inf
 ) -> Process:
-    """Start another program, bound to ``cores``, with SIGINT blocked; return its process. Raises OSError on failure."""
+    """Start another program on ``cores``, with SIGINT blocked. Return its process. Raises OSError on failure."""
     birth = Birth(list(command), dict(environ), os.getcwd(), cores, None)
     return Process(EXECUTE, birth, None, [output_fd, output_fd], deadline)

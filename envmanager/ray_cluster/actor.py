@@ -12,7 +12,7 @@ Steps and actions are the bytes of the worker's rows in memory. Values that do n
 
 The rule: the actor is a plain class that does not use Ray, so a test can run it. It never raises: an error of the
 environment, or a result that cannot be pickled, is reported in the answer. So an error from Ray means that the actor
-has ended. A manager unpickles only bytes of its own actors, and an actor only bytes of its manager.
+has ended. A manager unpickles only bytes from its own actors, and an actor only bytes from its manager.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _environments: dict[str, dict[str, Any]] = {}
 
 
 def connect(options: ClusterOptions) -> None:
-    """Make this program a driver of the cluster until it ends, unless it already is a driver of a cluster.
+    """Connect this program to a Ray cluster as a driver, unless it is already connected to one.
 
     The runtime environment is set for the whole job, since Ray accepts local folders only at the job level. Raises
     UsageError if there is no cluster at the address, or if an option is invalid.
@@ -74,7 +74,7 @@ class ActorHandle:
     def obey(self, command: bytes, on_answer: Callable[[Any], None]) -> None:
         """Send a command to the actor, which executes commands in order.
 
-        ``on_answer`` is called with the answer's future in a thread of Ray. Raises UsageError after ray.shutdown().
+        A thread of Ray calls ``on_answer`` with the answer's future. Raises UsageError after ray.shutdown().
         """
         if not ray.is_initialized():  # otherwise Ray would start another cluster
             raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
@@ -91,7 +91,7 @@ class Cluster:
     """A cluster on which one manager creates actors, all with the same options."""
 
     def __init__(self, options: ClusterOptions, n_workers: int, environ: Mapping[str, str] | None) -> None:
-        """Prepare the actors' options, with ``environ`` added. Raises UsageError if ``options`` names unknown nodes."""
+        """Prepare the actors' options. ``environ``: variables to add. Raises UsageError if ``placement`` is invalid."""
         self._wanted = options.amounts
         self._nodes = [] if isinstance(options.placement, str) else _node_ids(options.placement, n_workers)
         runtime_env = dict(options.runtime_env or {})

@@ -2,10 +2,10 @@
 
 ::
 
-    an answer, in a thread of Ray's ── bring ──▶ queue and bell ── drain, in the trainer's ──▶ its connection
+    answer, in Ray's thread ── bring ──▶ queue and bell ── drain, in the trainer's thread ──▶ ActorConnection
 
 When an actor ends, its pending call fails. An actor without a pending call is pinged once a second, while the trainer
-receives steps of other actors, so that its end is detected too.
+receives steps from other actors, so that its end is detected too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """The channel and the process of an ActorLink. Each message is a method call that fails if the actor has ended."""
+    """The ``channel`` and ``process`` of an ActorLink. Each message is sent as a method call on the Ray actor."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class ActorConnection(Channel):
         return len(self.messages) > n_before
 
     def take_in(self, actor: ActorHandle, answer: Answer | BaseException) -> None:
-        """Store the answer to a call, or the error that says how the actor ended. Ignore answers of replaced actors."""
+        """Store the answer to a call, or the error with which the actor ended. Ignore answers from replaced actors."""
         if actor is not self._actor:  # that actor never ran and was replaced
             pass
         elif isinstance(answer, BaseException):
@@ -100,7 +100,7 @@ class ActorConnection(Channel):
     # The actor's end.
 
     def _note_end(self, error: BaseException) -> None:
-        """Record how the actor ended, or create a new one if its node died before the actor ran.
+        """Record how the actor ended, or create a new actor if the node died before the old one ran.
 
         For some seconds after a node has died, Ray may still place actors on it.
         """
@@ -145,7 +145,7 @@ class ActorConnection(Channel):
 
 
 class ActorLink(Link):
-    """The link to a worker in a Ray actor. Both sides hold SentRows, whose bytes are sent as steps and actions."""
+    """The link to a worker in a Ray actor. It exchanges the bytes of SentRows with the actor, as steps and actions."""
 
     channel: ActorConnection
     decoder: Decoder
@@ -214,7 +214,7 @@ class ActorPoller(Poller[ActorLink]):
         self._ask_at = 0.0
 
     def bring(self, connection: ActorConnection, actor: ActorHandle, future: Any) -> None:
-        """Queue the answer to a call to ``actor``, and wake the trainer if needed. Called in one of Ray's threads."""
+        """Queue the answer to a call to ``actor``, and wake the trainer if needed. Called by Ray's threads."""
         error = future.exception()
         answer = unpack_answer(future.result(), time.perf_counter_ns()) if error is None else error
         self._came.append((connection, actor, answer))

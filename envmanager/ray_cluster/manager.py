@@ -76,10 +76,10 @@ class RayEnvManager(EnvManager):
     output of actors is in Ray's logs and in the trainer's output. The other parameters are those of
     SubprocessEnvManager, except ``local_envs``, ``start_method`` and ``zero_copy``, which are refused.
 
-    This program becomes a driver of the cluster until it ends, unless it already is a driver. The constructor returns
-    when all workers are ready, within ``timeouts.start_s``. It raises UsageError if the options or the factory cannot
-    work, and NotPlaced if the cluster has no room. If a worker cannot start, all other workers are ended, and the
-    WorkerError is raised.
+    The constructor connects this program to the cluster as a driver, unless it is already connected to one. It returns
+    when all workers are ready, within ``timeouts.start_s``. It raises UsageError for invalid options or an unusable
+    factory, and NotPlaced if the cluster has no room. If a worker cannot start, the constructor ends all other workers
+    and raises a WorkerError.
     """
 
     @takes(RayOptions)

@@ -1,4 +1,4 @@
-"""Options for a cluster (``cluster:`` in a config), which are checked on construction, and texts about resources."""
+"""Options for a Ray cluster (``cluster:`` in a config), and functions that describe resources in messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_ASKED_FOR = ("node:", "object_store_memory")
 
 
 def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
-    """Return a text that says why no node has room: which resources are insufficient, taken, or scattered over nodes.
+    """Return a text for error messages that explains why no node has room for a worker.
 
     ``wanted``: resources of one worker. ``nodes``: total resources per node. ``free``: the cluster's unused resources.
     """
@@ -64,9 +64,9 @@ class ClusterOptions:
     """The address of a cluster, and the resources and nodes of its workers.
 
     ``address``: as for ``ray.init``, such as "10.0.0.1:6379". With None, Ray uses ``RAY_ADDRESS`` or a cluster on this
-    machine, and starts one if there is none. ``resources``: amounts per worker: ``num_cpus`` (1), ``num_gpus``,
-    ``memory`` in bytes, and ``custom`` by name. ``placement``: "pack" prefers a node until half of its resources are in
-    use; "spread" uses all nodes evenly; a list names each worker's preferred node, by id, name or address.
+    machine, and starts one if there is none. ``resources``: amounts per worker, with the keys ``num_cpus`` (default 1),
+    ``num_gpus``, ``memory`` (bytes) and ``custom`` (a mapping). ``placement``: "pack" prefers a node until half of its
+    resources are in use; "spread" uses all nodes evenly; a list names the workers' preferred nodes (id, name, address).
     ``runtime_env``: Ray's option, such as packages and files for the workers. ``envs_per_worker``: number of
     environments per worker, given instead of ``n_workers``.
     """
@@ -81,7 +81,7 @@ class ClusterOptions:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """Nonzero amounts that each worker requests, by Ray's names: ``CPU``, ``GPU``, ``memory``, and custom names.
+        """Nonzero amounts that a worker requests, keyed by Ray's names: ``CPU``, ``GPU``, ``memory``, and custom names.
 
         Raises UsageError for unknown names, and for amounts that are negative or not finite numbers.
         """

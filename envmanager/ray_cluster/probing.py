@@ -41,7 +41,7 @@ def place_on_cluster(
 ) -> Placement:
     """Probe the first environment in an actor. Return and log the placement that suits a cluster of ``n_cpus`` CPUs.
 
-    If the environment ends the probe's actor, each environment gets its own actor, as far as there is room.
+    If the environment ends the probe's actor, choose one actor per environment, or as many as the CPUs allow.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:

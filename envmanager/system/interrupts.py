@@ -1,4 +1,4 @@
-"""Defers a Ctrl-C until code that must not be interrupted half-way has ended.
+"""Deferral of a Ctrl-C until a block of code that must not be interrupted half-way has ended.
 
 Python raises KeyboardInterrupt between any two bytecodes of the main thread, even between reading a response and
 storing it. Blocking the signal in the main thread does not help, because the kernel then delivers it to another thread,
@@ -11,7 +11,7 @@ records the interrupt; otherwise it calls the handler that it replaced.
     it ends ── the counter is 0: a recorded interrupt is raised ── another handler was found? ── it is restored
     the last manager closes ── Python's own handler is restored too
 
-Swapping handlers takes longer than the rest of a call, so our handler stays between calls if it replaced Python's own.
+Swapping handlers takes longer than the rest of a manager call, so ours stays between calls if it replaced Python's own.
 Any other handler is restored, because its library may check that the handler is installed, as asyncio does.
 
 A handler that Python did not install (robot middleware, an application that embeds Python) is not replaced, because
@@ -77,7 +77,7 @@ _levels = [0]
 
 
 class _Handler:
-    """A handler of SIGINT that records an interrupt, or passes it to the handler that it replaced."""
+    """A SIGINT handler that records interrupts while they are deferred, and otherwise calls the handler it replaced."""
 
     __slots__ = ("found",)
 
@@ -155,7 +155,7 @@ def end_deferring() -> None:
 
 
 def _leave() -> None:
-    """Leave the outermost block: restore the handler that ours replaced, if required; pass on a recorded interrupt."""
+    """Restore the handler that ours replaced, unless ours must stay. Then pass a recorded interrupt to the handler."""
     if len(_levels) == 1 and (_state.found_another or not _state.managers):
         _go_away()
     _raise_what_came()
@@ -212,7 +212,7 @@ class allow_interrupts:  # noqa: N801
 
 
 def keep_handler_for(manager: object) -> Callable[[], Any]:
-    """Keep our handler installed between calls while ``manager`` is open. Return a function to call when it closes.
+    """Keep our handler installed between calls while ``manager`` is open. Return a function that undoes this.
 
     Garbage collection of the manager has the same effect as the returned function. After the last manager has been
     closed, the next ``defer_interrupts`` block removes the handler.

@@ -18,7 +18,7 @@ from envmanager.errors import UsageError
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the pids of a process's children, including zombies; none if the process has ended, or without /proc."""
+    """Return the pids of a process's children, including zombies. Return [] if the process or /proc is missing."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -36,7 +36,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def state_of(pid: int) -> str:
-    """Return the kernel's letter for the state of a process: R, S, D, T, t, Z or X; "" if there is no such process."""
+    """Return the kernel's letter for the state of a process, such as R, S or Z, or "" if it cannot be read."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -48,12 +48,12 @@ _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "sto
 
 
 def state_name(pid: int) -> str:
-    """Return the state of a process's main thread ("running", "asleep", …), or "unknown" without /proc."""
+    """Return the state of a process's main thread, such as "asleep", or "unknown" if it has ended or cannot be read."""
     return _STATES.get(state_of(pid), "unknown")
 
 
 def core_wait_ns(pid: int) -> int:
-    """Return the time (ns) that a process has waited for a free core; 0 if the kernel does not report it."""
+    """Return the time (ns) that a process's main thread has waited for a free core, or 0 if it is unknown."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of time slices
@@ -81,7 +81,7 @@ def exit_name(code: int | None) -> str:
 
 
 def after_fork_in_child(function: Callable[[], object]) -> Callable[[], object]:
-    """Register ``function`` to be called in each process forked from this one; return it. No effect on Windows."""
+    """Register ``function`` to be called in each child forked from this process, and return ``function``."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
     return function

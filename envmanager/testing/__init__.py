@@ -1,6 +1,6 @@
-"""Tools for your own tests: fake workers and environments, contracts (test classes to inherit), faults, leak checks.
+"""Tools for your own tests: fake workers and environments, test classes to inherit (contracts), faults, leak checks.
 
-The contracts need pytest; the fakes need no other library and no process.
+The contracts need pytest. The fakes need no further library and start no process.
 """
 
 from __future__ import annotations

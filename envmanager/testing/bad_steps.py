@@ -1,6 +1,6 @@
 """Faults that make a step break its spec, for environments of :mod:`envmanager.testing.faults`.
 
-Each entry of a table breaks the spec in one way. Its key is ``"path: what is wrong"``, with the ``path`` of the
+Each table maps names to faults. In a name such as ``"obs: shape"``, the part before the colon is the ``path`` of the
 BadObservation that must be raised.
 """
 
@@ -19,7 +19,7 @@ from envmanager.testing.faults import Change, FaultyEnvironment
 
 
 def _with(**columns: Callable[[Any], Any]) -> Change:
-    """Return a fault that replaces each named field of AgentSteps with the given function's result for the field."""
+    """Return a fault that applies each function in ``columns`` to the field of AgentSteps that has the same name."""
     return Change(lambda steps: attrs.evolve(steps, **{k: make(getattr(steps, k)) for k, make in columns.items()}))
 
 

@@ -74,7 +74,7 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
 
 
 class _StepContract(OwnManagers):
-    """Tests that each step has the right environment and action, and that later steps do not change it."""
+    """Tests that each step has the right environment and action, and that later steps leave earlier steps unchanged."""
 
     def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
         with self.make_manager(EchoEnvironment, 5) as manager:
@@ -221,7 +221,7 @@ class _StepContract(OwnManagers):
 
 
 class _RefusalContract(OwnManagers):
-    """Tests that wrong calls raise an error and lose no step."""
+    """Tests that invalid calls raise an error and lose no step."""
 
     @pytest.mark.parametrize(
         ("actions", "env_ids"),
@@ -448,7 +448,7 @@ class _LifeContract(OwnManagers):
 
 
 class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingContract, DataContract):
-    """Tests to inherit, which every manager must pass: steps, wrong calls, exceptions, closing, arguments, and data."""
+    """A test class to inherit. It tests a manager's steps, data, exceptions, closing, and refusal of invalid calls."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -456,7 +456,7 @@ class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingCont
 
 
 class EnvironmentContract:
-    """Tests to inherit, which every environment must pass: specs, ends of episodes, seeds, arrays of earlier steps."""
+    """A test class to inherit. It tests an environment's specs, episode ends, seeds and reuse of arrays."""
 
     n_steps = 300
 

@@ -19,7 +19,7 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
 class NumberedActions:
-    """A policy that returns the actions 1, 2, 3, … and never repeats one. ``given``: last action by agent id."""
+    """A policy that returns the actions 1, 2, 3, …, each once. ``given`` maps agent ids to their last actions."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -34,7 +34,7 @@ class NumberedActions:
 
 
 class OwnManagers:
-    """Base class of ManagerContract's test classes: an abstract ``make_manager``, and contexts that yield managers."""
+    """Base class of ManagerContract's test classes, with an abstract ``make_manager`` and two context managers."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -42,7 +42,7 @@ class OwnManagers:
 
     @contextmanager
     def stepping(self, env_factory: Any, n_envs: int, policy: Any = None, **options: Any) -> Iterator[EnvManager]:
-        """Yield a new manager after a reset, with a policy (default: NumberedActions). Close it at the end."""
+        """Yield a new manager that was reset and uses ``policy`` (default: NumberedActions). Close it afterwards."""
         with self.make_manager(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions() if policy is None else policy)
             manager.reset()
@@ -50,7 +50,7 @@ class OwnManagers:
 
     @contextmanager
     def receiving(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a new manager, ready for ``send``: all first observations were received. Close it at the end."""
+        """Yield a new manager that is ready for ``send``, with all first observations received. Close it afterwards."""
         with self.make_manager(env_factory, n_envs, **options) as manager:
             manager.reset()
             manager.recv(Wait.all())
@@ -164,5 +164,5 @@ class _Talks(EchoEnvironment):
         return f"{word} {name}{sign} {self._number}"
 
     def gather(self, env_ids: list[int]) -> list[int]:
-        """Return ``env_ids``. ``call`` can only pass it by position, because ``call`` has an ``env_ids`` of its own."""
+        """Return ``env_ids``. ``call`` must pass it by position, because ``call`` has a parameter of that name."""
         return env_ids

@@ -249,7 +249,7 @@ class _Guests(Environment):
 
 
 class _Raises(_Guests):
-    """An environment whose late behavior has a new name in each generation. Generation 0 raises in its first step."""
+    """An environment whose late behavior has a new name in each generation. Every step of generation 0 raises."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context, late=f"guest {context.generation}")
@@ -287,7 +287,7 @@ class _Disagrees(_Guests):
 
 
 class _OtherDtypes(FakeEnvironment):
-    """An environment whose values have other dtypes than its spec. ``change(steps)`` returns fields to replace."""
+    """An environment whose values have other dtypes than its spec. ``change(steps)`` returns a dict of new fields."""
 
     SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
 

@@ -84,7 +84,7 @@ class FakeWorker:
 
 @attrs.frozen
 class Step:
-    """A script entry: a step of a FakeEnvironment that returns ``reward``, ``terminated`` and ``truncated``."""
+    """A script entry for a step of FakeEnvironment that returns ``reward``, ``terminated`` and ``truncated``."""
 
     reward: float = 0.0
     terminated: bool = False
@@ -107,7 +107,7 @@ class Raise:
 
 @attrs.frozen
 class Die:
-    """A script entry that ends the process: by ``signal_number`` if set, else by ``os._exit(exit_code)``."""
+    """A script entry that ends the process, with ``signal_number`` if set, else by calling ``os._exit(exit_code)``."""
 
     exit_code: int = 0
     signal_number: int | None = None

@@ -80,7 +80,7 @@ def is_gone(pid: int) -> bool:
 def check_error(
     error: BaseException, kind: type[Error], *, worker_id: int, env_id: int, phase: str | tuple[str, ...]
 ) -> Error:
-    """Assert an error's type, worker, environment, phase and cause, and that pickle can copy it. Return the error."""
+    """Assert an error's type, worker, environment and phase, and that the error can be pickled. Return the error."""
     assert isinstance(error, kind), f"{type(error).__name__}: {error}"
     assert error.worker_id == worker_id
     assert env_id in error.env_ids
@@ -102,7 +102,7 @@ def check_close(manager: EnvManager, close_s: float) -> None:
 
 
 def check_lost(info: StepInfo, last: StepInfo) -> None:
-    """Assert that ``info`` truncates the episodes of ``last``, the previous step, with no reward and no transitions.
+    """Assert that ``info`` truncates the episodes in ``last``, its worker's previous StepInfo, with reward 0.
 
     If the worker was recycled, episodes that had ended in ``last`` are not truncated.
     """
@@ -130,8 +130,8 @@ def is_recycled(info: StepInfo) -> bool:
 class CheckedTrainer:
     """A trainer that steps a manager of EchoEnvironments with actions that never repeat, and checks every step.
 
-    Each worker's steps must be consecutive and belong to their actions. An episode may only be truncated by a StepInfo
-    that reports the loss or the recycling of its worker. These StepInfos are kept in ``lost`` and ``recycled``.
+    Each worker's steps must be consecutive and have the actions that were sent. Only a StepInfo that reports the loss
+    or the recycling of its worker may truncate an episode. Such StepInfos are appended to ``lost`` or ``recycled``.
     Without ``recycling``, no worker may be recycled.
     """
 
@@ -152,7 +152,7 @@ class CheckedTrainer:
         return self.manager.stats().workers
 
     def pid_of(self, worker_id: int) -> int:
-        """Return the process id of a worker; assert that it has one."""
+        """Return the process id of a worker, and assert that the worker has one."""
         pid = self.workers[worker_id].pid
         assert pid is not None
         return pid
@@ -236,7 +236,7 @@ def only_with_processes(test: Test) -> Test:
 
 
 class FaultyManagers:
-    """Base class of FaultContract's test classes: an abstract ``make_manager``, and a leak check after each test."""
+    """Base class of FaultContract's test classes. It has an abstract ``make_manager`` and a leak check per test."""
 
     has_processes = True
     """Whether each environment has its own process, which tests may kill. If False, one worker hosts them all."""
@@ -247,7 +247,7 @@ class FaultyManagers:
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return a new manager, with one worker per environment or one overall. ``options``: see ManagerOptions."""
+        """Return a new manager with one worker per environment or one for all. ``options`` are as in ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:
@@ -270,7 +270,7 @@ class FaultyManagers:
     def running(
         self, env_factory: Any, n_envs: int = 3, *, recycling: bool = False, **options: Any
     ) -> Iterator[CheckedTrainer]:
-        """Yield a CheckedTrainer of a new manager that was reset. Call ``check_close`` on the manager at the end."""
+        """Yield a CheckedTrainer for a new manager that was reset. Call ``check_close`` on the manager at the end."""
         with self.managing(env_factory, n_envs, **options) as manager:
             trainer = CheckedTrainer(manager, recycling=recycling)
             trainer.reset()

@@ -244,4 +244,4 @@ class CodeFaults(FaultyManagers):
 
 
 class FaultContract(CodeFaults, RestartsAfterFaults, DataFaults, UsageFaults):
-    """All fault tests; subclass it to test your manager. Set ``has_processes = False`` if no worker is a process."""
+    """A test class to inherit, with all fault tests. Set ``has_processes = False`` if no worker is a process."""

@@ -43,7 +43,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Control:
-    """The requests in a control file: the set of frozen behaviors (None: unchanged), whether to write a checkpoint."""
+    """The requests in a control file. ``frozen`` replaces the set of frozen behaviors, unless it is None."""
 
     frozen: frozenset[str] | None = None
     checkpoint: bool = False
@@ -59,7 +59,7 @@ class _Source:
     def wrong(self, what: str, *sought: str) -> ConfigError:
         """Return a ConfigError that says ``what`` and names a line of the file.
 
-        The named line is the first with ``sought[0]`` in it, else the first with ``sought[1]`` and so on, else line 1.
+        The named line is the first that contains ``sought[0]``, or else ``sought[1]`` and so on, or else line 1.
         """
         lines = [line.partition("#")[0] for line in self.text.splitlines()]
         patterns = [rf"(?<!\w){re.escape(each)}(?!\w)" for each in sought]
@@ -68,7 +68,7 @@ class _Source:
 
 
 class ControlFile:
-    """A reader of the control file at ``path``. ``seen``: ``state`` of an earlier reader; that version is skipped."""
+    """A reader of the control file at ``path``. It skips the version whose ``state`` is ``seen``."""
 
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path
@@ -78,11 +78,11 @@ class ControlFile:
 
     @property
     def state(self) -> tuple[int, ...] | None:
-        """Modification time, size and inode of the version that was read last, for a checkpoint; None if never read."""
+        """Modification time (ns), size and inode of the last version read, for a checkpoint. None before any read."""
         return self._state
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
-        """If the file has changed, pass its requests to ``carry_out``. Checks at most every ``EVERY_S`` seconds.
+        """Pass the requests of a changed file to ``carry_out``. Checks the file at most every ``EVERY_S`` seconds.
 
         ``now`` is from ``time.monotonic``. Mistakes in the file, and a UsageError from ``carry_out``, are only logged.
         """
@@ -102,7 +102,7 @@ class ControlFile:
             _logger.warning("%s", error)
 
     def _changed(self) -> _Source | None:
-        """Return the control file if it changed since the last call, else None. Raises ConfigError if unreadable."""
+        """Return the control file if it exists and has changed, else None. Raises ConfigError if it cannot be read."""
         try:
             found = self._path.stat()
         except OSError:  # usually the file does not exist

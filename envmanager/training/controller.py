@@ -38,7 +38,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen
 class Update:
-    """A finished update of one trainer, at agent step ``n_steps``. ``figures``: the result of ``Trainer.update``."""
+    """A finished update of one trainer, at agent step ``n_steps``. ``figures`` is what ``Trainer.update`` returned."""
 
     behavior: str
     version: int
@@ -50,10 +50,10 @@ class Update:
 class TrainerController:
     """A loop that steps a manager and trains its behaviors, each with its own trainer.
 
-    Behaviors without a trainer need a policy in the manager. ``wait``: the responses that each step of the manager
-    waits for. ``max_policy_lag``: maximum age, in policy versions, of a step that a trainer learns from; with 0 each
-    update waits for all steps in flight; None uses each trainer's default. ``rounds``: which behaviors learn in which
-    round; without rounds all unfrozen behaviors learn. ``on_update`` is called after each update, ``on_change`` when a
+    Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for.
+    ``max_policy_lag`` is the maximum age, in policy versions, of a step that a trainer learns from. With 0 each update
+    waits for all steps in flight. None uses each trainer's default. ``rounds`` says which behaviors learn in which
+    round; without it all unfrozen behaviors learn. ``on_update`` is called after each update, and ``on_change`` when a
     behavior is frozen or unfrozen. ``step`` and ``train`` raise the manager's exceptions, such as for a failed worker.
     """
 
@@ -98,7 +98,7 @@ class TrainerController:
 
     @property
     def learning(self) -> tuple[str, ...]:
-        """The behaviors whose trainers learn now; the others act greedily."""
+        """The behaviors whose trainers learn now. The behaviors of all other trainers act greedily."""
         return self._learners.learning
 
     @property
@@ -130,7 +130,7 @@ class TrainerController:
         self.freeze_only(self.frozen | {behavior}, cause="freeze")
 
     def unfreeze(self, behavior: str) -> None:
-        """Unfreeze a behavior: it learns again from the next step on; with rounds, only in its rounds.
+        """Unfreeze a behavior, so that it learns again from the next step on. With rounds it learns only in its rounds.
 
         Call between two steps. Raises UsageError for a behavior without a trainer.
         """
@@ -138,16 +138,16 @@ class TrainerController:
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze ``behaviors`` and unfreeze all others. Changes nothing if it raises UsageError (see ``freeze``)."""
+        """Freeze ``behaviors`` and unfreeze all others. Raises UsageError, before any change, when ``freeze`` would."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
         self._change(behaviors, self._round, cause)
 
     def toggle(self, behavior: str) -> None:
-        """Freeze a behavior, or unfreeze a frozen one, before the next step. Thread-safe.
+        """Switch a behavior between frozen and unfrozen at the start of the next step. Thread-safe.
 
-        Raises UsageError for a behavior without a trainer. If no behavior would learn, ``step`` logs a warning instead.
+        Raises UsageError for a behavior without a trainer. If no behavior would learn, ``step`` only logs a warning.
         """
         self._learners.require_known(behavior)
         self._toggles.append(behavior)
@@ -176,7 +176,7 @@ class TrainerController:
         self._take(infos)
 
     def train(self, n_steps: int, *, until: Callable[[], bool] | None = None) -> None:
-        """Step and update until ``self.n_steps`` reaches ``n_steps`` agent steps, or ``until()`` returns True.
+        """Step and train until ``self.n_steps`` reaches ``n_steps`` agent steps or ``until()`` returns True.
 
         Calls ``reset`` first if there was no reset yet. Raises UsageError when all behaviors are frozen.
         """

@@ -33,7 +33,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class DQNOptions(ReplayOptions):
-    """Options of the trainer ``DQN``, with the usual names. Steps are agent steps, not frames."""
+    """Options of the trainer ``DQN``. Steps are agent steps, not frames."""
 
     double: bool = True
     duelling: bool = True
@@ -82,7 +82,7 @@ class QNetwork(nn.Module):
 
 
 class EpsilonGreedyPolicy:
-    """A policy that takes the allowed action of highest value, or with probability ``epsilon`` a random allowed one."""
+    """A policy that takes the best allowed action, or with probability ``epsilon`` a random allowed action."""
 
     def __init__(
         self, model: QNetwork, heads: ActionHeads, n_actions: int, device: torch.device, seed: int, epsilon: float
@@ -119,7 +119,7 @@ class EpsilonGreedyPolicy:
 
 
 class BestAction(nn.Module):
-    """The greedy policy of a Q-network as a module, for export. It maps leaves of observations to leaves of actions."""
+    """The greedy policy of a Q-network as a PyTorch module, for export. It maps observation leaves to action leaves."""
 
     def __init__(self, model: QNetwork, heads: ActionHeads) -> None:
         super().__init__()

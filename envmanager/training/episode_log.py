@@ -25,10 +25,9 @@ _COLUMNS = ("steps", "seconds", "behavior", "env_id", "agent_id", "return", "len
 
 @attrs.frozen
 class EpisodeEnd:
-    """One finished episode of one agent. ``total`` is its return.
+    """One finished episode of one agent. ``total`` is the agent's return, ``length`` the agent's number of steps.
 
-    ``steps``, ``seconds``: agent steps and time of the whole training at the episode's end. ``length``: steps of the
-    agent in the episode.
+    ``steps`` and ``seconds`` are the training's total agent steps and total time when the episode ended.
     """
 
     steps: int
@@ -47,8 +46,8 @@ class EpisodeEnd:
 class EpisodeLog:
     """A writer of a new ``directory/episodes.csv``. With ``resumed_at`` it keeps old episodes up to that agent step.
 
-    ``seconds``: time of the last kept episode, else 0; the caller adds it to the times of new episodes. Each line is
-    flushed at once. Raises NotWritten if the file cannot be made, UsageError if the file exists but is no episode log.
+    ``seconds`` is the time of the last kept episode, or 0. The caller adds it to the times of new episodes. Raises
+    NotWritten if the file cannot be created, and UsageError if the file exists but is not an episode log.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
@@ -87,7 +86,7 @@ def _row(end: EpisodeEnd) -> tuple[object, ...]:
 
 
 def read(path: Path) -> list[EpisodeEnd]:
-    """Return the episodes in a file, in order; an empty list if there is no file. An incomplete last line is skipped.
+    """Return the episodes of a file in order, or an empty list if there is no file. Skips an incomplete last line.
 
     Raises UsageError for a file that is not a list of episodes.
     """
@@ -115,5 +114,5 @@ def is_of_others(path: Path) -> bool:
 
 
 def holds_episodes(path: Path) -> bool:
-    """Return whether the file exists and has at least one line below its header."""
+    """Return whether the file ``path`` exists and has at least one line below its header."""
     return csv_files.holds_rows(path)

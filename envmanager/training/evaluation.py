@@ -1,7 +1,7 @@
-"""Evaluation of policies over a number of episodes, divided among the environments before the start.
+"""Evaluation of policies over a fixed number of episodes, which is divided among the environments in advance.
 
-Counting the episodes that end first would favour short ones. Instead, each environment plays a fixed number of
-episodes, and all of them count, however long they take.
+Counting whichever episodes end first would favour short episodes. Instead, each environment plays a fixed number of
+episodes, and every episode counts, however long it takes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from envmanager.policy import Policy
 
 @attrs.frozen
 class Evaluation:
-    """The result of an evaluation: returns and lengths of each agent's first whole episodes after a reset, by behavior.
+    """The result of an evaluation: for each behavior, the returns and lengths of its agents' evaluated episodes.
 
     A return is the sum of one agent's rewards in one episode; a length is the number of this agent's steps. The returns
-    and lengths of a behavior are in the same order. ``n_episodes``: number of episodes evaluated, each of which
+    and lengths of a behavior are in the same order. ``n_episodes`` is the number of episodes evaluated, each of which
     has one return per agent.
     """
 
@@ -60,7 +60,7 @@ def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
 
 
 def shares(n_episodes: int, n_envs: int) -> list[int]:
-    """Return the number of episodes per environment: an even split; the first environments share any remainder."""
+    """Split ``n_episodes`` evenly among ``n_envs`` environments. Return the number of episodes for each environment."""
     each, rest = divmod(n_episodes, n_envs)
     return [each + (env_id < rest) for env_id in range(n_envs)]
 
@@ -74,9 +74,9 @@ def evaluate(
 ) -> Evaluation:
     """Reset ``manager``, play with ``policies`` until every agent has finished its episodes, and return the results.
 
-    ``episodes_per_env``: a number, or a list with one per environment. ``config``: argument of ``manager.reset``.
-    The slowest environment determines when the call returns. Episodes lost with a failed worker are played again;
-    episodes of a dropped worker are left out. Raises UsageError for an invalid ``episodes_per_env``.
+    ``episodes_per_env`` is one number for all environments or a list with a number for each. ``config`` is passed to
+    ``manager.reset``. Episodes lost with a failed worker are played again; episodes of a dropped worker are left out.
+    Raises UsageError for an invalid ``episodes_per_env``.
     """
     evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
     assert evaluation is not None
@@ -91,7 +91,7 @@ def evaluate_until(
     episodes_per_env: int | Sequence[int],
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation | None:
-    """Evaluate as ``evaluate`` does, but return None as soon as ``is_over()``, called before each step, is True."""
+    """Evaluate as ``evaluate`` does, but check ``is_over()`` before each step and return None once it is True."""
     wanted = [episodes_per_env] * manager.n_envs if isinstance(episodes_per_env, int) else list(episodes_per_env)
     if len(wanted) != manager.n_envs or min(wanted) < 0 or not any(wanted):
         raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")

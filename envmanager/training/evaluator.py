@@ -41,8 +41,8 @@ _GENERATION = 2**31 - 1
 class Evaluator:
     """A context manager that evaluates greedy policies in its own environments, with the same seeds each time.
 
-    ``manager``, ``options``: the training's, used to make a second manager. ``n_episodes``: episodes per evaluation.
-    Raises the errors of ``options_for`` and ``make_manager``.
+    It makes a second manager from the training's ``options`` and ``manager``. ``n_episodes`` is the number of episodes
+    per evaluation. Raises the errors of ``options_for`` and ``make_manager``.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
@@ -57,7 +57,7 @@ class Evaluator:
         self._manager.close()
 
     def evaluate(self, trainers: Mapping[str, Trainer], is_over: Callable[[], bool]) -> Evaluation | None:
-        """Pause the trainers, play the episodes, and return the evaluation; None as soon as ``is_over()`` is True."""
+        """Pause the trainers, play the episodes and return the evaluation, or None as soon as ``is_over()`` is True."""
         for trainer in trainers.values():
             trainer.pause()  # so that the weights stay equal to those in a checkpoint written now
         policies = {behavior: trainer.greedy_policy() for behavior, trainer in trainers.items()}
@@ -75,7 +75,7 @@ class Evaluator:
 
 
 def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int) -> ManagerOptions:
-    """Return options for an evaluation's manager: like the training's, but with at most ``n_episodes`` environments.
+    """Return the training's options, changed for an evaluation's manager with at most ``n_episodes`` environments.
 
     Raises ConfigError when the training is attached to a running game, which cannot be started a second time.
     """
@@ -111,7 +111,7 @@ def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generator_states() -> dict[str, np.ndarray]:
-    """Return the states of PyTorch's random generators: ``"torch"`` for the CPU, ``"cuda0"`` for the first GPU."""
+    """Return the states of PyTorch's random generators by name, such as ``"torch"`` (CPU) and ``"cuda0"``."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     found = {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(of_gpus)}}
     return {name: state.numpy() for name, state in found.items()}

@@ -4,7 +4,7 @@
 
     SavedPolicy ── module ── traced ──▶ bytes ── run on recorded observations ──▶ equal actions? ──▶ file
 
-The rule: a file is written only if its actions equal the policy's on the recorded observations.
+The rule: a file is written only if the exported policy acts like the saved policy on the recorded observations.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 class ExportFailed(EnvManagerError):
-    """Raised when a policy cannot be exported, or when the exported policy acts differently. No file was written."""
+    """Raised when a policy cannot be exported, or acts differently after the export. No file was written."""
 
 
 @attrs.frozen
 class Exported:
-    """An exported file, checked on ``n_checked`` observations. ``inputs``, ``outputs``: dtype and shape by name."""
+    """An exported file, checked on ``n_checked`` observations. ``inputs`` and ``outputs`` map names to array types."""
 
     file: Path
     inputs: dict[str, str]
@@ -79,12 +79,12 @@ def check_format(to: str, opset: int = OPSET) -> None:
 def export_policy(
     policy: SavedPolicy, file: str | Path, *, to: str, observations: Tree, opset: int = OPSET
 ) -> Exported:
-    """Export a policy to ``file``, provided that the export's actions on ``observations`` equal the policy's.
+    """Export a policy to ``file``, provided that the exported policy acts like ``policy`` on ``observations``.
 
-    ``to``: ``"onnx"`` or ``"torchscript"``. ``observations``: a tree of arrays ``[n, …]``. ``opset``: version of the
-    ONNX operator set, 11 to 20. The file's inputs are the leaves of an observation in the order of the spec, named
-    ``obs``, or ``obs_KEY`` if there are several; its outputs are the leaves of the action for the environment, named
-    ``action`` or ``action_KEY``. The first axis of each is the batch, of any size.
+    ``to`` is ``"onnx"`` or ``"torchscript"``, ``observations`` is a tree of arrays ``[n, …]``, and ``opset`` is the
+    version of the ONNX operator set, 11 to 20. The file's inputs are the leaves of an observation in the order of the
+    spec, named ``obs``, or ``obs_KEY`` if there are several. Its outputs are the leaves of an action, named
+    ``action`` or ``action_KEY``. The first axis of each input and output is the batch, of any size.
 
     Raises UsageError if the trainer does not support export, MissingExtra if a library for the format is missing,
     ExportFailed if the export fails or acts differently, and NotWritten if ``file`` cannot be written.
@@ -113,10 +113,10 @@ def export_policy(
 
 
 def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = None) -> Tree:
-    """Play greedily in the training's environment; return at least ``n`` observations of a behavior, ``[n, …]``.
+    """Play greedily in the training's environment, and return at least ``n`` observations of ``behavior``.
 
-    ``env``: environment to use instead of the training's. Raises UsageError if the environment has no agent of the
-    behavior, or if the behavior acts too rarely.
+    ``env`` names another environment to play in. Raises UsageError if the environment has no agent of the behavior, or
+    if the behavior acts too rarely.
     """
     options = training.manager_options(env=env)
     with make_manager(with_n_envs(options, min(_MOST_ENVS, options.n_envs))) as manager:
@@ -156,7 +156,7 @@ class _Recorder:
 
 
 def leaf_names(spec: Tree, root: str) -> list[str]:
-    """Return a unique name for each leaf of ``spec``, made from its keys: ``obs``, ``obs_camera``, ``obs_0``."""
+    """Return a unique name for each leaf of ``spec``, made of ``root`` and the leaf's keys, such as ``obs_camera``."""
     names: list[str] = []
     for path in paths(spec, root):
         name = re.sub(r"\W+", "_", path.replace("'", "")).strip("_")
@@ -181,7 +181,7 @@ def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
-    """Return an array converted to the dtype that ``to_tensor`` gives it: int64 for uint16, uint32 and uint64."""
+    """Convert an array to the dtype that its tensor from ``to_tensor`` would have, such as int64 for uint16."""
     converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
     return converted
 
@@ -204,7 +204,7 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Return an ONNX model made by tracing. PyTorch's newer exporter needs more libraries and fixes the batch size."""
+    """Trace ``module`` and return ONNX bytes. PyTorch's newer exporter needs more libraries and a fixed batch size."""
     import onnx
 
     buffer = io.BytesIO()
@@ -262,7 +262,7 @@ def _run_torchscript(written: bytes) -> Run:
 
 
 def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
-    """Check that ``run`` acts like the policy, for several batch sizes. Return the row count. Raises ExportFailed."""
+    """Raise ExportFailed if ``run`` acts differently from ``policy``. Return the number of observations compared."""
     n = len(leaves(observations)[0])
     ends = [0, *(end for end in (1, 3, 10) if end < n), n]
     for start, end in itertools.pairwise(ends):

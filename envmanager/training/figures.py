@@ -31,7 +31,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class Clocks:
-    """A set of timers by key, each of which is due at its first check and then every ``every_s`` seconds."""
+    """A set of timers, one per key. A timer is due at its first check and then every ``every_s`` seconds."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -116,7 +116,7 @@ class Figures:
         self._write(_numbers(scalars, "return/mean", "length/mean"), n_steps)
 
     def _rate(self, controller: TrainerController, now: float) -> dict[str, float]:
-        """Return the agent steps per second since the last call, as a metric; {} if no time has passed."""
+        """Return the agent steps per second since the last call as a metric, or {} if the rate is unknown."""
         before, n_steps = self._rate_from, controller.n_steps
         self._rate_from = now, n_steps
         if before is None or now <= before[0]:
@@ -145,5 +145,5 @@ def _return_and_length(prefix: str, returns: list[float], lengths: list[int]) ->
 
 
 def _numbers(scalars: dict[str, float], *names: str) -> dict[str, float]:
-    """Return the metrics without those in ``names`` that are NaN because no episode has ended."""
+    """Return ``scalars`` without the metrics in ``names`` that are NaN because no episode has ended."""
     return {name: value for name, value in scalars.items() if name not in names or not math.isnan(value)}

@@ -1,12 +1,12 @@
-"""Storage for stacks of frames that keeps each frame once, so stacks of four take a quarter of the memory.
+"""Storage for stacks of frames that keeps shared frames once, so that stacks of four take a quarter of the memory.
 
 ::
 
     row 7   frames 12 13 14 15          frames   … │ 12 │ 13 │ 14 │ 15 │ 16 │ …   overwritten oldest first
     row 8   frames 13 14 15 16
 
-The rule: a frame that equals one of the last ``WINDOW`` frames, in any stack, is not stored again. So a row shares no
-frame older than this window, and keeps all its frames until ``capacity`` newer frames have been stored.
+The rule: a frame that equals one of the last ``WINDOW`` frames, in any stack, is not stored again. So no new row uses
+a frame older than this window, and each row keeps all its frames until ``capacity`` newer frames have been stored.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WINDOW = 4096
 class FrameStacks:
     """A store of ``capacity`` stacks of k frames that supports ``stacks[places]`` and ``stacks[places] = values``.
 
-    It has room for one new frame per row. If rows add more frames, as the first row of an episode does, frames of
-    the oldest rows are overwritten although the rows remain; ``first_whole`` returns the first row with all its frames.
+    It has room for one new frame per row. If rows add more frames, as the first row of an episode does, frames of the
+    oldest rows are overwritten although the rows remain. ``first_whole`` returns the first row with all its frames.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, capacity: int) -> None:
@@ -47,7 +47,7 @@ class FrameStacks:
             self._numbers[place] = [self._number(frame) for frame in stack]
 
     def first_whole(self, first: int, n_rows: int) -> int:
-        """Return the first row, from ``first`` on, whose frames are all still stored; ``n_rows`` if there is none."""
+        """Return the first row, from ``first`` on, whose frames are all stored, or ``n_rows`` if there is none."""
         overwritten = self._n_frames - len(self._frames)
         while first < n_rows and self._n_before[first % len(self._n_before)] - self._window < overwritten:
             first += 1
@@ -72,7 +72,7 @@ class FrameStacks:
         return frame
 
     def state(self, n_rows: int) -> dict[str, np.ndarray]:
-        """Return the arrays for a checkpoint, with the first ``n_rows`` rows."""
+        """Return the arrays of the first ``n_rows`` rows by name, for a checkpoint."""
         return {
             "frames": self._frames[: self._n_frames],
             "numbers": self._numbers[:n_rows],
@@ -81,7 +81,7 @@ class FrameStacks:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], n_rows: int) -> None:
-        """Restore the arrays that ``state`` returned. Rows added later share no frames with the restored ones.
+        """Restore the arrays that ``state`` returned. Rows added later share no frames with the restored rows.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """

@@ -1,4 +1,4 @@
-"""Keys that freeze or unfreeze a behavior when pressed in a game's window. The engine reports each as a ``Note`` event.
+"""Keys in a game's window that freeze or unfreeze a behavior. The engine reports each press as a ``Note`` event.
 
 ::
 

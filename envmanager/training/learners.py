@@ -34,10 +34,10 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class LearnersChanged:
-    """A change of the learning behaviors: some were frozen or unfrozen. ``learning``: all behaviors that learn now.
+    """A report that behaviors were frozen or unfrozen. ``learning`` names all behaviors that learn from now on.
 
-    ``cause``: text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round``: whether a new round,
-    rather than a request, caused the change.
+    ``cause`` is a text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round`` says whether a new
+    round caused the change, rather than a request.
     """
 
     frozen: tuple[str, ...]
@@ -64,17 +64,17 @@ class LearnersState:
 
 @attrs.define
 class InFlight:
-    """The steps in flight. ``versions``: version of the policy that chose the actions, by worker id, then behavior."""
+    """The steps in flight. ``versions`` has the policy versions that chose the actions, by worker id, then behavior."""
 
     versions: dict[int, dict[str, int]] = attrs.field(factory=dict)
 
     def sent(self, worker_ids: Collection[int], versions: dict[str, int]) -> None:
-        """Record policy versions, by behavior, for the next step of each worker in ``worker_ids``."""
+        """Record ``versions``, the policy versions by behavior, for the next step of each worker in ``worker_ids``."""
         for worker_id in worker_ids:
             self.versions[worker_id] = versions
 
     def came(self, worker_id: int) -> Mapping[str, int]:
-        """Remove the worker's step from the steps in flight; return the policy versions that chose its actions."""
+        """Remove a worker's step from the steps in flight. Return its policy versions by behavior, {} if unknown."""
         return self.versions.pop(worker_id, _NOTHING)
 
     def forget(self, behavior: str) -> None:
@@ -83,14 +83,14 @@ class InFlight:
             versions.pop(behavior, None)
 
     def oldest(self, behavior: str) -> float:
-        """Return the oldest version of a behavior's policy among the steps in flight; ``inf`` if there is none."""
+        """Return the oldest version of a behavior's policy among the steps in flight, or ``inf`` if there is none."""
         return min((versions.get(behavior, math.inf) for versions in self.versions.values()), default=math.inf)
 
 
 class Learners:
     """The trainers of one manager. Freezes and unfreezes trainers, and passes steps to the trainers that learn.
 
-    ``frozen``: behaviors frozen on request. ``resting``: behaviors that do not learn in the current round.
+    ``frozen`` has the behaviors frozen on request, ``resting`` the behaviors that do not learn in the current round.
     """
 
     def __init__(self, manager: EnvManager, trainers: Mapping[str, Trainer]) -> None:
@@ -115,7 +115,7 @@ class Learners:
             raise UsageError(f"there is no trainer for {unknown_behavior(behavior, list(self.trainers))}")
 
     def begin(self) -> None:
-        """Prepare for a reset of all environments: discard the steps in flight, and set the manager's policies."""
+        """Prepare for a reset of all environments. Discards the steps in flight, and sets the manager's policies."""
         self.in_flight.versions.clear()
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
@@ -148,12 +148,12 @@ class Learners:
             )
 
     def sent(self, worker_ids: Collection[int]) -> None:
-        """Record that the current policies choose the next actions of the workers ``worker_ids``."""
+        """Record that the learning trainers' current policies choose the next actions of the workers ``worker_ids``."""
         versions = {name: trainer.version for name, trainer in self.trainers.items() if not trainer.frozen}
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step, or its observations, to each learning trainer. Return the number of agent steps to train on."""
+        """Pass a step to each learning trainer. Return the number of agent steps that the trainers can learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)
@@ -193,7 +193,7 @@ class Learners:
 
 
 def _beginning(info: StepInfo, steps: Steps, behavior: str) -> StepInfo:
-    """Return a StepInfo with one behavior's observations in ``steps``, as if the environments had just been reset."""
+    """Return the StepInfo of a reset whose first observations are the observations of ``behavior`` in ``steps``."""
     seen = steps.get(behavior)
     first = None if seen is None else AgentSteps.first(agent_id=seen.agent_id, obs=seen.obs, acting=seen.acting)
     own = {} if first is None else {behavior: first}

@@ -31,7 +31,7 @@ FORBIDDEN: float = float(np.finfo(np.float32).min)
 
 
 class NothingAllowed(EnvManagerError):
-    """Raised when masks of agents that have to act (``agent_ids``) forbid all choices for an integer in the action."""
+    """Raised when agents have to act but their masks allow no action. ``agent_ids`` has the ids of these agents."""
 
     def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
         self.behavior = behavior
@@ -47,11 +47,11 @@ class NothingAllowed(EnvManagerError):
 
 
 class ActionMask:
-    """The action mask in a behavior's observations. ``place``: index of the mask's leaf, None if no mask applies.
+    """The action mask in a behavior's observations. ``place`` is the index of its leaf, or None if no mask applies.
 
-    A mask is an array under the key ``action_mask`` at the top level of a dict observation; zeros forbid. ``counts``:
-    number of choices for each integer in the action. Raises UsageError unless the mask is one row with an entry for
-    each of these choices, and the observation has other leaves.
+    A mask is an array under the key ``action_mask`` at the top level of a dict observation. Zeros forbid a choice.
+    ``counts`` has the number of choices for each integer in the action. Raises UsageError unless the mask is one row
+    with an entry for each choice, and the observation has other leaves.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, counts: Sequence[int], *, enabled: bool = True) -> None:
@@ -62,7 +62,7 @@ class ActionMask:
             _check(behavior, spec.observation, counts)
 
     def allowed(self, steps: AgentSteps) -> np.ndarray | None:
-        """Return bool[n, choices], True if allowed; None without a mask.
+        """Return which choices the masks in ``steps`` allow, as bool ``[n, choices]``, or None without a mask.
 
         Raises NothingAllowed if a mask forbids all choices for one of the integers in an action.
         """
@@ -76,17 +76,17 @@ class ActionMask:
         return allowed
 
     def of(self, obs: Sequence[Tensor]) -> Tensor | None:
-        """Return the allowed choices, bool[n, choices], given the leaves of observations; None without a mask."""
+        """Return which choices the masks in ``obs`` allow, as bool ``[n, choices]``, or None without a mask."""
         return None if self.place is None else obs[self.place].flatten(1) != 0
 
 
 def forbid(outputs: Tensor, allowed: Tensor | None) -> Tensor:
-    """Return logits or values ``[n, choices]`` with ``FORBIDDEN`` where ``allowed`` is False. None allows all."""
+    """Return ``outputs``, ``[n, choices]``, with ``FORBIDDEN`` where ``allowed`` is False. None allows all choices."""
     return outputs if allowed is None else torch.where(allowed, outputs, FORBIDDEN)
 
 
 def _place_of_mask(observation: Any) -> int | None:
-    """Return the index of the mask among the leaves of an observation; None without a mask."""
+    """Return the index of the mask among the leaves of an observation, or None without a mask."""
     if not isinstance(observation, dict) or not isinstance(observation.get(KEY), ArraySpec):
         return None
     before = list(observation)[: list(observation).index(KEY)]

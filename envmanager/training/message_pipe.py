@@ -36,7 +36,7 @@ class MessagePipe:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes of a message are still queued. Always False after the other end has closed."""
+        """Whether bytes of a message are still queued. Always False once ``hung_up`` is True."""
         return bool(self._unsent)
 
     def send(self, message: Any) -> None:
