@@ -5,7 +5,7 @@
     with needed_by("envmanager.training", extra="torch"):
         import torch
 
-If the library is not installed, the context raises MissingExtra, whose text has the pip command to install it.
+If the library is not installed, the context raises MissingExtra, whose text quotes the pip command to install it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Plugins(NamedTuple):
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:
-        """Import and return the plugin ``name``; None if no package has it. Turns an ImportError into MissingExtra."""
+        """Return the plugin ``name``, or None if no package registers it. Raises MissingExtra on an ImportError."""
         for entry_point in entry_points(group=self.group, name=name):
             try:
                 return entry_point.load()
@@ -58,7 +58,7 @@ class Plugins(NamedTuple):
 
 @contextmanager
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
-    """Return a context that turns ModuleNotFoundError into MissingExtra, whose text begins with ``what``.
+    """Return a context manager that turns ModuleNotFoundError into MissingExtra, whose text begins with ``what``.
 
     ``extra``: the extra of ``envmanager`` that installs the library, or None. Other errors are raised unchanged.
     """
@@ -73,7 +73,7 @@ def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Return the end of an error message: ``; did you mean prefix.…?`` with the most similar known name, or ``.``"""
+    """Return ``; did you mean prefix.name?`` with the most similar known name, or ``.`` if no known name is similar."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     where = f"{prefix}." if prefix else ""
     return f"; did you mean {where}{matches[0]}?" if matches else "."

@@ -1,10 +1,10 @@
-"""A worker that is an object in the trainer's process, the buffers it writes, and the step queue of its responses.
+"""A worker in the trainer's own process, the buffers for its environments, and the step queue of its responses.
 
-The environments write into their own arrays, which are copied; or into three buffers in turn, whose views stay valid
-for a while (zero_copy, or shared memory); or into LentBuffers.
+Arrays that an environment reuses are copied. Otherwise environments write into LentBuffers, or into three buffers in
+rotation, whose views stay valid for a while (zero_copy or shared memory).
 
-The rule: the worker steps when its response is requested, and never before. So the same calls raise exceptions as with
-processes, and responses of worker processes come first. No array is written while the trainer may still read it.
+The rule: the worker steps when its response is requested, or when another command follows. So the same calls raise
+exceptions as with worker processes. No array is written while the trainer may still read it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LentBuffers:
     """A pool of RowBuffers whose observations are delivered without a copy. The other arrays are small and are copied.
 
     The trainer is lent views of root arrays over the buffer's memory. NumPy makes the root the base of every view of a
-    view, so a root exists as long as any view. A buffer is free when all its roots have been garbage-collected.
+    view, so a root exists as long as any of its views. A buffer is free when all its roots have been garbage-collected.
     """
 
     def __init__(self, make: Callable[[], RowBuffer]) -> None:
@@ -69,7 +69,7 @@ class LentBuffers:
         return self._next[0]
 
     def delivered(self, steps: Steps) -> Steps:
-        """Return ``steps`` with copies of all arrays except observations in the buffer that ``next`` returned last."""
+        """Return a copy of ``steps``. Observations in the buffer last returned by ``next`` are lent, not copied."""
         own = {}
         for behavior, each in steps.items():
             lent = None
@@ -156,7 +156,7 @@ class LocalWorker:
         return report
 
     def attach(self, worker_rows: Any) -> None:
-        """Let the environments write into the buffers of ``worker_rows`` in turn, if every slot has a buffer."""
+        """Make the environments write into the buffers of ``worker_rows`` in rotation, if every slot has a buffer."""
         if None not in worker_rows.buffers:
             self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
 
@@ -174,7 +174,7 @@ class LocalWorker:
                 _logger.exception("an environment failed to close")
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Store a command for ``recv`` or ``take_step``. First carry out a stored step, or discard it for a reset."""
+        """Store a step or a command. A stored step is carried out before another command, or discarded by a reset."""
         command = name if name.__class__ is CommandName else CommandName(name)
         if command in STEPPING:
             self._step = (command, payload)
@@ -265,7 +265,7 @@ class LocalStepQueue(ResponseSource):
         self._n_of_others = 0
 
     def take(self) -> Sequence[EnvironmentResponse]:
-        """Return ready responses of worker processes. Once all of them have responded, also step the local worker."""
+        """Return ready responses of worker processes and, once all have responded, the local worker's step response."""
         if self._others is None:
             return self._workers[self._worker_id].take_step()  # type: ignore[no-any-return]
         if self._n_of_others < len(self._workers) - 1:

@@ -1,4 +1,4 @@
-"""Waits for responses from the links of one manager: steps, and the first observations of replacements.
+"""The poller, which waits for the step responses of one manager's links and for replacements' first observations.
 
 ::
 
@@ -6,7 +6,7 @@
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
 A retired worker is watched until it has ended. The end of any other worker is reported once, as a "failed" response.
-Messages are read before a death or a timeout is reported, because the last response counts.
+Messages are read before a death or a timeout is reported, so that a worker's last response is not lost.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class Poller(ResponseSource, Generic[AnyLink]):
-    """The step queue of a host with links. It waits for responses to steps and replacements' first observations.
+    """The step queue of a host with links. It returns step responses and the first observations of replacements.
 
     A subclass whose steps do not arrive through the links' own channels overrides ``read_other`` or ``collect``.
     """
 
     def __init__(self, *, spin_ns: int = 0) -> None:
-        """``spin_ns``: maximum time (ns) that a wait polls before it sleeps."""
+        """``spin_ns``: maximum time (ns) for which a wait polls before it sleeps."""
         self.on_retired: Callable[[AnyLink], None]
         """Callback that receives each retired worker that has ended. The owner of the poller sets it."""
         self.links: dict[int, AnyLink] = {}
@@ -64,7 +64,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # For the host.
 
     def register(self, link: AnyLink) -> None:
-        """Watch a worker's connection for responses and its pidfd for its end."""
+        """Watch a worker's connection for responses and its pidfd for the end of the process."""
         self.links[link.worker_id] = link
         link.alarm = self._alarm
         link.channel.on_moved = partial(self._move, link)
@@ -78,7 +78,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._stop_watching(link, fd)
 
     def retire(self, link: AnyLink) -> None:
-        """Keep watching a worker that was asked to exit, until it ends. Its replacement has the same worker_id."""
+        """Keep watching a worker that was asked to exit, until it ends. A replacement may have the same worker_id."""
         self._retiring.add(link)
 
     def wake(self) -> None:
@@ -100,7 +100,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self.epoll.register(fd, descriptors.READABLE)
 
     def _stop_watching(self, link: AnyLink, fd: int) -> None:
-        """Stop watching a descriptor of this link. Do nothing if another link has reused the number."""
+        """Stop watching ``fd`` for this link. Do nothing if another link has reused the number."""
         if self._by_fd.get(fd) is link:
             del self._by_fd[fd]
             self.epoll.unregister(fd)
@@ -139,7 +139,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     # Messages.
 
     def collect(self) -> bool:
-        """Add responses that ``epoll`` does not report to ``arrived``. Return whether ``arrived`` has any.
+        """Add to ``arrived`` the responses that ``epoll`` does not report. Return whether ``arrived`` has any.
 
         Such responses are in messages that a link's ``recv`` read while it waited for another response.
         """

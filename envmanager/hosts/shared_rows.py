@@ -19,8 +19,8 @@ The rows of a worker are adjacent, so its step is a slice. A full batch is one v
 With ``zero_copy`` there are three slots: for the step delivered last, the step before it, and the step being written.
 Otherwise one slot is enough, because a step is copied before the next command is sent to the worker.
 
-The rule: both sides lay the same arrays over the same bytes, because BlockLayout alone determines them. Environments of
-one agent each write directly into their rows. The steps of other environments are copied into the block if they fit.
+The rule: manager and workers lay the same arrays over the same bytes, because BlockLayout determines them. Environments
+of one agent each write directly into their rows. The steps of other environments are copied into the block if they fit.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class BlockLayout:
     def of(
         cls, specs: Mapping[str, BehaviorSpec], max_agents: Sequence[Mapping[str, int]], *, n_slots: int
     ) -> BlockLayout:
-        """Return a layout for up to ``max_agents`` (per worker, by behavior). Omits behaviors with Python objects."""
+        """Return a layout for ``max_agents`` (per worker, by behavior). It omits behaviors with Python objects."""
         behaviors = []
         for name, spec in specs.items():
             if not spec.has_objects:
@@ -148,7 +148,7 @@ class Columns:
     row: np.ndarray
 
     def steps(self, slot: int, first: int, n: int, m: int, has_acting: bool) -> AgentSteps:
-        """Return views of ``n`` rows and ``m`` final observations of a slot, both beginning at row ``first``."""
+        """Return views of ``n`` rows and ``m`` final observations of ``slot``, both beginning at row ``first``."""
         own = slice(first, first + n)
         final = slice(first, first + m)
         arrays: dict[str, Any] = {name: array[slot, own] for name, array in self.arrays.items()}
@@ -167,7 +167,7 @@ _PART_BYTES = 1 << 20
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library. It is loaded on first use, because Windows has none that ``CDLL(None)`` finds."""
+    """Return the C library. It is loaded on first use, because ``CDLL(None)`` fails on Windows."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -176,7 +176,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_memory(fd: int | str, size_bytes: int) -> Any:
-    """Map the shared memory ``fd`` and return a buffer over it. It is unmapped when no array over the buffer is left.
+    """Map the shared memory ``fd`` and return a buffer over it. Garbage collection of the buffer unmaps the memory.
 
     On Windows ``fd`` is a name, and the memory exists as long as a process has it mapped. Raises UsageError on failure.
 
@@ -210,7 +210,7 @@ def make_private(memory: Any, fd: int) -> None:
 
 
 def allocate(fd: int | str, size_bytes: int, what: str = "the environments' observations and actions") -> None:
-    """Allocate the shared memory ``fd``. Raises UsageError if that fails; its text says ``what`` needs the memory.
+    """Allocate the shared memory ``fd``. Raises UsageError on failure; the message begins with ``what``, a plural noun.
 
     On Windows, where ``fd`` is a name, do nothing, because the memory is allocated when it is mapped.
     """
@@ -239,7 +239,7 @@ def _readable(size_bytes: int) -> str:
 
 
 def available_bytes() -> int:
-    """Return the machine's available memory in bytes, or its total memory if /proc/meminfo does not say."""
+    """Return the machine's available memory in bytes, or its total memory if /proc/meminfo does not report it."""
     try:
         words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
     except OSError:
@@ -300,9 +300,8 @@ class SharedRows:
     # Steps.
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
-        """Copy steps into a slot. Copies nothing if the environments have already written them there.
-
-        Return the response's flags, 0 if the steps do not fit, and the number of final observations (0 without FULL).
+        """Copy steps into a slot, unless the environments have already written them there. Return the response's flags,
+        0 if the steps do not fit, and the number of final observations, which is counted only with FULL (else 0).
         """
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:
@@ -330,7 +329,7 @@ class SharedRows:
         self._block.counts[slot, self._worker_id, index] = (len(steps), m, steps.acting is not None)
 
     def read(self, slot: int, flags: int, n_ended: int) -> dict[str, AgentSteps]:
-        """Return views of the steps in a slot. ``flags`` and ``n_ended`` are the values that ``put`` returned."""
+        """Return views of the steps in a slot, by behavior. ``flags`` and ``n_ended`` come from ``put``."""
         if flags & FULL:
             if not n_ended:
                 return self.full[slot]
@@ -346,7 +345,7 @@ class SharedRows:
     # Actions.
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
-        """Write actions for a worker's ``rows`` (None: all). Return the command's flags, 0 if actions do not fit."""
+        """Write actions for ``rows`` of the worker (None: all). Return the command's flags, 0 if actions do not fit."""
         plain = self._plain_action
         if plain is not None and rows is None and len(actions) == 1:
             action = actions.get(plain[0])
@@ -369,7 +368,7 @@ class SharedRows:
         return IN_MEMORY
 
     def read_payload(self, name: CommandName, flags: int) -> Any:
-        """Return the payload of the step command ``name``, received with ``flags``. Actions are views of the block."""
+        """Return a command's actions by behavior, as views of the block. For STEP_ROWS, return (rows, actions)."""
         if flags & FULL:
             return self.actions
         found, n = {}, 0

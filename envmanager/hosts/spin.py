@@ -29,7 +29,7 @@ the trainer would never sleep, because responses would arrive too often.
 
 
 def spin_ns(n_workers: int) -> int:
-    """Return the maximum time (ns) for which a wait for ``n_workers`` workers spins; 0 if it should not spin."""
+    """Return the maximum time (ns) for which a wait for ``n_workers`` workers spins, or 0 if it should not spin."""
     return SPIN_NS if hasattr(os, "sched_yield") and n_workers <= MANY * count_cores() else 0
 
 
@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Spin if the last wait was short, and return once ``ready()`` is true. Otherwise call ``sleep()`` once."""
+        """Call ``sleep()`` once, unless the last wait was short and a spin first finds ``ready()`` true."""
         began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1

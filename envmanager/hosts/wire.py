@@ -52,7 +52,7 @@ WITH_SPECS = 16
 
 
 class Undecoded(bytes):
-    """A command's payload, still pickled. The worker unpickles it as part of the command, which fails on an error."""
+    """The pickle of a command's payload. The worker unpickles it during the command, which fails on an error."""
 
 
 def dumps(value: Any) -> bytes:
@@ -64,7 +64,7 @@ def dumps(value: Any) -> bytes:
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
-    """Return the flags and pickle of a step's message; None if none is needed. ``flags``: from ``SharedRows.put``."""
+    """Return a step message's flags and pickle, or None if none is needed. ``flags`` come from ``SharedRows.put``."""
     if not flags:
         return WITH_SPECS, dumps((dict(steps), specs))
     infos = {}
@@ -112,7 +112,7 @@ def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[
 
 
 def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
-    """Return an EnvRaised caused by ``error``, with the traceback as text, unless a library is missing at the start."""
+    """Return an EnvRaised caused by ``error``. It quotes the traceback, unless a start failed for lack of a library."""
     try:
         text = str(error) or repr(error)
     except Exception as broken:  # an error in __str__ must not hide the first one
@@ -150,7 +150,7 @@ def dumps_failure(error: EnvManagerError) -> bytes:
 
 
 def loads_failure(data: bytes) -> EnvManagerError:
-    """Return the error pickled by ``dumps_failure``, with its ``__cause__`` if it was sent and can be unpickled."""
+    """Return the error pickled by ``dumps_failure``, with its cause if the cause was sent and can be unpickled."""
     error, original = pickle.loads(data)
     if original is not None:
         try:
@@ -239,7 +239,7 @@ class Channel:
     # In.
 
     def pump(self) -> bool:
-        """Read available bytes, without blocking. Add complete messages to ``messages``. Return whether any came."""
+        """Read available bytes without blocking. Add complete messages to ``messages``. Return whether bytes came."""
         n_new = 0
         while self.fd != descriptors.CLOSED:
             try:
@@ -292,7 +292,7 @@ class Decoder:
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Return the response to ``asked`` in ``message``. A step's rows may be in ``slot`` of the shared memory."""
+        """Convert ``message`` to the response to the command ``asked``. A step's rows may be in ``slot``."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         if not message.data:  # a step without anything but its rows in shared memory

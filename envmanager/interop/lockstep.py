@@ -54,7 +54,7 @@ class Lockstep:
         return batch
 
     def reset_some(self, seeds: Mapping[int, int | None], options: Mapping[str, Any]) -> tuple[Tree, dict[int, Info]]:
-        """Reset the environments in ``seeds``, by env_id; return the first observations ``[len(seeds), …]`` and infos.
+        """Reset the environments in ``seeds`` (by env_id). Return the batch of first observations, and infos by env_id.
 
         Calls each environment's own ``reset``, which only Gymnasium's environments have (see ``require_gymnasium``).
         The manager does not record these resets. Environments with equal seeds are reset in parallel. Raises UsageError
@@ -74,7 +74,7 @@ class Lockstep:
         return self._acting is None and not any(worker.failed for worker in self.manager.stats().workers)
 
     def require_gymnasium(self) -> None:
-        """Raise UsageError unless all are Gymnasium environments; other environments cannot be reset one by one."""
+        """Raise UsageError unless all environments are Gymnasium's. Other environments cannot be reset one by one."""
         if not all(self.manager.call(is_gymnasium_env)):
             raise UsageError(
                 'autoreset_mode="Disabled" needs environments of Gymnasium, since others cannot be reset one by one.'
@@ -93,7 +93,7 @@ class Lockstep:
         self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
 
     def receive(self) -> Batch:
-        """Wait for the pending step; return the Batch. Raises UsageError if no step is pending or a row is missing."""
+        """Wait for the pending step. Return its Batch. Raises UsageError if no step is pending or a row is missing."""
         if self._acting is None:
             raise UsageError("no step is pending: send actions first.")
         batch = self._complete(self.manager.recv(Wait.all()), self._acting)
@@ -101,7 +101,7 @@ class Lockstep:
         return batch
 
     def final_obs(self, batch: Batch) -> dict[int, Any]:
-        """Return, by env_id, the last observation of each episode that ended, as an observation space element."""
+        """Return the last observation of each episode that ended, by env_id, as an element of the observation space."""
         ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
         return {env_id: self._read_final(batch.final_obs, row) for row, env_id in enumerate(ended)}
 
@@ -126,7 +126,7 @@ class Lockstep:
             raise UsageError("a step is pending: receive its result first; if that raised, call reset().")
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
-        """Return ``batch`` in arrays that later steps do not change. Raises UsageError if an env_id has no row."""
+        """Return ``batch`` with arrays that later steps do not change. Raises UsageError if any env_id has no row."""
         if any(map(is_foreign, leaves(batch.obs))):
             batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         is_there = np.zeros(self.n_envs, np.bool_)
@@ -173,7 +173,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return a copy of each step info ({} without ``infos=True``), by env_id, plus LOST if the worker was replaced."""
+    """Return copies of the step infos, by env_id ({} without ``infos=True``). Add LOST if the worker was replaced."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True
@@ -181,7 +181,7 @@ def step_infos(batch: Batch) -> dict[int, Info]:
 
 
 def reset_infos(batch: Batch) -> dict[int, Info]:
-    """Return by env_id the reset infos of environments whose episode ended in ``batch`` ({} without ``infos=True``)."""
+    """Return the reset infos of environments whose episode ended, by env_id. They are empty without ``infos=True``."""
     ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
     infos = batch.reset_info if batch.reset_info is not None else [{} for _ in ended]
     return dict(zip(ended, infos, strict=True))

@@ -71,7 +71,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
         self._manager.set_policy(brain_name, _DecidingPolicy(policy, self._translator, self._env_ids))
 
     def set_env_parameters(self, config: Mapping[str, Any] | None = None) -> None:
-        """Send environment parameters to all environments. ``config`` has numbers or ML-Agents samplers, by name.
+        """Send environment parameters to all environments. ``config`` maps names to numbers or ML-Agents samplers.
 
         Blocks until pending steps are done. Workers started later as replacements receive the parameters too.
         """
@@ -122,7 +122,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
 
 class _DecidingPolicy:
-    """An adapter from an ML-Agents policy to a policy of this library; converts the steps and the actions."""
+    """An adapter from an ML-Agents policy to a policy of this library. It converts steps and actions."""
 
     def __init__(self, policy: Policy, translator: StepTranslator, env_ids: Mapping[int, Any]) -> None:
         self._policy = policy
@@ -146,7 +146,7 @@ class _DecidingPolicy:
 
 
 def _parameters_of(config: Mapping[str, Any] | None) -> dict[str, float | bytes]:
-    """Convert ``config`` to floats and bytes, so that workers need not import ML-Agents' trainers."""
+    """Convert the values of ``config`` to floats and bytes, so that workers need not import ML-Agents' trainers."""
     return {name: _parameter(name, value) for name, value in (config or {}).items()}
 
 

@@ -58,7 +58,7 @@ class Numbers:
 
 
 class StepTranslator:
-    """A converter from AgentSteps to ML-Agents' DecisionSteps and TerminalSteps that numbers agents and groups."""
+    """A converter from AgentSteps to ML-Agents' DecisionSteps and TerminalSteps. It also numbers agents and groups."""
 
     def __init__(self) -> None:
         self._agents = Numbers()
@@ -76,7 +76,7 @@ class StepTranslator:
         return self.decision_steps(steps), terminals
 
     def decision_steps(self, steps: AgentSteps) -> DecisionSteps:
-        """Return the steps of the agents that need a decision as ML-Agents' DecisionSteps."""
+        """Convert the steps of the agents that need an action to ML-Agents' DecisionSteps."""
         rows = steps.acting_rows
         obs = take_rows(steps.obs, rows)
         masks = obs.get("action_mask")
@@ -101,7 +101,7 @@ class StepTranslator:
         )
 
     def _group_numbers(self, agent_id: np.ndarray, obs: Tree) -> np.ndarray:
-        """Return each agent's group number, unique across environments; 0 for an agent without a group."""
+        """Return each agent's group number, unique across environments, or 0 for an agent without a group."""
         group_id = obs["group_id"].astype(np.int64)
         grouped = np.flatnonzero(group_id)
         keys = (agent_id[grouped] >> AGENT_BITS << AGENT_BITS) + group_id[grouped]
@@ -110,7 +110,7 @@ class StepTranslator:
         return numbers
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
-        """Drop the numbers of all agents and groups in ``env_ids``, because new episodes begin there."""
+        """Drop the numbers of all agents and groups in the environments ``env_ids``, which begin new episodes."""
         self._agents.forget_envs(env_ids)
         self._groups.forget_envs(env_ids)
 

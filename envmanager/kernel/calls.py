@@ -1,6 +1,6 @@
-"""Runs a manager's calls one at a time, refuses invalid calls, and defers a Ctrl-C until the call in progress ends.
+"""The lock around a manager's calls. One call runs at a time, and a Ctrl-C is deferred until that call ends.
 
-The rule: interrupts are deferred from before the lock is acquired until it is released, so none can leave it acquired.
+The rule: interrupts are deferred from before the lock is acquired until after its release, so it never stays acquired.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from envmanager.system.machine import after_fork_in_child
 
 _SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0
-"""Seconds that ``close()`` waits for another thread's call. A call that takes longer releases everything itself."""
+"""Seconds that ``close()`` waits for another thread's call. A longer call releases everything when it ends."""
 _TURN_S = 0.1
 """Maximum time in seconds that a call defers a Ctrl-C while it waits for another thread's call."""
 _MOVES = ("reset", "step", "send", "recv")
 """Calls that step or reset environments. They raise UsageError inside another call."""
 _QUESTIONS = ("call", "get_attr", "set_attr", "render")
-"""Calls that a policy may make."""
+"""Calls that are also allowed inside another call, for instance from a policy."""
 
 
 class Use(enum.Enum):
-    """The trainer's way to step until the next reset: ``step()`` (STEP), or ``send()`` and ``recv()`` (SEND_RECV)."""
+    """The way the trainer steps until the next reset: ``step()`` (STEP), or ``send()`` and ``recv()`` (SEND_RECV)."""
 
     RESETTING = enum.auto()
-    """A reset began and did not end; only another reset may follow."""
+    """A reset has begun but did not complete. Only another reset is allowed."""
     UNDECIDED = enum.auto()
     STEP = enum.auto()
     SEND_RECV = enum.auto()
 
     def require(self, wanted: Use) -> None:
-        """Raise UsageError if the last reset did not end, or if the trainer steps in another way than ``wanted``."""
+        """Raise UsageError after an unfinished reset or if the trainer already steps in a way other than ``wanted``."""
         if self is Use.RESETTING:
             raise UsageError("the last reset() did not end: call reset() again.")
         if self not in (wanted, Use.UNDECIDED):
@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method through a weak reference; it returns None if the object is gone."""
+    """Return a function that calls ``method``, or returns None if the method's object has been garbage-collected."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -70,7 +70,7 @@ def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Forks:
-    """A counter of the forks between the program's first process and this one. Faster to read than ``os.getpid()``."""
+    """A counter that increases in each forked process. Reading it is faster than calling ``os.getpid()``."""
 
     __slots__ = ("count",)
 
@@ -86,10 +86,10 @@ after_fork_in_child(_forks.one_more)
 
 
 class Calls:
-    """The lock that each call to one manager acquires, and the names of the calls in progress."""
+    """The lock that every call to a manager acquires, and the names of the calls in progress."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
-        """``give_back()`` releases everything. It is called when the manager is closed and no call is in progress."""
+        """``give_back()`` releases the manager's resources. It is called when the manager is closed and idle."""
         self.closed = False
         self.owner_pid, self.n_forks = os.getpid(), _forks.count
         self.lock = threading.RLock()
@@ -100,12 +100,12 @@ class Calls:
         self._give_back = give_back
 
     def require_usable(self, what: str) -> None:
-        """Raise UsageError in a forked process, ManagerClosed after close(). ``what`` is the name of the call."""
+        """Raise UsageError in a forked process, and ManagerClosed after close(). ``what`` is the name of the call."""
         self.require_owner(what)
         self.require_open(what)
 
     def require_owner(self, what: str) -> None:
-        """Raise UsageError in a process that was forked from the manager's own."""
+        """Raise UsageError in a process that was forked from the manager's process."""
         if self.owner_pid != os.getpid():
             raise UsageError(
                 f"{what} was called in process {os.getpid()}, which was forked from the manager's own, "
@@ -113,12 +113,12 @@ class Calls:
             )
 
     def require_open(self, what: str) -> None:
-        """Raise ManagerClosed after close()."""
+        """Raise ManagerClosed after close(). ``what`` is the name of the call."""
         if self.closed:
             raise ManagerClosed(what)
 
     def end(self, stop: Callable[[], None] | None) -> None:
-        """Release everything. During a call, run ``stop`` instead; the call will release everything when it ends."""
+        """Release the manager's resources. During a call, run ``stop`` instead. The call releases them at its end."""
         with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
@@ -136,7 +136,7 @@ class Calls:
         self.named.update({name: _DrawnCall(self, name, track) for name in self.named})
 
     def leave(self) -> None:
-        """End a call during which the manager was closed. The outermost call releases everything, not only the lock."""
+        """End a call during which the manager was closed. The outermost call also releases the manager's resources."""
         self.on_their_way.pop()
         try:
             if not self.on_their_way:
@@ -146,7 +146,7 @@ class Calls:
             end_deferring()
 
     def wait_for_turn(self, what: str) -> None:
-        """Wait for the lock and acquire it. Raises ManagerClosed after close(), and KeyboardInterrupt on a Ctrl-C."""
+        """Acquire the lock for the call ``what``. While waiting, raises ManagerClosed after ``close()``."""
         while not self.lock.acquire(timeout=_TURN_S):
             self.require_open(what)
             with allow_interrupts():
@@ -162,9 +162,9 @@ class Calls:
 
 
 class _Call:
-    """A context manager around a call, such as ``step``. All calls of one name use the same object.
+    """A context manager around a call, such as ``step``. All calls with the same name share one object.
 
-    ``send`` and ``recv`` call ``begin`` and ``end`` themselves, which is a third faster than ``with``.
+    ``send`` and ``recv`` call ``begin`` and ``end`` directly because that is a third faster than ``with``.
     """
 
     __slots__ = ("_acquire", "_calls", "_is_move", "_on_their_way", "_release", "_what")
@@ -183,7 +183,7 @@ class _Call:
         self.end(error)
 
     def begin(self) -> None:
-        """Begin a call: defer interrupts, acquire the lock. Raises UsageError or ManagerClosed if it is not allowed."""
+        """Begin a call and acquire the lock. Raises UsageError for a forbidden call and ManagerClosed after close()."""
         calls = self._calls
         if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)
@@ -203,7 +203,7 @@ class _Call:
         self._on_their_way.append(self._what)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End a call, which may have raised ``error``: release the lock. Raises ManagerClosed after ``close()``."""
+        """Release the lock after a call, which may have raised ``error``. Raises ManagerClosed after ``close()``."""
         calls = self._calls
         if calls.closed:
             calls.leave()

@@ -1,11 +1,11 @@
-"""Applies the rules of ``options.Wait``: how many responses a call waits for, and which of them it delivers.
+"""Collection of responses under the rules of ``options.Wait``: how many to wait for, and which ones to deliver.
 
 ::
 
     source ──▶ receive ──▶ outbox of the worker's entry ──▶ collect ──▶ StepInfos or a batch ──▶ delivered
 
-The rule: a response that has arrived stays in its outbox until the StepInfo or batch made of it exists. So an error, an
-interrupt or a timeout loses nothing.
+The rule: a response that has arrived stays in its entry's outbox until the StepInfo or batch made from it exists. So an
+error, an interrupt or a timeout loses no response.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Collector:
         self._calls = calls
 
     def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
-        """Wait for responses by the rules of ``wait``. Return the entries whose next response is to be delivered.
+        """Wait for responses as ``wait`` specifies. Return the entries whose next response is to be delivered now.
 
-        If failures are among these responses, raises the first. Raises UsageError if no response can arrive. Steps
-        of workers that are at least ``max_lead`` steps ahead of the slowest worker are kept for a later call.
+        Raises the first failure among those responses, and UsageError if no response can arrive. Keeps the steps of
+        workers that are at least ``max_lead`` steps ahead of the slowest worker for a later call.
         """
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         table = self._table
@@ -67,7 +67,7 @@ class Collector:
         return chosen
 
     def receive(self, responses: Sequence[EnvironmentResponse]) -> None:
-        """Add the responses to the outboxes of their workers' entries. Then start the replacements that are due."""
+        """Add ``responses`` to the outboxes of their workers' entries. Then start any replacements that are due."""
         table, entries, recycles = self._table, self._table.entries, self._recovery.recycles
         arrived: list[Entry] = []
         for response in responses:
@@ -88,7 +88,7 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait for ``wait.min_ready`` ready workers or the deadline. Raises UsageError if no response can arrive."""
+        """Wait until ``wait`` has enough responses or ``deadline`` passes. Raises UsageError if none can arrive."""
         table = self._table
         if not table.n_waiting:
             errors = [entry.error for entry in table.entries if entry.error is not None]
@@ -132,14 +132,14 @@ class Collector:
             self.receive(responses)
 
     def _wake_at(self, deadline: float | None) -> float | None:
-        """Return the earlier of ``deadline`` and the time at which the next replacement is due; None without either."""
+        """Return the earlier of ``deadline`` and the start time of the next replacement, or None if neither exists."""
         start_at = self._recovery.next_start_at() if self._table.replacing else None
         if start_at is None or deadline is None:
             return deadline if start_at is None else start_at
         return min(start_at, deadline)
 
     def await_replacement(self, entry: Entry) -> None:
-        """If the worker is being replaced, wait until the new one has sent its first observations or was given up."""
+        """If the worker is being replaced, wait until its replacement sends its first observations or is given up."""
         self.receive(())
         while entry.replacement is not None and not entry.replacement.has_begun:
             wake_at = self._wake_at(None)
@@ -149,7 +149,7 @@ class Collector:
             self.receive(responses)
 
     def drain(self) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
-        """Wait for all outstanding responses. Return the last ones by worker_id, and the first failure or None."""
+        """Await all outstanding responses. Return the last per worker_id, and the first failure or None."""
         responses: dict[int, EnvironmentResponse] = {}
         failure: EnvManagerError | None = None
         while self._table.n_waiting:

@@ -29,7 +29,7 @@ class Resets:
     """The part of a manager that implements ``reset``. It resets or replaces the workers."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
-        """``seed``: seed of the first reset, unless its config has one. Later resets continue the random sequence."""
+        """``seed`` is for the first reset, unless its config has a seed. Later resets continue the random sequence."""
         self.host: WorkerHost
         self._seed = seed
         self._table = table
@@ -37,7 +37,7 @@ class Resets:
         self._collector = collector
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
-        """Return the config as it is sent, and parsed. If it has no seed, the first reset uses the manager's seed.
+        """Return the config to send to workers and its parsed form. The first reset uses the manager's seed by default.
 
         Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
         """
@@ -54,7 +54,7 @@ class Resets:
             entries[0].require_alive()
 
     def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
-        """Reset all workers but dropped ones. Replace those that have ended. Return the first StepInfo of each.
+        """Reset all workers except dropped ones, and replace ended workers. Return the first StepInfo of each worker.
 
         If a worker fails and is neither replaced nor dropped, its error is raised after all workers have responded.
         """
@@ -99,9 +99,9 @@ class Resets:
 
 
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
-    """Return ``values`` if it is a sequence (not text) or an array with axes, else a list that repeats it ``n`` times.
+    """Return ``values`` if it is a sequence (not text) or a non-scalar array, else a list that repeats it ``n`` times.
 
-    Raises UsageError if there are not ``n`` values, or if ``values`` may be meant as one value or as several.
+    Raises UsageError if there are not ``n`` values, or if it is unclear whether ``values`` is one value or several.
     """
     if not _is_many(values):
         return [values] * n
@@ -139,7 +139,7 @@ class Asker:
         env_rows: EnvIndex,
         calls: Mapping[str, AbstractContextManager[None]],
     ) -> None:
-        """``calls``: context managers of the calls, by name."""
+        """``calls`` maps the name of each call to its context manager."""
         self.host: WorkerHost
         self._calls = calls
         self._table = table
@@ -154,8 +154,8 @@ class Asker:
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
         """Send a command with ``payload(rows, places)`` to each worker of ``env_ids``. Return one result per env_id.
 
-        ``rows`` are environments' indices in the worker, ``places`` in ``env_ids``. Waits first until none of the
-        workers is being replaced. Raises the first failure when all have responded. Replaces workers that have ended.
+        ``rows`` are indices of environments in the worker, and ``places`` are indices in ``env_ids``. Waits for workers
+        that are being replaced. Raises the first failure after all workers have responded, and replaces ended workers.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

@@ -6,7 +6,7 @@
                ── worker i is replaced ──────▶ host.launch(i)
                ◀── responses ── host.step_queue
 
-The rule: the manager calls the host, never the other way round, so a host can be read and tested alone.
+The rule: a host reaches the manager only through its HostContext, so that it can be read and tested alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from envmanager.options import ResetConfig
 class StepQueue(Protocol):
     """The interface of a queue of responses to "step", and of replacement workers' responses to "reset".
 
-    ``get_nowait`` raises ``queue.Empty`` if there is no response, ``get`` if none arrives within ``timeout`` seconds.
+    ``get_nowait`` raises ``queue.Empty`` if there is no response, and ``get`` if none arrives in ``timeout`` seconds.
     """
 
     def get_nowait(self) -> EnvironmentResponse: ...
@@ -40,7 +40,7 @@ class StepQueue(Protocol):
 
 
 class ResponseSource(ABC):
-    """The base class of step queues, from which a manager takes its workers' responses, in order of completion."""
+    """The base class of the objects from which a manager takes its workers' responses, in order of completion."""
 
     @abstractmethod
     def take(self) -> Sequence[EnvironmentResponse]:
@@ -48,10 +48,10 @@ class ResponseSource(ABC):
 
     @abstractmethod
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Wait for responses and return them. Return none after ``timeout`` seconds, or when the manager is closed.
+        """Wait for responses and return them. Return an empty sequence on a timeout or when the manager is closed.
 
-        ``n_wanted`` is the number of responses that the caller needs. The method may wait until that many steps have
-        arrived, if each return is expensive, but must return a failure at once.
+        ``n_wanted`` is the number of responses that the caller needs. The method may save wake-ups by returning only
+        when ``n_wanted`` steps have arrived, but must return a failure at once.
         """
 
 
@@ -88,12 +88,12 @@ class EnvWorker(Protocol):
         """
 
     def recv(self) -> EnvironmentResponse:
-        """Wait for and return the response to the last command; a "failed" response if the worker fails or is late."""
+        """Await and return the response to the last command, or a "failed" response if the worker fails or is late."""
 
 
 @attrs.frozen
 class HostContext:
-    """The parts of a manager that are passed to its host in ``WorkerHost.open``."""
+    """The parts of a manager that it passes to ``WorkerHost.open``."""
 
     entries: Sequence[Entry]
     calls: Calls
@@ -111,11 +111,11 @@ class WorkerHost(ABC):
     """Whether a worker writes its next step into the same arrays, so that the manager must copy them."""
 
     env_factory: Any = None
-    """Factory of environments, as the user gave it."""
+    """Environment factory, as passed by the user."""
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
     hands_on_foreign = False
-    """Whether actions in PyTorch or JAX arrays reach the environments without conversion to NumPy."""
+    """Whether PyTorch and JAX arrays of actions reach the environments without conversion to NumPy."""
 
     context: HostContext
 
@@ -129,18 +129,18 @@ class WorkerHost(ABC):
 
     @abstractmethod
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        """Start and return a worker. With ``generation`` above 0, it replaces another, whose end is not awaited.
+        """Start and return a worker. For a ``generation`` above 0, do not wait for the end of the previous worker.
 
-        Raises OSError or EnvManagerError if it cannot start. For a replacement, this counts as another failure.
+        Raises OSError or EnvManagerError if the worker cannot start. For a replacement, this counts as another failure.
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start and return a worker. Need not be defined by hosts whose ``launch`` does not call ``context.create``."""
+        """Start and return a worker. Required only of hosts whose ``launch`` calls ``context.create``."""
         raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
-        """End the workers and release everything. Called when no call is in progress, and again if interrupted."""
+        """End the workers and release all resources. Called when no call is in progress, and again if interrupted."""
 
     def await_start(self) -> dict[int, StartReport]:
         """Wait until the workers of generation 0 have made their environments. Return their reports by worker_id.
@@ -155,10 +155,10 @@ class WorkerHost(ABC):
         """Prepare for steps, once all workers have sent their ``reports`` (by worker_id). Does nothing by default."""
 
     def stop(self) -> None:  # noqa: B027  (workers may end with close)
-        """End the workers while a call is in progress, which calls ``close`` when it ends. Does nothing by default."""
+        """End the workers during a call of the manager. The manager calls ``close`` later. Does nothing by default."""
 
     def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
-        """Unblock any thread that waits on the step queue, because the manager was closed. Its wait returns nothing."""
+        """Unblock any thread that waits on the step queue of a closed manager. That thread gets no response."""
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         """Reset a replacement that was just launched, with the seed and options in ``config``.
@@ -176,18 +176,18 @@ class WorkerHost(ABC):
         """Raise UsageError if ``payload`` cannot be sent to a worker. Called before anything is sent."""
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return all ``parts`` (one per worker, in order) as one AgentSteps of views, without ``final_obs`` and infos.
+        """Return ``parts`` (one per worker, in order) as views in one AgentSteps, without ``final_obs`` and infos.
 
         Return None unless the arrays of the parts are adjacent in memory.
         """
         return None
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        """Return ``known``, the stats of one worker, with the fields added that only the host has, such as ``pid``."""
+        """Return ``known``, the stats of one worker, plus the values that only the host knows, such as ``pid``."""
         return known
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
-        """Return ``known``, the stats of the whole manager, with the fields added that only the host has."""
+        """Return ``known``, the stats of the whole manager, plus the values that only the host knows."""
         return known
 
     def copy_if_shared(self, steps: Steps) -> Steps:

@@ -1,6 +1,6 @@
-"""Implements ``step``: calls each behavior's policy once for all idle workers, and makes a StepInfo of each response.
+"""The implementation of ``step``. It calls each policy once for all idle workers and builds StepInfos from responses.
 
-The rule: everything is checked before the first byte is sent, so a BadAction leaves the manager unchanged. A StepInfo
+The rule: every action is checked before the first byte is sent, so a BadAction leaves the manager unchanged. A StepInfo
 is complete before the next command is sent to its worker.
 """
 
@@ -28,20 +28,20 @@ _IDLE, _IN_FLIGHT, _STEP = WorkerState.IDLE, WorkerState.IN_FLIGHT, CommandName.
 
 
 class PolicyStepper:
-    """The part of a manager that calls policies, sends their actions and makes StepInfos of the responses."""
+    """The part of a manager that calls policies, sends their actions and builds StepInfos from the responses."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
         self.host: WorkerHost
         self.policies: dict[str, Policy] = {}
         self.takes_partial_actions = True
-        """Whether every environment can step with the actions of some behaviors only."""
+        """Whether every environment can step with actions for only some of its behaviors."""
         self._table = table
         self._recovery = recovery
         self._calls = calls
         self._check_values = check_values
 
     def send_actions(self, wait: Wait) -> None:
-        """Call policies for idle workers not ``wait.max_lead`` steps ahead of the slowest, and send the actions."""
+        """Send the policies' actions to the idle workers that are not ``wait.max_lead`` steps ahead of the slowest."""
         table = self._table
         idle = [entry for entry in table.entries if entry.state is _IDLE]
         if wait.max_lead is not None:
@@ -80,7 +80,7 @@ class PolicyStepper:
             table.move(sent, _IN_FLIGHT)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
-        """Raise UsageError if a behavior has no policy, unless environments can step with the actions of the others."""
+        """Raise UsageError if a behavior that must act has no policy, unless environments accept partial actions."""
         for info in infos:
             if self.policies.keys() >= info.current.keys():
                 continue
@@ -93,7 +93,7 @@ class PolicyStepper:
                 )
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
-        """Return a StepInfo of each entry's next response, also stored as ``previous_step``. Mark all as delivered."""
+        """Return a StepInfo for each entry's next response, and mark these responses as delivered."""
         infos = []
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
@@ -117,10 +117,10 @@ def call_policies(
     strict: bool = True,
     foreign: bool = False,
 ) -> list[dict[str, ActionInfo]]:
-    """Return ``{behavior: ActionInfo}`` for each of ``infos``, without the behaviors that have no policy.
+    """Return a dict ``{behavior: ActionInfo}`` for each StepInfo in ``infos``, without behaviors that have no policy.
 
-    Each policy is called once, with the rows of all workers that need an action. Raises BadAction if its actions or
-    outputs have the wrong shape or type. ``strict`` and ``foreign``: see ``checked_actions``.
+    Calls each policy once, with the rows of all agents that need an action. Raises BadAction if a policy's actions or
+    outputs have the wrong shape or type. ``checked_actions`` explains ``strict`` and ``foreign``.
     """
     shares: list[dict[str, ActionInfo]] = []
     members: dict[str, list[dict[str, ActionInfo]]] = {}
@@ -165,12 +165,12 @@ def _call(
 def checked_actions(
     spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool, foreign: bool = False
 ) -> Tree:
-    """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged without a spec. ``what`` names it in errors.
+    """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged if ``spec`` is None. Errors call it ``what``.
 
-    With ``foreign``, arrays of PyTorch and JAX are not converted, and their values are not checked.
+    With ``foreign``, PyTorch and JAX arrays are not converted to NumPy, and their values are not checked.
 
-    Raises BadAction for a wrong shape or value, and if ``strict`` for another kind of dtype (floats for integers), else
-    casts it. The arrays are copies, because a policy may write its next actions into the arrays that it returned.
+    Raises BadAction for a wrong shape or value. With ``strict``, floats for an integer spec are also refused, not cast.
+    The arrays are copies, because a policy may write its next actions into the arrays that it returned.
     """
     if spec is None:
         return action
@@ -188,7 +188,7 @@ def checked_actions(
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:
-    """Return copies of a policy's outputs. Raises BadAction unless they are a mapping to arrays of ``n`` rows."""
+    """Return copies of a policy's outputs. Raises BadAction unless they map names to arrays of ``n`` rows."""
     policy = f"the policy of behavior {behavior!r}"
     if not isinstance(outputs, Mapping):
         raise BadAction(

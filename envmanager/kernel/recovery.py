@@ -1,4 +1,4 @@
-"""Replaces workers that fail, and recycles old ones after a step that ends an episode.
+"""Replacement of failed workers, and recycling of old workers after a step that ends an episode.
 
 ::
 
@@ -6,9 +6,9 @@
                                 ──▶ GiveUp(error)        FAILED: each call to it raises the error; unused until a reset
                                 ──▶ GiveUp(error, drop)  DROPPED: never used again; an event is logged
 
-The rule: only this module changes an entry's generation, and the other workers are not affected. An arriving failure is
-only recorded. Replacements are started when all arrived responses are in their entries. So a Ctrl-C while a worker
-starts loses no response.
+The rule: only this module changes an entry's generation, and a replacement affects no other worker. A failure is only
+recorded when it arrives. Replacements are started when all arrived responses are in their entries. So a Ctrl-C while a
+worker starts loses no response.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _FAILURES: dict[type[Exception], type[events.Failed]] = {
 }
 
 _RECYCLED = "recycled"
-"""``phase`` of the error that stands for a planned replacement."""
+"""``phase`` of the error that is stored as the cause of a recycled worker's replacement."""
 
 
 @attrs.frozen
 class Replace:
-    """A decision to replace a worker after ``delay_s`` seconds. ``number`` counts its recent restarts, from 1."""
+    """A decision to replace a worker after ``delay_s`` seconds. ``number`` is the number of recent restarts."""
 
     delay_s: float
     number: int
@@ -65,14 +65,14 @@ class Replace:
 
 @attrs.frozen
 class GiveUp:
-    """A decision not to replace a worker, but to raise ``error``, or with ``drop`` to go on without the worker."""
+    """A decision to raise ``error`` instead of replacing a worker, or with ``drop`` to continue without the worker."""
 
     error: Exception
     drop: bool = False
 
 
 class Supervisor:
-    """The restart budgets of the workers. Each worker has ``max_restarts`` restarts within ``within_s`` seconds.
+    """The restart budgets of the workers. Each worker may restart ``max_restarts`` times within ``within_s`` seconds.
 
     The time spent waiting for a hung worker does not count towards ``within_s``. Otherwise a worker that hangs in each
     reset would be replaced for ever, because a timeout is often as long as ``within_s``.
@@ -85,7 +85,7 @@ class Supervisor:
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Return Replace or GiveUp for a worker that failed at ``now`` (monotonic s). A Replace uses up a restart."""
+        """Return Replace or GiveUp for a worker that failed at ``now`` (monotonic seconds). Replace uses a restart."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
@@ -112,7 +112,7 @@ class Supervisor:
         return Replace(longest * self._jitter.uniform(0.5, 1.0), number)
 
     def forgive(self, worker_id: int) -> None:
-        """Restore the whole restart budget of a worker."""
+        """Restore the full restart budget of a worker."""
         self._recent[worker_id].clear()
 
 
@@ -123,7 +123,7 @@ class Recovery:
         self.host: WorkerHost
         self.events = events.EventLog()
         self.steps_lost = 0
-        """Number of steps that were sent and never delivered."""
+        """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the last seed of any reset."""
         self.recycles = policy.recycle_after_steps is not None
@@ -136,7 +136,7 @@ class Recovery:
     def arrive(self, response: EnvironmentResponse) -> None:
         """Queue a response in its worker's outbox, or record the failure that it reports.
 
-        Raises RuntimeError for a response, other than a failure, that no call awaits.
+        Raises RuntimeError if no call awaits the response, unless it reports a failure.
         """
         response = self._table.with_specs_learned(response)
         entry = self._table.entries[response.worker_id]
@@ -159,7 +159,7 @@ class Recovery:
             )
 
     def fail(self, entry: Entry, error: Exception) -> None:
-        """Record a failure. Unless the worker was given up before, plan its replacement or give the worker up."""
+        """Record ``error`` as a worker's failure. Plan a replacement, or give up the worker if none is allowed."""
         kind = _FAILURES.get(type(error), events.Raised)
         self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
         if entry.is_given_up:
@@ -200,7 +200,7 @@ class Recovery:
         )
 
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
-        """Record failures, but queue no error for delivery, as the caller raises one itself. Start due replacements."""
+        """Record failures without queueing errors, because the caller raises one of them. Start due replacements."""
         for entry, error in failures:
             self.fail(entry, error)
         self.start_due()
@@ -248,9 +248,9 @@ class Recovery:
                 self.arrive(response)
 
     def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
-        """Return the step that ends a replaced worker's old episodes, and a Lost with the cause; None if none were cut.
+        """Return the step that ends a replaced worker's old episodes, and a Lost with the cause. None if none were cut.
 
-        Episodes were cut if the worker's next response is the first after a replacement, other than at a reset.
+        Episodes were cut if the worker's next response is the first after a replacement that was not made by a reset.
         """
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
@@ -260,7 +260,7 @@ class Recovery:
         return payload, Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """Count a step. If ``recycle_after_steps`` is reached and this step ended an episode, plan a replacement."""
+        """Count a step. If ``recycle_after_steps`` is reached and ``response`` ends an episode, plan a replacement."""
         entry.steps_of_generation += 1
         limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
         if limit is None or n_steps < limit:
@@ -306,7 +306,7 @@ def _error(entry: Entry, text: str, phase: str, cause: str) -> WorkerError:
 
 
 def last_steps(entry: Entry) -> Steps:
-    """Return the steps of a worker's last StepInfo, with the observations that ``recv`` has delivered since then."""
+    """Return the steps of a worker's last StepInfo, updated with the observations that ``recv`` has delivered since."""
     if entry.previous_step is None:
         return {}
     if not entry.batches:

@@ -1,4 +1,4 @@
-"""Functions on dicts of arrays by name, such as those in a checkpoint. They do not need PyTorch."""
+"""Functions for dicts that map names to arrays, such as the arrays of a checkpoint. They do not need PyTorch."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from envmanager.data.specs import describe_value
 
 
 def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays under names prefixed by their part: ``"model.bias"`` for ``"bias"`` of part ``"model"``."""
+    """Return ``arrays`` with ``part`` and a dot before each name: in part ``"a"``, ``"bias"`` becomes ``"a.bias"``."""
     return {f"{part}.{name}": array for name, array in arrays.items()}
 
 
 def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays of one part, under their names without the prefix that ``named`` added."""
+    """Return the arrays that ``named`` prefixed with ``part``, under their names without that prefix."""
     return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
 def copy_into(place: np.ndarray, arrays: Mapping[str, np.ndarray], name: str) -> None:
-    """Copy ``arrays[name]`` into ``place``. Raises KeyError if missing, ValueError if shape or kind of dtype differ."""
+    """Copy ``arrays[name]`` into ``place``. Raises ValueError if they differ in shape or in the kind of their dtype."""
     array = arrays[name]
     if array.shape != place.shape or array.dtype.kind != place.dtype.kind:
         raise ValueError(f"{name} should be {describe_value(place)}, but is {describe_value(array)}")

@@ -30,9 +30,9 @@ _MOST_ONE_HOT = 1000
 class Encoder(nn.Module):
     """A network that maps a tree of observations to features ``[n, n_features]``.
 
-    Images go through ``CONVOLUTIONS[convolutions]``, integers with few values become one-hot, and all other leaves are
-    flattened. With ``normalize``, flattened leaves are normalized by their mean and standard deviation so far.
-    ``unseen``: index of a leaf to ignore.
+    Images go through ``CONVOLUTIONS[convolutions]``. Integers with few possible values become one-hot. Other leaves are
+    flattened and, with ``normalize``, normalized by a running mean and standard deviation.
+    ``unseen`` is the index of a leaf to ignore.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Encoder(nn.Module):
         return list(self.parts)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return the features of ``obs``, the leaves ``[n, …]`` in the order of the tree."""
+        """Return the features of a batch. ``obs`` lists the observations' leaves, each ``[n, …]``, in tree order."""
         features = [part(leaf) for part, leaf in zip(self._all, obs, strict=True) if part.n_features]
         return torch.cat(features, dim=-1)
 
@@ -92,7 +92,7 @@ def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -
 
 
 def as_rows(leaf: Tensor) -> Tensor:
-    """Reshape a tensor from ``[n, …]`` to ``[n, k]``, without reading n, so that a traced module works for any n."""
+    """Flatten a tensor ``[n, …]`` to ``[n, k]``. The size n is not read, so that a traced module works for any n."""
     return leaf.flatten(1) if leaf.ndim > 1 else leaf.unsqueeze(1)
 
 
@@ -200,7 +200,7 @@ def _part(spec: ArraySpec, convolutions: str, normalize: bool) -> nn.Module:
 def mlp(
     n_in: int, hidden: Sequence[int], n_out: int, *, last_gain: float, activation: type[nn.Module]
 ) -> nn.Sequential:
-    """Return linear layers joined by activations, with orthogonal weights. ``last_gain``: scale of the last weights."""
+    """Return a multilayer perceptron with orthogonal weights. ``last_gain`` scales the weights of the last layer."""
     sizes = [n_in, *hidden]
     layers: list[nn.Module] = []
     for before, after in itertools.pairwise(sizes):
@@ -209,7 +209,7 @@ def mlp(
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
-    """Initialize and return ``layer``: weights orthogonal (Saxe et al. 2013) and scaled by ``gain``, biases zero."""
+    """Initialize ``layer`` with orthogonal weights scaled by ``gain`` (Saxe et al. 2013) and zero biases. Return it."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

@@ -42,7 +42,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class ReplayOptions:
-    """The options that all trainers with a replay share. Subclasses override some defaults. Steps are agent steps."""
+    """The options of every trainer with a replay. Subclasses override some defaults. All steps are agent steps."""
 
     capacity: int = 100_000
     share_frames: bool = False
@@ -85,7 +85,7 @@ def require_at_least_one(options: Any, name: str) -> None:
 
 
 class Batch(NamedTuple):
-    """A batch drawn from the replay, with the fields of ``Drawn`` as tensors on the device, except ``rows``."""
+    """A batch drawn from the replay. It has the fields of ``Drawn``, as tensors on the device except for ``rows``."""
 
     rows: np.ndarray
     obs: list[Tensor]
@@ -150,7 +150,7 @@ class OffPolicyTrainer(Trainer):
 
     @abstractmethod
     def _learn(self, batch: Batch) -> dict[str, Tensor]:
-        """Update the weights with one batch; return figures, such as losses, by name, as tensors on the device."""
+        """Update the weights with one batch. Return figures such as losses, by name, as tensors on the device."""
 
     def add(self, info: StepInfo) -> int:
         n = self.replay.add(info, self.behavior)
@@ -211,7 +211,7 @@ class OffPolicyTrainer(Trainer):
         )
 
     def _learn_scale(self) -> None:
-        """Update the normalization of observations with the rows added since the last call and still in the store."""
+        """Update the normalization of observations with rows added since the last call that are still in the store."""
         store = self.replay.store
         rows = np.arange(max(self._n_in_scale, store.first), store.n_rows)
         self._n_in_scale = store.n_rows

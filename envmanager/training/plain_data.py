@@ -21,7 +21,7 @@ Options = TypeVar("Options")
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Build a ``cls`` object from JSON data. Raises ConfigError if invalid, with keys prefixed by ``where``."""
+    """Build a ``cls`` object from JSON data. Raises ConfigError for invalid data, with keys prefixed by ``where``."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return structured(_OF_FILES, cls, plain, where)
@@ -33,12 +33,12 @@ def to_plain(value: Any) -> Any:
 
 
 def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
-    """Convert ``spec`` to JSON data, with the dtypes of its bounds, for ``spec_from_plain`` to convert back."""
+    """Convert ``spec`` to JSON data, including the dtypes of its bounds. ``spec_from_plain`` converts it back."""
     return {"observation": _to_plain(spec.observation), "action": _to_plain(spec.action)}
 
 
 def spec_from_plain(plain: Mapping[str, Any]) -> BehaviorSpec:
-    """Convert a result of ``plain_spec`` back to a spec. Raises KeyError, TypeError or ValueError if it is invalid."""
+    """Convert a result of ``plain_spec`` back to a spec. Invalid data raises an error, such as KeyError."""
     return BehaviorSpec(_from_plain(plain["observation"]), _from_plain(plain["action"]))
 
 
@@ -77,7 +77,7 @@ def _from_plain(plain: Mapping[str, Any]) -> Tree:
 
 
 def _dtype_name(plain: Mapping[str, Any]) -> str:
-    """Return ``plain["dtype"]``. Raises TypeError if it is no string: NumPy would accept dicts, lists and None."""
+    """Return ``plain["dtype"]``. Raises TypeError if it is not a string, even if NumPy would accept it as a dtype."""
     if not isinstance(plain["dtype"], str):
         raise TypeError(f"a dtype should be text, but is {plain['dtype']!r}")
     return plain["dtype"]

@@ -74,8 +74,8 @@ def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str,
 class SavedPlan:
     """The manager's options and the trainers' tables as JSON data, saved in checkpoints for later playback of policies.
 
-    ``manager``: None if the environment was not given as text. ``directory``: working directory of the training;
-    relative paths in the environment's name start from it.
+    ``manager`` is None if the environment was not named by a string. ``directory`` is the working directory of the
+    training, to which paths in the environment's name are relative.
     """
 
     manager: dict[str, Any] | None = attrs.field(validator=attrs.validators.optional(_require_environment))
@@ -104,7 +104,7 @@ class TrainingPlan:
     def parse(
         cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
     ) -> TrainingPlan:
-        """Build a plan from the tables ``manager``, ``training`` and ``trainers``. Raises ConfigError for mistakes."""
+        """Build a plan from the tables of ``config``. Raises ConfigError for a mistake in a table."""
         tables = config.get("training") or {}
         training = structure(TrainingOptions, _without_rounds(tables), where="training")
         of_manager = config.get("manager") or {}
@@ -148,7 +148,7 @@ def _as_plain(value: Any) -> Any:
 
 
 def _without_rounds(tables: Any) -> Any:
-    """Return the table without the key ``rounds``, which ``_rounds`` parses separately, to raise clearer errors."""
+    """Return the ``training`` table without the key ``rounds``. ``_rounds`` parses that key, with clearer errors."""
     return {key: value for key, value in tables.items() if key != "rounds"} if isinstance(tables, Mapping) else tables
 
 

@@ -42,10 +42,10 @@ FRAMES_PER_S = 30.0
 
 @attrs.frozen
 class PlayedEpisode:
-    """A finished episode. ``number``: 0 for the first episode. ``returns``: lists of the agents' returns by behavior.
+    """A finished episode. ``number`` counts from 0. ``returns`` maps each behavior to the returns of its agents.
 
-    ``frames``: uint8 ``[height, width, 3]``, one after the reset and one per environment step; empty in mode WINDOW.
-    ``frames_per_s``: the speed at which to show the frames.
+    ``frames`` are uint8 images ``[height, width, 3]``, one for the reset and one for each environment step. The list
+    is empty in mode WINDOW.
     """
 
     number: int
@@ -103,7 +103,7 @@ class _Scene:
 
 
 class Camera:
-    """A recorder of an environment's episodes. It wraps reset and step, and renders each time if ``takes_frames``."""
+    """A recorder that wraps an environment's reset and step. With ``takes_frames``, it renders after each call."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -138,7 +138,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Make an environment, and reset it once to check that it can be shown in ``mode``. Raises UsageError if not."""
+    """Return a new environment that was reset once. Raises UsageError if it cannot be shown in ``mode``."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -185,7 +185,7 @@ def _require_mode(environment: Any, env: str, mode: str) -> None:
 
 
 def _show_once(environment: Any, env: str, mode: str) -> None:
-    """Reset the environment and, in mode FRAMES, render a frame. Raises UsageError if that fails or gives no image."""
+    """Raise UsageError unless ``environment`` can be reset and, in mode FRAMES, renders an image."""
     try:
         Resetter(environment)(environment, seed=None, options=None)
         frame: Any = environment.render() if mode == FRAMES else None
@@ -212,7 +212,7 @@ def require_video() -> None:
 
 
 def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
-    """Write a video, replacing an existing ``file``. Raises MissingExtra without moviepy, NotWritten for OSErrors."""
+    """Write ``frames`` as a video to ``file``. Raises MissingExtra without moviepy, NotWritten for an OSError."""
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 
@@ -223,7 +223,7 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
 
 
 def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """Return the frames, the last repeated until a video shows all of them, because moviepy rounds durations down."""
+    """Return ``frames`` padded with the last frame, so that moviepy, which rounds durations down, shows all of them."""
     seen = list(frames)
     while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
         seen.append(frames[-1])

@@ -1,4 +1,4 @@
-"""Proximal policy optimization (Schulman et al. 2017), with generalized advantages (Schulman et al. 2015) per agent.
+"""Proximal policy optimization (Schulman et al. 2017) with generalized advantage estimation for each agent.
 
 ::
 
@@ -110,7 +110,7 @@ class ActorCritic(nn.Module):
 
 
 class ActorCriticPolicy:
-    """A policy that uses the weights being trained. ``greedy``: take the likeliest action instead of sampling."""
+    """A policy that uses the weights being trained. If ``greedy``, it always takes the likeliest action."""
 
     def __init__(self, model: ActorCritic, device: torch.device, *, greedy: bool = False) -> None:
         self.version = 0
@@ -120,7 +120,7 @@ class ActorCriticPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment. The outputs hold raw actions, their log-probabilities and the values.
+        """Return actions for ``steps``, with raw actions, log-probabilities and value estimates as outputs.
 
         A greedy policy has no outputs. Raises NothingAllowed if a mask forbids all choices for an integer in an action.
         """
@@ -320,7 +320,7 @@ class _Facts:
 
 @attrs.frozen
 class Rollout:
-    """The rows that an update, or a minibatch of it, learns from, as tensors ``[n, …]`` on the device."""
+    """The rows from which an update, or one of its minibatches, learns, as tensors ``[n, …]`` on the device."""
 
     obs: list[Tensor]
     raws: dict[str, Tensor]
@@ -349,10 +349,10 @@ def advantages(
     gamma: float,
     gae_lambda: float,
 ) -> np.ndarray:
-    """Return the generalized advantages (Schulman et al. 2015) of chained rows, float32[n].
+    """Return the generalized advantage of each row (Schulman et al. 2015), as float32[n].
 
-    ``successor[i]``: index, greater than i, of the same agent's next row; -1 without a next row. A row without an
-    action ends a chain: its value estimates the rewards that would have followed, and its advantage is 0.
+    ``successor[i]`` is the index of the same agent's next row, which is greater than i, or -1 if there is none. A row
+    without an action has the advantage 0; its value estimates the rewards that would have followed.
     """
     values, rewards, ends = value.tolist(), reward.tolist(), terminated.tolist()
     has_acted, nexts = acted.tolist(), successor.tolist()

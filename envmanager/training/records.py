@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises UsageError for a foreign file, NotWritten on failure."""
+    """Write ``config.json`` and ``versions.json``. Raises UsageError if one exists and no training wrote it."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -102,7 +102,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 
 
 def _content(path: Path) -> dict[str, Any] | None:
-    """Return the parsed JSON of a file that a training wrote; None for a symbolic link or any other file."""
+    """Return the parsed JSON of a file that a training wrote. None for anything else, including a symbolic link."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
         return None
     try:

@@ -18,10 +18,10 @@ from envmanager.training.store import NOWHERE, StepStore
 
 
 class Drawn(NamedTuple):
-    """A batch drawn from a Replay. ``obs``, ``next_obs``: leaves ``[n, …]``, up to ``n_step`` steps apart.
+    """A batch drawn from a Replay. ``obs`` and ``next_obs`` hold leaves ``[n, …]``, up to ``n_step`` steps apart.
 
-    ``reward``: discounted sum from ``obs`` to ``next_obs``. ``discount``: factor for the value of ``next_obs``, 0 if
-    the episode terminated. ``weight``: importance-sampling weight. ``rows``: row numbers. ``columns``: policy outputs.
+    ``reward`` is the discounted sum of the rewards in between. ``discount`` multiplies the value of ``next_obs`` and
+    is 0 after a termination. ``weight`` is for importance sampling. ``columns`` holds the outputs of the policy.
     """
 
     rows: np.ndarray
@@ -62,7 +62,7 @@ class Replay:
         self._highest = 1.0
 
     def add(self, info: StepInfo, behavior: str) -> int:
-        """Add one worker's step; return the number of agent steps that now have an action and a reward."""
+        """Add one worker's step. Return how many agent steps it completes, with an action and a reward."""
         rows = self.store.add(info, behavior)
         if self._tree is not None and len(rows):
             self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))
@@ -134,7 +134,7 @@ class Replay:
     def _look_ahead(
         self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Follow each row for up to ``n_step`` steps; return discounted reward sums, rows reached, and discounts."""
+        """Follow ``rows`` for up to ``n_step`` steps. Return discounted reward sums, the last rows, and discounts."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
         discount = np.ones(len(rows), np.float32)
@@ -190,7 +190,7 @@ class ReplayState:
 
 
 class SumTree:
-    """A binary tree of non-negative numbers and partial sums. ``find`` searches their cumulative sum in O(log n)."""
+    """A binary tree of sums over non-negative numbers. ``find`` searches the numbers' cumulative sum in O(log n)."""
 
     def __init__(self, capacity: int) -> None:
         self._n_leaves = 1 << max(1, (capacity - 1).bit_length())

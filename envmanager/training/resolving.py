@@ -1,7 +1,7 @@
-"""The full config of a training, with all defaults filled in, and the comparison of old and new config on a resume.
+"""The full config of a training, with all defaults filled in, and a comparison of the old and new configs on a resume.
 
 The rule: a changed seed or kind of trainer raises an error before anything is started. Other changes take effect if the
-checkpoint still fits; changes of environments and trainers are logged as a warning.
+checkpoint still fits; changes to environments and trainers are logged as a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_RUNNING = frozenset(
 
 
 def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
-    """Return the plan's tables as JSON data, with all defaults. ``trainers``: the trainer of each behavior."""
+    """Return the plan's tables as JSON data, with all defaults. ``trainers`` maps each behavior to its trainer."""
     of_trainers = {}
     for name, trainer in trainers.items():
         options = getattr(trainer, "options", None)
@@ -38,7 +38,7 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
 
 
 def check_resumed(plan: TrainingPlan) -> None:
-    """Raise UsageError if the seed or a trainer's kind in ``plan`` differs from the training that is to be resumed."""
+    """Raise UsageError if ``plan`` changes the seed, or the kind of a trainer, of the training that it resumes."""
     before = records.read(plan.directory)
     if before is None:
         return

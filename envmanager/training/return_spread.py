@@ -55,7 +55,7 @@ class ReturnSpread:
         return 1.0 / math.sqrt(self.variance + _EPSILON)
 
     def normalized(self, reward: np.ndarray) -> np.ndarray:
-        """Return rewards normalized by the current spread and clipped to ±``LIMIT``; unchanged unless ``enabled``."""
+        """Return ``reward`` divided by the current spread and clipped to ±``LIMIT``; unchanged if not ``enabled``."""
         if not self.enabled:
             return reward
         scaled: np.ndarray = (reward * self.factor).clip(-LIMIT, LIMIT)

@@ -73,7 +73,7 @@ class Rounds:
         return group
 
     def next_with(self, learners: Collection[str], number: int) -> int:
-        """Return the first round >= ``number`` in which any of ``learners`` learns. Raises StopIteration if none."""
+        """Return the first round >= ``number`` in which any of ``learners`` learns, or raise StopIteration."""
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
@@ -86,7 +86,7 @@ class Rounds:
 
 @attrs.define
 class RoundCount:
-    """The progress of round ``number``. ``steps``: steps per environment that were taken before a resume."""
+    """The progress of round ``number``. ``steps`` counts the steps of each environment before a resume."""
 
     number: int = attrs.field(default=1, validator=at_least(1))
     steps: int = attrs.field(default=0, validator=at_least(0))
@@ -97,7 +97,7 @@ class RoundCount:
         self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
 
     def played(self, worker_ids: Iterable[int]) -> int:
-        """Return the number of steps in the round that all the workers have taken, including steps before a resume."""
+        """Return the lowest number of steps that any worker has taken in the round, including steps before a resume."""
         return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
 
 

@@ -58,7 +58,7 @@ __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "Train
 
 @attrs.frozen
 class TrainingResult:
-    """The result of a training. ``ended`` is ``"done"``, ``"stopped"``, or ``"over"`` when no steps were left to take.
+    """The result of a training. ``ended`` is ``"done"``, ``"stopped"`` or, if no steps were left to take, ``"over"``.
 
     ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: seconds of this
     run. ``mean_return_of``: mean recent return by behavior; behaviors without a finished episode are absent.
@@ -153,7 +153,7 @@ class TrainingRun:
         self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
 
     def stop(self) -> None:
-        """Make ``go`` save a checkpoint and return after the step in progress."""
+        """Make ``go`` finish the steps in progress, save a checkpoint and return."""
         self._stops = True
 
     @property
@@ -323,7 +323,7 @@ class TrainingRun:
         self._report.evaluated(self, evaluation, is_best)
 
     def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
-        """Evaluate the final policies; mark their checkpoint if it is the best. Return None if disabled or stopped."""
+        """Evaluate the final policies and mark a new best checkpoint. Return None if evaluation is off or stopped."""
         n_episodes = self.plan.training.evaluation_episodes
         if not n_episodes:
             return None
@@ -398,7 +398,7 @@ class TrainingRun:
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore the frozen behaviors, the round and the control file. A changed ``frozen`` in the config wins."""
+        """Restore the frozen behaviors, the round and the control file. Changes to ``frozen`` in the config win."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)

@@ -33,9 +33,9 @@ _FILES: dict[str, Callable[[Path], bool]] = {
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError if ``directory`` is not a folder, or a training there would overwrite files.
+    """Raise UsageError if ``directory`` is a file, or if a training there would overwrite files.
 
-    The files of an earlier training are accepted with ``resume`` or ``force``, other files never.
+    Files of an earlier training are accepted if ``resume`` or ``force`` is true.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder: a training needs one. Train elsewhere (--dir).")
@@ -51,7 +51,7 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Delete the files of trainings in ``directory``. Raises OSError on failure, except inside checkpoint folders."""
+    """Delete the files of trainings in ``directory``. Raises OSError, but ignores errors in checkpoint folders."""
     for name in _names(directory):  # before the checkpoints, so that no file names a half-deleted one
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)

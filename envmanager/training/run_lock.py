@@ -1,8 +1,8 @@
 """The lock of a training's folder, in which only one training at a time may write.
 
 The kernel releases the lock on the file (``flock``, on Windows ``msvcrt.locking``) when the process ends, even if it is
-killed. The file stays in the folder, because after a deletion two trainings could each lock a different file. It is
-deleted only with a folder that was made for it and has no other file; a training that has just opened it retries.
+killed. The file stays in the folder, because after a deletion two trainings could each lock a different file. If the
+folder was made for the lock and has no other file, both are deleted. A training that just opened the file then retries.
 
 The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once; other children do
 not inherit it.
@@ -44,8 +44,8 @@ _logger = logging.getLogger("envmanager")
 def held(directory: Path) -> Iterator[None]:
     """Return a context that holds the lock of ``directory``. A folder made for the lock is removed if it stays empty.
 
-    Raises UsageError if another training, perhaps in this process, holds the lock or another program made the file,
-    and NotWritten if the file cannot be made. If the file system has no locks, only a warning is logged.
+    Raises UsageError if another training (even in this process) holds the lock, or if the file is not a training's.
+    Raises NotWritten if the file cannot be made. If the file system has no locks, only a warning is logged.
     """
     is_new = not directory.exists()
     with _locked(directory / FILE) as file:
@@ -66,7 +66,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Open, lock and return the file; retry if it is deleted in between. Raises the same errors as ``held``."""
+    """Open, lock and return the file. Retry if it is deleted in the meantime. Raises the same errors as ``held``."""
     while True:
         file = _opened(path)
         try:

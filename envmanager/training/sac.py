@@ -1,5 +1,5 @@
-"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics, of which the
-lower estimate counts, and a learned temperature, the weight of the entropy.
+"""Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics whose lower
+estimate is used, and a learned temperature that weights the entropy.
 
 ::
 
@@ -78,7 +78,7 @@ class Actor(nn.Module):
         self.last = mlp(n, options.hidden, 2 * n_numbers, last_gain=0.01, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return ``inputs`` for the methods of a SquashedGaussian, ``[n, 2 n_numbers]``."""
+        """Return the argument ``inputs`` of SquashedGaussian's methods, ``[n, 2 n_numbers]``."""
         inputs: Tensor = self.last(self.encoder(obs))
         return inputs
 
@@ -112,7 +112,7 @@ class SACModel(nn.Module):
 
 
 class SquashedPolicy:
-    """A policy that samples a SquashedGaussian, or takes the median (``greedy``), or draws uniformly (``is_blind``)."""
+    """A policy that samples a SquashedGaussian, takes its median if ``greedy``, or acts at random if ``is_blind``."""
 
     def __init__(
         self, actor: Actor, squashed: SquashedGaussian, device: torch.device, *, seed: int = 0, greedy: bool = False
@@ -127,7 +127,7 @@ class SquashedPolicy:
 
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return actions for the environment; the outputs hold the raw actions, between -1 and 1."""
+        """Return an ActionInfo with actions for the environment and, as outputs, the raw actions between -1 and 1."""
         raw = self._squashed.uniform(len(steps), self.generator) if self.is_blind else self._raw(steps)
         return ActionInfo(self._squashed.to_environment(raw), {COLUMN: raw}, self.version)
 

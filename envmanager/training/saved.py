@@ -79,7 +79,7 @@ class SavedPolicy:
     def __call__(self, obs: Tree) -> Tree:
         """Return the action for one observation, or a batch of actions for a batch of observations.
 
-        An observation fits ``spec.observation`` and an action fits ``spec.action``; in a batch of n, each leaf is
+        An observation must fit ``spec.observation``, and an action fits ``spec.action``. In a batch of n, each leaf is
         ``[n, …]``. Raises UsageError if ``obs`` does not fit.
         """
         rows, is_one = _as_batch(self.spec.observation, obs)
@@ -88,7 +88,7 @@ class SavedPolicy:
         return map_tree(_first, action) if is_one else action
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
-        """Return one action per row of ``steps``."""
+        """Return an ActionInfo with one action per row of ``steps``."""
         return self._policy.get_action(steps)
 
     def module(self) -> nn.Module:
@@ -147,7 +147,7 @@ class SavedTraining:
         return plan
 
     def spec(self, behavior: str) -> BehaviorSpec:
-        """Return the specs of ``behavior`` during the training. Raises UsageError if the checkpoint lacks them."""
+        """Return the specs that ``behavior`` had in the training. Raises UsageError if the checkpoint lacks them."""
         spec = self.checkpoint.training.specs.get(behavior)
         if spec is None:
             raise UsageError(
@@ -224,7 +224,7 @@ class SavedTraining:
 
 
 def find(path: Path, checkpoint: str | int = LATEST) -> Path:
-    """Return the folder of a checkpoint; arguments as in ``load_policy``. Raises UsageError if none is found."""
+    """Return the folder of a checkpoint, specified as in ``load_policy``. Raises UsageError if there is none."""
     try:
         return _found(path, checkpoint)
     except OSError as error:  # a folder without permission, a name that is too long
@@ -263,7 +263,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the path in ``there`` called ``name``, else the last of agent step ``name`` (``…2000-2``), else None."""
+    """Return the path in ``there`` named ``name``, else the last one saved after ``name`` agent steps, else None."""
     of_that_step = []
     for path in there:
         if path.name == name:

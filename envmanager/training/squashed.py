@@ -33,10 +33,10 @@ _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class SquashedGaussian:
-    """A distribution of actions whose leaves are flattened to rows of ``n`` floats between -1 and 1.
+    """A distribution of actions. Each action is flattened to a row of ``n`` floats between -1 and 1.
 
-    ``inputs`` of a method, ``[n_rows, 2 n]``: means and log standard deviations, computed by a network. The
-    constructor raises UsageError unless all leaves are floats with finite bounds.
+    The argument ``inputs`` of its methods, ``[n_rows, 2 n]``, holds means and log standard deviations from a network.
+    The constructor raises UsageError unless all leaves of ``spec`` are floats with finite bounds.
     """
 
     def __init__(self, spec: Tree) -> None:
@@ -65,12 +65,12 @@ class SquashedGaussian:
         return generator.uniform(-1.0, 1.0, (n_rows, self.n)).astype(np.float32)
 
     def to_environment(self, raw: np.ndarray) -> Tree:
-        """Return ``raw`` stretched to the bounds: actions for the environment, a tree of ``[n_rows, *shape]``."""
+        """Return ``raw`` stretched to the bounds, as a tree of ``[n_rows, *shape]`` for the environment."""
         rows = np.split(raw, self._ends[:-1], axis=1)
         return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
 
     def as_actions(self, raw: Tensor) -> list[Tensor]:
-        """Return the leaves of the result of ``to_environment`` as tensors, with operations that can be exported."""
+        """Compute the leaves of ``to_environment(raw)`` as tensors, with operations that PyTorch can export."""
         rows = raw.split([part.n for part in self._parts], dim=1)
         return [part.as_action(own) for part, own in zip(self._parts, rows, strict=True)]
 

@@ -22,7 +22,7 @@ _SCALE = ".scale."
 
 
 def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dict[str, np.ndarray]:
-    """Return the modules' weights and the optimizer's tensors as named arrays: ``"model.…"``, ``"optimizer.…"``."""
+    """Return the weights and the optimizer's tensors by name. Names begin with a module's keyword or ``optimizer``."""
     arrays = named("optimizer", optimizer_state(optimizer))
     for name, module in modules.items():
         arrays |= named(name, arrays_of_module(module))
@@ -42,7 +42,7 @@ def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load the arrays into the module. Raises KeyError, RuntimeError or ValueError if they are of another model."""
+    """Load the arrays into the module. Raises KeyError, RuntimeError or ValueError if they do not fit it."""
     is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
     if is_normalized != was_normalized:
         raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")
@@ -62,7 +62,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
 def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
     """Load the arrays that ``optimizer_state`` returned. Raises ValueError or IndexError if they do not fit.
 
-    Checks the shapes, because PyTorch does not: a fused step would write beyond the end of too small an array.
+    Checks the shapes, because PyTorch does not. A fused step would write past the end of an array that is too small.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -78,11 +78,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.nda
 
 
 def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: float) -> None:
-    """Set the optimizer's learning rate: ``learning_rate`` at ``progress`` 0, falling linearly to zero at 1."""
+    """Set the optimizer's learning rate, which falls linearly from ``learning_rate`` at ``progress`` 0 to zero at 1."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * max(0.0, 1.0 - progress)
 
 
 def means(figures: Sequence[Mapping[str, float | Tensor]]) -> dict[str, float]:
-    """Return the mean of each figure over several batches. On a GPU, waits once per figure."""
+    """Return the mean of each figure over the batches in ``figures``. Synchronizes with a GPU once per figure."""
     return {name: float(sum(each[name] for each in figures)) / len(figures) for name in figures[0]}

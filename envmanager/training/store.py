@@ -5,7 +5,7 @@
     row 7   agent 3   obs  action columns  reward  terminated   successor ──▶ row 9   agent 3   obs  (open)
 
 An agent's observation opens a row. The action and its reward close the row when the next step arrives. A row without an
-action holds only an observation, because the episode was truncated there, or the next step was lost or is still in
+action holds only an observation, because the episode was truncated, or the next step was lost or is still in
 flight. So every observation is stored once, and steps of different workers cannot mix.
 
 The rule: row numbers only grow. The oldest rows are overwritten, unless the store grows. Rows from ``first`` on are
@@ -88,7 +88,7 @@ class StepStore:
         return places
 
     def add(self, info: StepInfo, behavior: str) -> np.ndarray:
-        """Add one worker's step of ``behavior``; return the numbers of the rows that are now closed, int64."""
+        """Add one worker's step of ``behavior``. Return the numbers, int64, of the rows that this step closes."""
         now = info.current.get(behavior)
         before = None if info.previous is None else info.previous.get(behavior)
         taken = None if info.actions is None else info.actions.get(behavior)
@@ -120,7 +120,7 @@ class StepStore:
             self._unlinked.pop(agent_id, None)
 
     def _close(self, before: AgentSteps, outputs: Mapping[str, np.ndarray], now: AgentSteps) -> np.ndarray:
-        """Write the actions and rewards of agents that acted into their open rows; return the row numbers."""
+        """Write actions and rewards into the open rows of the agents that acted. Return the numbers of these rows."""
         agent_ids = before.agent_id[before.acting_rows].tolist()
         row_of = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
         closing = [
@@ -146,7 +146,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """Add the rewards and terminations that agents received while not acting to the rows of their last actions."""
+        """Add rewards and terminations of agents that did not act to the rows of these agents' last actions."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))
@@ -161,7 +161,7 @@ class StepStore:
             self._link(now, came, rows)
 
     def _link(self, now: AgentSteps, came: np.ndarray, rows: np.ndarray) -> None:
-        """Link rows of truncated episodes to final observations; record rows of running episodes as not yet linked."""
+        """Link rows of truncated episodes to final observations. Record rows of running episodes as not yet linked."""
         ended = now.ended[came]
         for agent_id, row in zip(now.agent_id[came[~ended]].tolist(), rows[~ended].tolist(), strict=True):
             self._unlinked[agent_id] = row
@@ -181,7 +181,7 @@ class StepStore:
                 self.successor[before % self.capacity] = row
 
     def _append(self, obs: Tree, n: int) -> np.ndarray:
-        """Add ``n`` rows of observations, without actions; return the row numbers. May enlarge the store."""
+        """Add ``n`` observations as rows without actions, and return the row numbers. May enlarge the store."""
         if self._grows and len(self) + n > self.capacity:
             self._grow(max(2 * self.capacity, len(self) + n))
         rows = np.arange(self.n_rows, self.n_rows + n)
@@ -225,7 +225,7 @@ class StepStore:
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore the arrays of ``state``. No row is open afterwards: a resumed training resets the environments.
+        """Restore the arrays that ``state`` returned. No row is open then, because a resume resets the environments.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """

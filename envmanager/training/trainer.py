@@ -38,11 +38,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Add a worker's step; return the number of agent steps to learn from. The arrays are reused, so copy them."""
+        """Add a worker's step and copy its arrays, which are reused. Return the number of agent steps to learn from."""
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Return whether there are enough steps for an update. Called again after each update until it is False."""
+        """Return whether there are enough steps to update. Called again after each update until it returns False."""
 
     @abstractmethod
     def update(self, progress: float) -> dict[str, float]:
@@ -57,7 +57,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return the state that a resumed training needs: arrays by name, and JSON data."""
+        """Return the state that a resumed training needs, as arrays by name and a dict of JSON data."""
 
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
@@ -104,7 +104,7 @@ class Trainer(ABC):
 
 
 def require_can_learn_apart(trainer: Any) -> None:
-    """Raise UsageError if ``trainer``, a Trainer or a class, cannot learn in a separate process.
+    """Raise UsageError if ``trainer``, a Trainer or its class, cannot learn in a separate process.
 
     For example, PPO cannot, because it needs steps of its current policy.
     """

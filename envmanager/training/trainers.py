@@ -53,7 +53,7 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
 
     The caller must close the trainer. With ``frozen: true`` the trainer does not learn until it is unfrozen. With
     ``apart: N`` the trainer learns in its own process, which may be N agent steps behind and must respond within
-    ``learner_timeout_s``. Raises ConfigError for an invalid table, UsageError for unsuitable specs.
+    ``learner_timeout_s``. Raises ConfigError for an invalid table, and UsageError for unsuitable specs.
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
@@ -79,7 +79,7 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return the factory, the kind's options, whether frozen, and Apart's options or None. Raises ConfigError."""
+    """Return the factory, its options, ``frozen``, and Apart's options or None. Raises ConfigError for a bad table."""
     options = dict(table)
     kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
     if not isinstance(frozen, bool):

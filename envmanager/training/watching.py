@@ -67,7 +67,7 @@ class Report(Protocol):
         """Report that the policies of ``checkpoint`` now play ``game``."""
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Report, after ``n_steps`` steps, the returns by behavior of the episodes that ended since the last report."""
+        """Report the returns, by behavior, of newly ended episodes. ``n_steps``: number of steps played so far."""
 
 
 class Watching:
@@ -82,7 +82,7 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play ``plan.steps`` steps or until the window is closed. Raises UsageError if no checkpoint can be played."""
+        """Play for ``plan.steps`` steps or until the window closes. Raises UsageError if no checkpoint is playable."""
         saved = self._source.first()
         options = manager_options(saved, self._plan)
         self._game = str(options.env)
@@ -158,7 +158,7 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """Return the newest checkpoint if it was not tried before, else None. Raises UsageError if it is unreadable."""
+        """Return the newest checkpoint, or None if there is no new one. Raises UsageError if it cannot be read."""
         if self._name is not None:
             return None
         try:
