@@ -35,7 +35,7 @@ from envmanager.testing.faults import (
 
 
 class DataFaults(FaultyManagers):
-    """Tests of observations and actions that do not fit their spec, which must raise an error, and of large data."""
+    """Tests that observations and actions that do not fit their spec raise an error, and that large data arrives."""
 
     large_observation_bytes = 256 << 20
 
@@ -82,12 +82,12 @@ class DataFaults(FaultyManagers):
             assert not np.isfinite(numbers).any()
 
     def _keyed(self, fault: Change, **options: Any) -> AbstractContextManager[EnvManager]:
-        """Return a context manager that yields a manager, ready to step, with one KeyedFaultyEnvironment."""
+        """Return a context manager that yields a reset manager with a policy and one KeyedFaultyEnvironment."""
         return self._ready(lambda context: KeyedFaultyEnvironment(context, fault), 1, **options)
 
     @contextmanager
     def _ready(self, env_factory: Any, n_envs: int, **options: Any) -> Iterator[EnvManager]:
-        """Yield a manager after a reset, with a policy, for environments whose steps CheckedTrainer cannot check."""
+        """Yield a manager that has a policy and was reset, for environments that CheckedTrainer cannot check."""
         with self.managing(env_factory, n_envs, **options) as manager:
             manager.set_policy("default", NumberedActions())
             manager.reset()
@@ -224,7 +224,7 @@ class _Returns:
 
 @attrs.frozen
 class _Constant:
-    """A policy that always returns the same action."""
+    """A policy that returns ``action`` for every row."""
 
     action: float
 

@@ -41,10 +41,10 @@ BROKEN = Raise(ValueError("gear 7 broke"))
 
 
 class RestartsAfterFaults(FaultyManagers):
-    """Tests of restarts: only the failed worker is replaced, as RestartPolicy allows, and the loss is reported once."""
+    """Tests that only the failed worker is replaced, as RestartPolicy allows, and that the loss is reported once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
-        """Cause ``fault`` in env 1. Assert that only the worker of env 1 is replaced, once, after a ``kind`` error."""
+        """Cause ``fault`` in env 1. Assert that only its worker is replaced, once, because of a ``kind`` error."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         worker_id = self.worker_of(1)
         with self.running(factory, restarts=restarts, timeouts=SHORT) as trainer:
@@ -399,7 +399,7 @@ class RestartsAfterFaults(FaultyManagers):
 
 
 def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert that lost rows of ``batch`` are truncated, with the rows of ``last``, the previous batch, as final_obs."""
+    """Assert that lost rows are truncated and ``final_obs`` has their ``obs`` from ``last``, the previous batch."""
     rows = np.flatnonzero(batch.lost)
     ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
     assert batch.truncated[rows].all()

@@ -44,10 +44,10 @@ class Fault:
     """Base class of faults. Subclasses override ``strike`` to fail before a call, or ``spoil`` to change the result."""
 
     def strike(self) -> None:
-        """Cause the failure. Called before the environment executes the call; by default does nothing."""
+        """Cause the failure before the environment executes the call. By default, do nothing."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> Any:
-        """Return a replacement for ``steps``, the call's result. ``earlier``: the previous replacement, or None."""
+        """Return a replacement for ``steps``, the call's result. ``earlier`` is the previous replacement, or None."""
         return steps
 
 
@@ -135,7 +135,7 @@ class Segfault(Fault):
 
 @attrs.frozen
 class ExhaustMemory(Fault):
-    """A fault that raises MemoryError: it limits memory to current use plus ``spare_bytes`` and exceeds the limit."""
+    """A fault that limits memory to current use plus ``spare_bytes``, then exceeds the limit to raise MemoryError."""
 
     spare_bytes: int = 64 << 20
 
@@ -252,7 +252,7 @@ class SendSignal(Fault):
 
 @attrs.frozen
 class Change(Fault):
-    """A fault that replaces ``steps``, the result of the call, by ``change(steps)``."""
+    """A fault that replaces ``steps``, the result of the call, with ``change(steps)``."""
 
     change: Callable[[AgentSteps], Any]
 
@@ -262,7 +262,7 @@ class Change(Fault):
 
 @attrs.frozen
 class ReuseArrays(Fault):
-    """A fault that returns the same arrays in every step, with new contents. Needs ``times=sys.maxsize``."""
+    """A fault that returns the same arrays, with new contents, in every step. Use it with ``times=sys.maxsize``."""
 
     def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> AgentSteps:
         if earlier is None:
@@ -287,10 +287,10 @@ class FaultyEnvironment(EchoEnvironment):
     """An EchoEnvironment in which ``fault``, or a sequence of faults, strikes.
 
     ``at`` selects the call: the constructor ("start"), ``reset``, ``step``, ``close``, or ``misbehave`` (for "call").
-    The first ``after`` calls succeed, the next ``times`` fail, later ones succeed again; each new object counts from 0.
-    ``only_env`` and ``only_generation`` limit the fault to one env_id and one generation: with ``only_generation=0`` a
-    restart repairs the environment. Each step sleeps ``sleep_s`` seconds, so that the healthy environments do not keep
-    all cores busy while one hangs.
+    The first ``after`` calls succeed, the next ``times`` calls fail, and later calls succeed again. Each new object
+    counts from 0. ``only_env`` and ``only_generation`` limit the fault to one env_id and one generation. With
+    ``only_generation=0`` a restart repairs the environment. Each step sleeps ``sleep_s`` seconds, so that the healthy
+    environments do not keep all cores busy while one hangs.
 
     The attribute ``context`` is the EnvContext, and ``seeds`` lists the seed of each reset.
     """
@@ -366,5 +366,5 @@ class FaultyEnvironment(EchoEnvironment):
 
 
 def faulty(fault: Anything | Sequence[Any], **when: Any) -> Callable[[EnvContext], FaultyEnvironment]:
-    """Return a factory of FaultyEnvironments with ``fault``. ``when``: other keyword arguments of FaultyEnvironment."""
+    """Return a factory that passes ``fault`` and the keyword arguments in ``when`` to FaultyEnvironment."""
     return functools.partial(FaultyEnvironment, fault=fault, **when)

@@ -10,8 +10,8 @@
     freeze    SIGSTOP, and never resumed                a fault: the manager must time the worker out
     pause     SIGSTOP, and a moment later SIGCONT       no fault
 
-The rule: the manager reports every fault exactly once. So a process gets a signal only when two steps of its worker
-were delivered after its pidfd was opened. The second step was requested after the opening, so this process executed it.
+The rule: the manager reports every fault exactly once. So a process gets a signal only after two steps of its worker
+have been delivered since its pidfd was opened. The second was requested after the opening, so this process executed it.
 Thus the worker is not being replaced, and its last replacement was reported. No other code may end workers.
 """
 
@@ -86,10 +86,10 @@ def chaos(
 ) -> Iterator[ChaosReport]:
     """Send signals of ``kinds`` to workers of ``manager`` during the block, about ``rate`` per second. Yield a report.
 
-    The gaps between signals are exponentially distributed, but longer while no worker may be signaled. The seed fixes
-    gaps and kinds; the choice of a worker also depends on which may be signaled. Each generation has at most one fault.
-    ``pause_s`` must be well below the manager's ``Timeouts.step_s``. After the block, step until the manager's
-    stats count the last faults. Raises UsageError for bad arguments and for workers in this process. Linux only.
+    The gaps between signals are exponentially distributed, but longer while no worker may be signaled. ``seed`` fixes
+    the gaps and the kinds. Each generation has at most one fault. A pause lasts ``pause_s`` seconds, which must be well
+    below the manager's ``Timeouts.step_s``. After the block, step until ``manager.stats().restarts`` counts all faults.
+    Raises UsageError for bad arguments and for workers in this process. Works only on Linux.
     """
     unknown = set(kinds) - set(get_args(Kind))
     if unknown or not kinds or rate <= 0 or pause_s < 0:
@@ -127,7 +127,7 @@ class _Process:
 
 
 class _Injector:
-    """State and loop of the thread that sends signals. Other threads may only set ``stopped`` and read ``report``."""
+    """State and loop of the signaling thread. Other threads only set ``stopped`` and read ``report`` and ``error``."""
 
     def __init__(
         self, manager: EnvManager, rate: float, dice: random.Random, kinds: tuple[Kind, ...], pause_s: float
@@ -165,7 +165,7 @@ class _Injector:
                     return
 
     def _inject(self, kind: Kind) -> bool:
-        """Kill, freeze or pause a random worker that may get a signal. Return whether a signal was sent."""
+        """Kill, freeze or pause a random worker that may be signaled now. Return whether a signal was sent."""
         candidates = self._look()
         if not candidates:
             return False
@@ -184,7 +184,7 @@ class _Injector:
         return True
 
     def _look(self) -> list[tuple[int, _Process]]:
-        """Open the pidfds of new processes. Return the id and the process of each worker that may get a signal now."""
+        """Open the pidfds of new processes. Return the id and process of each worker that may be signaled now."""
         found = []
         for worker in self._manager.stats().workers:
             process = self._processes.get(worker.worker_id)
@@ -199,7 +199,7 @@ class _Injector:
         return not is_out and worker.steps >= process.steps + 2 and not process.has_ended()
 
     def _open(self, worker: WorkerStats) -> None:
-        """Store a pidfd of a worker's process, if it still runs. Close the pidfd of the worker's previous process."""
+        """Store a pidfd of a worker's process if it still runs. Close the pidfd of the worker's previous process."""
         before = self._processes.pop(worker.worker_id, None)
         if before is not None:
             os.close(before.pidfd)

@@ -29,13 +29,13 @@ _LASTING = ("envmanager.processes.helper", "multiprocessing.forkserver", "multip
 
 
 def adopt_orphans() -> None:
-    """Make this process a subreaper, which adopts its orphaned descendants as children. No effect outside Linux."""
+    """Make this process a subreaper, which adopts its orphaned descendants as children. Outside Linux, do nothing."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:
-    """Return ``{pid: command line}`` of all descendants of ``pid`` (default: this process). Empty on Windows."""
+    """Return ``{pid: command line}`` of all descendants of ``pid`` (default: this process), on Windows ``{}``."""
     pid = os.getpid() if pid is None else pid
     if sys.platform != "linux":
         return _descendants_in(_process_table(), pid)
@@ -48,7 +48,7 @@ def descendants(pid: int | None = None) -> dict[int, str]:
 
 
 def state_of(pid: int) -> str:
-    """Return the state letter of a process: "Z" for a zombie, "" if it does not exist; on Windows "?" if it runs."""
+    """Return a process's state letter, such as "Z" for a zombie. Return "" if it has ended, and "?" on Windows."""
     if sys.platform == "linux":
         return machine.state_of(pid)
     if sys.platform != "win32":
@@ -62,7 +62,7 @@ def state_of(pid: int) -> str:
 
 
 def _process_table() -> dict[int, tuple[int, str, str]]:
-    """Return ``{pid: (parent's pid, state, command line)}`` of all processes. Empty on Windows."""
+    """Return ``{pid: (parent's pid, state, command line)}`` of all processes. On Windows, return ``{}``."""
     if sys.platform == "win32":
         return {}
     command = ["ps", "-axo", "pid=,ppid=,stat=,command="]
@@ -123,7 +123,7 @@ class Traces:
         return cls(_workers_and_orphans(), _open_descriptors(), threads, _shared_memory())
 
     def left_since(self, before: Traces) -> dict[str, list[str]]:
-        """Return the names of resources in this snapshot but not in ``before``, by kind. Empty if there are none."""
+        """Return resources in this snapshot that are not in ``before``, as ``{kind: names}`` without empty kinds."""
         left = {
             "processes": [f"{pid}: {cmd}" for pid, cmd in self.processes.items() if pid not in before.processes],
             "descriptors": sorted((self.descriptors - before.descriptors).elements()),
@@ -136,9 +136,9 @@ class Traces:
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
     """Wait up to ``within_s`` seconds until all resources newer than ``before`` are released.
 
-    Return the names of resources that remain, by kind. The kernel does not record which process created a shared-memory
-    block. So a block is reported only if this user owns it, no unrelated process has it mapped, and it is in every
-    snapshot taken. This excludes the semaphores of other programs, which exist only for microseconds.
+    Return the resources that remain, as ``{kind: names}``. The kernel does not record which process created a
+    shared-memory block. So a block is reported only if this user owns it, no unrelated process has it mapped, and it is
+    in every snapshot taken. This excludes the semaphores of other programs, which exist only for microseconds.
     """
     deadline = time.monotonic() + within_s
     pause = threading.Event()
@@ -184,7 +184,7 @@ def _not_of_strangers(names: Iterable[str]) -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Raise AssertionError if processes, descriptors, threads or shared memory made in the block remain after 5 s."""
+    """Raise AssertionError if processes, descriptors, threads or shared memory from the block remain after 5 s."""
     adopt_orphans()
     before = Traces.now()
     yield

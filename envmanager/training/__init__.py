@@ -1,4 +1,4 @@
-"""Trainers, and the controller that connects them to a manager. Needs PyTorch: ``pip install 'envmanager[torch]'``."""
+"""Trainers and a controller that connects them to a manager. They need PyTorch: ``pip install 'envmanager[torch]'``."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 class Discrete(nn.Module):
-    """The distribution of an action's integers (discrete, multi-discrete or multi-binary): one categorical for each."""
+    """The distribution of a discrete, multi-discrete or multi-binary action, with one categorical for each integer."""
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -38,15 +38,15 @@ class Discrete(nn.Module):
         self.raw = ArraySpec((len(self.counts),), np.int64)
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return one distribution per integer in the action. ``inputs``: all logits, ``[n, n_inputs]``."""
+        """Return one distribution per integer in the action. ``inputs`` are the logits, ``[n, n_inputs]``."""
         return [Categorical(logits=part, validate_args=False) for part in inputs.split(self.counts, dim=-1)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
-        """Return the columns of raw actions ``[n, k]``: one tensor ``[n]`` for each of the k distributions."""
+        """Return the k columns of raw actions ``[n, k]`` as tensors ``[n]``, one for each distribution."""
         return list(raw.unbind(-1))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return raw actions ``[n, k]`` with the tensors in ``parts`` as columns: the inverse of ``split``."""
+        """Return raw actions ``[n, k]`` whose columns are the tensors in ``parts``. This inverts ``split``."""
         return torch.stack(list(parts), dim=-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Discrete(nn.Module):
         return self.join([part.argmax(-1) for part in inputs.split(self.counts, dim=-1)])
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Return actions ``[n, *shape]`` for the environment: raw actions plus lower bounds, in the spec's dtype."""
+        """Add the lower bounds to raw actions. Return the result as ``[n, *shape]``, in the spec's dtype."""
         action: np.ndarray = raw.reshape(-1, *self.spec.shape) + self._low
         return action.astype(self.spec.dtype)
 
@@ -83,7 +83,7 @@ class Continuous(nn.Module):
         self._low, self._high = low, high
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
-        """Return a list with a single distribution over all floats in the action. ``inputs``: the means, ``[n, k]``."""
+        """Return a list of one distribution, over all floats in the action. ``inputs`` are the means, ``[n, k]``."""
         return [Normal(inputs, self.log_std.exp().expand_as(inputs), validate_args=False)]
 
     def split(self, raw: Tensor) -> list[Tensor]:
@@ -91,15 +91,15 @@ class Continuous(nn.Module):
         return [raw]
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the only element of ``parts``: the inverse of ``split``."""
+        """Return the only element of ``parts``. This inverts ``split``."""
         return parts[0]
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """Return the raw actions of highest density: the means ``inputs``, unchanged."""
+        """Return ``inputs``, the means, which are the raw actions of highest density."""
         return inputs
 
     def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Return actions ``[n, *shape]`` for the environment: scaled and clipped to the bounds, in the spec's dtype."""
+        """Scale raw actions and clip them to the bounds. Return the result as ``[n, *shape]``, in the spec's dtype."""
         shaped = raw.reshape(-1, *self.spec.shape)
         action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
         return action.astype(self.spec.dtype)
@@ -140,7 +140,7 @@ class ActionHeads(nn.Module):
         return forbid(inputs, everything)
 
     def sample(self, inputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Sample raw actions. Return a dict of samples (``raw0``: the first leaf) and the log-probabilities ``[n]``."""
+        """Return sampled raw actions as a dict (``raw0``: the first leaf) and their joint log-probabilities ``[n]``."""
         raws, log_prob = {}, torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -154,7 +154,7 @@ class ActionHeads(nn.Module):
         return {name: head.likeliest(part) for name, head, part in self._parts(inputs)}
 
     def evaluate(self, inputs: Tensor, raws: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of the raw actions and the entropies of the distributions, each ``[n]``."""
+        """Return the log-probabilities of raw actions and the entropies of the distributions, each ``[n]``."""
         log_prob = entropy = torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -164,11 +164,11 @@ class ActionHeads(nn.Module):
         return log_prob, entropy
 
     def to_environment(self, raws: dict[str, np.ndarray]) -> Tree:
-        """Convert raw actions (a dict as from ``sample``) to a tree of actions for the environment."""
+        """Convert ``raws``, a dict as returned by ``sample``, to a tree of actions for the environment."""
         return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
 
     def as_actions(self, raws: dict[str, Tensor]) -> list[Tensor]:
-        """Return the same leaves as ``to_environment``, computed with tensor operations only, for export."""
+        """Return the leaves of the tree from ``to_environment``, computed with tensor operations only, for export."""
         return [head.as_action(raws[f"raw{index}"]) for index, head in enumerate(self._all)]
 
     def _parts(self, inputs: Tensor) -> Any:
@@ -181,7 +181,7 @@ def _constant(array: np.ndarray, beside: Tensor) -> Tensor:
 
 
 def _dtype_of(spec: ArraySpec) -> torch.dtype:
-    """Return the dtype of tensors for a spec: its own dtype, but int64 for uint16, uint32 and uint64."""
+    """Return the dtype of tensors for a spec. It is the spec's dtype, except int64 for uint16, uint32 and uint64."""
     return to_tensor(np.zeros(0, spec.dtype), torch.device("cpu")).dtype
 
 
@@ -204,7 +204,7 @@ def _head(spec: ArraySpec) -> nn.Module:
 
 
 def bounds_of(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and the upper bounds in the spec's shape; a missing bound is infinite."""
+    """Return the lower and the upper bounds, each in the spec's shape. A missing bound is infinite."""
     low = np.broadcast_to(-np.inf if spec.minimum is None else spec.minimum, spec.shape)
     high = np.broadcast_to(np.inf if spec.maximum is None else spec.maximum, spec.shape)
     return low, high

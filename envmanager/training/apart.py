@@ -11,7 +11,7 @@ The rule: both sides keep the ratio of updates to steps. The learner waits until
 update; this process waits while the learner is more than ``max_ahead`` steps behind. The learner ignores SIGINT
 (Ctrl-C) and SIGTERM. This process handles both signals, and may need the learner's state for a last checkpoint.
 Every wait for the learner has a timeout. When this process ends, the learner ends too. Over the portable transport,
-used on systems other than Linux, it may end later: as soon as its native code releases the GIL.
+used on systems other than Linux, the learner may end later, when its native code releases the GIL.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Apart(Trainer):
         self.close()
 
     def close(self) -> None:
-        """Ask the learner to exit; kill it if it still runs 10 s later. Idempotent. No effect in a forked process."""
+        """Ask the learner to exit, and kill it if it still runs 10 s later. In a forked process, do nothing."""
         if not self._release.alive or self._owner_pid != os.getpid():
             return
         self._failure = self._failure or f"the learner of {self.behavior!r} was closed."
@@ -151,13 +151,13 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Send ``progress`` to the learner, adopt the version of its last update, and return that update's figures."""
+        """Send ``progress`` to the learner. Return the figures of its last update, and set ``version`` accordingly."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         self._send("progress", progress)
         return self._figures
 
     def pause(self) -> None:
-        """Wait until the learner has learned from all steps sent to it, then adopt its version."""
+        """Wait until the learner has learned from all steps sent to it. Set ``version`` to the learner's version."""
         self._ask("pause")
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
 
@@ -187,7 +187,7 @@ class Apart(Trainer):
                 self._wait()
 
     def _ask(self, what: str, payload: Any = None) -> Any:
-        """Send a request and return the learner's answer. Discard late answers to interrupted requests."""
+        """Send a request and return the learner's answer. Discard answers to earlier, interrupted requests."""
         with defer_interrupts():
             self._n_asked += 1
             number = self._n_asked
@@ -202,7 +202,7 @@ class Apart(Trainer):
             self._wait()
 
     def _hear(self) -> bool:
-        """Handle the next message; return False if none came. Raises LearnerFailed. Call with interrupts deferred."""
+        """Handle the next message. Return whether there was one. Raises LearnerFailed. Call with interrupts deferred."""
         try:
             message = self._pipe.receive()
         except EOFError:
@@ -310,7 +310,7 @@ def _lay_out(state: Mapping[str, torch.Tensor], memory: int | str) -> dict[str, 
 
 
 def _release(process: Process | PortableProcess, pipe: MessagePipe, owner_pid: int) -> None:
-    """Kill the learner if it still runs, and release its process and pipe. Does nothing in a forked process."""
+    """Kill the learner if it still runs, and release its process and pipe. Do nothing in a forked process."""
     if os.getpid() == owner_pid:
         process.signal(SIGKILL)
         process.release()
@@ -333,7 +333,7 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 
 def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
-    """Run the learner, as its process's main function. ``inherited``: the pipe's descriptor and the shared memory."""
+    """Run the learner in its process. ``inherited`` holds the pipe's file descriptor and the shared memory."""
     pipe_fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -356,14 +356,14 @@ def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
 
 
 def _send_whole(pipe: MessagePipe, what: str, payload: Any) -> None:
-    """Send a message; block, without a timeout, until all its bytes are written or the other end is closed."""
+    """Send a message. Block, without a timeout, until it is entirely written or the other end is closed."""
     pipe.send((what, payload))
     while pipe.has_unsent:
         pipe.exchange(math.inf)
 
 
 class _Learner:
-    """The loop of the learner's process. It reads no message while an update is due, so a faster sender has to wait."""
+    """The loop of the learner's process. While an update is due it reads no message, so the sender may have to wait."""
 
     def __init__(self, pipe: MessagePipe, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
         self._pipe = pipe

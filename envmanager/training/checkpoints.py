@@ -57,7 +57,7 @@ _LONGEST_NAME = 100
 
 @attrs.frozen(kw_only=True)
 class TrainingState:
-    """The state of a training, except the states of the trainers. Older checkpoints lack the fields with defaults."""
+    """The state of a training without its trainers' states. Older checkpoints may lack the fields with defaults."""
 
     n_steps: int = attrs.field(validator=at_least(0))
     recent_episodes: tuple[Episode, ...] = ()
@@ -124,8 +124,8 @@ class _StateFile:
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     """Write ``checkpoint``, make it the latest, remove older checkpoints of the same run, and return the new folder.
 
-    The last ``keep`` checkpoints and the best are kept; unfinished ones are removed. Raises NotWritten if writing
-    fails; no older checkpoint is removed in that case.
+    The last ``keep`` checkpoints and the best one are kept. Unfinished checkpoints of the run are removed. If writing
+    fails, NotWritten is raised and no older checkpoint is removed.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
@@ -175,7 +175,7 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
 
 
 def prune(directory: Path, run: str | None, *, keep: int) -> None:
-    """Remove a run's checkpoints except the last ``keep`` finished ones, the latest and the best. Ignore errors."""
+    """Remove a run's checkpoints, except the last ``keep`` finished ones and those named by ``latest`` and ``best``."""
     own = _of_run(directory, run)
     finished = [path for path in sorted(own, key=lambda path: _number(own[path])) if path.suffix != _UNFINISHED]
     kept = {*finished[-keep:], named(directory / LATEST), named(directory / BEST)}
@@ -185,12 +185,12 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
 
 
 def mark_best(path: Path, mean: float) -> None:
-    """Record the checkpoint at ``path``, and its ``mean`` return, as the best. Raises NotWritten if writing fails."""
+    """Record the checkpoint at ``path`` as the best, with its ``mean`` return. Raises NotWritten if writing fails."""
     write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n")
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
-    """Return the mean return recorded for this run's best checkpoint; None if there is none or it cannot be read."""
+    """Return the mean that ``mark_best`` recorded for this run's best checkpoint, or None if it cannot be read."""
     path = named(directory / BEST)
     if path is None or path not in _of_run(directory, run):
         return None
@@ -201,7 +201,7 @@ def best_mean(directory: Path, run: str | None) -> float | None:
 
 
 def named(file: Path) -> Path | None:
-    """Return the path of the checkpoint that ``file`` (``latest`` or ``best``) names; None if unreadable or invalid."""
+    """Return the path of the checkpoint named in ``file`` (``latest`` or ``best``), or None if it has no valid name."""
     try:
         with file.open("rb") as opened:
             name = opened.readline(_LONGEST_NAME).decode().strip()
@@ -215,13 +215,13 @@ def _of_run(directory: Path, run: str | None) -> dict[Path, dict[str, Any]]:
 
 
 def _number(facts: Mapping[str, Any]) -> int:
-    """Return a checkpoint's number within its run, counted from 1; 0 if its ``state.json`` has none."""
+    """Return a checkpoint's number within its run, counted from 1, or 0 if its ``state.json`` has none."""
     number = facts.get("number")
     return number if isinstance(number, int) else 0
 
 
 def load_latest(directory: Path) -> Checkpoint:
-    """Load and return the newest checkpoint. Raises UsageError if there is none, or it is damaged."""
+    """Load and return the newest checkpoint in ``directory``. Raises UsageError if it is missing or damaged."""
     return load(latest(directory))
 
 
@@ -233,7 +233,7 @@ def latest(directory: Path) -> Path:
 
 
 def pointed_at(pointer: Path) -> Path:
-    """Return the folder that ``pointer``, a text file or symbolic link, names. Raises UsageError if unreadable."""
+    """Return the folder named by the text file or link ``pointer``. Raises UsageError if ``pointer`` is unreadable."""
     try:
         is_link = pointer.is_symlink()
         name = os.readlink(pointer) if is_link else pointer.read_text(encoding="utf-8").partition("\n")[0].strip()
@@ -243,9 +243,9 @@ def pointed_at(pointer: Path) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """Load and return the checkpoint in a folder. Each array is read from disk on access.
+    """Load and return the checkpoint in the folder ``path``. Each array is read from disk only when it is accessed.
 
-    Raises UsageError for a damaged checkpoint; the message names the file and the mistake in it.
+    Raises UsageError for a damaged checkpoint. The message names the file and says what is wrong with it.
     """
     with _reading(path / STATE):
         told = from_plain(_StateFile, json.loads((path / STATE).read_text(encoding="utf-8")))
@@ -266,7 +266,7 @@ def _reading(file: Path) -> Iterator[Path]:
 
 
 def another_than(path: Path) -> str:
-    """Return advice for an error message: how to use another checkpoint if the checkpoint at ``path`` is damaged."""
+    """Return advice, for an error message, on how to use another checkpoint if the one at ``path`` is damaged."""
     return (
         "If it is damaged, take another one (--checkpoint NAME, checkpoint=…); to resume from that, write its name "
         f"into {path.parent / LATEST}."
@@ -275,9 +275,9 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert any exception in the block, except MissingExtra, to a UsageError: ``what``, the reason and ``advice``.
+    """Convert exceptions in the block, except MissingExtra, to UsageErrors. A damaged file can cause any exception.
 
-    A damaged file can cause any exception. ``why``: a reason to report instead of the exception's text.
+    The message consists of ``what``, the reason and ``advice``. The reason is ``why``, or else the exception's text.
     """
     try:
         yield
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return ``{folder: content of state.json}`` of the checkpoints in ``directory`` whose names ``save`` made."""
+    """Return ``{folder: content of state.json}`` of the checkpoints in ``directory`` that were named by ``save``."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -320,7 +320,7 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
-    """Remove a checkpoint's files, and its folder unless other files are in it. Ignore errors."""
+    """Remove a checkpoint's files, listed in ``facts``, and its folder if it is then empty. Ignore errors."""
     for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()
@@ -338,7 +338,7 @@ def _arrays_in(folder: Path, file: str) -> Path:
 
 
 def _facts_of(path: Path) -> dict[str, Any] | None:
-    """Return the content of a folder's ``state.json``; None for a symbolic link or a folder without a checkpoint."""
+    """Return the content of a folder's ``state.json``, or None if ``path`` is a symbolic link or not a checkpoint."""
     if path.is_symlink() or not path.is_dir() or (path / STATE).is_symlink() or not (path / STATE).is_file():
         return None
     try:
