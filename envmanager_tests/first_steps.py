@@ -275,7 +275,7 @@ def files_are_replaced_and_folders_locked() -> None:
         with run_lock.held(path.parent):
             for text in ("first", "µ"):
                 write_anew(path, text)
-            told = "two trainings may write into one folder"
+            told = "two training runs may write into one folder"
             try:
                 with run_lock.held(path.parent):
                     pass

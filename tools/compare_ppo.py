@@ -4,8 +4,8 @@
         [--sb3 .venv-bench-sb3/bin/python] [--cleanrl PYTHON SCRIPT [--cleanrl-env LunarLander-v2]]
 
 All libraries get the hyperparameters of the config, one thread and one core; all environments are in the trainer's
-process; each training is a process of its own. SCRIPT is CleanRL's ``ppo.py``, or its ``ppo_continuous_action.py`` for
-continuous actions. PYTHON has Gymnasium 0.29, for which SCRIPT was written; its environments may have other versions:
+process; each training run is a process of its own. SCRIPT is CleanRL's ``ppo.py``, or for continuous actions its
+``ppo_continuous_action.py``. PYTHON has Gymnasium 0.29, as SCRIPT needs; its environments may differ in version:
 
     pip install torch gymnasium==0.29.1 'numpy<2' tyro tensorboard box2d pygame mujoco imageio
 
@@ -85,7 +85,7 @@ def table(names: Sequence[str], seeds: Sequence[int], found: Sequence[dict[str, 
 
 def parse() -> argparse.Namespace:
     parser = parser_of(__doc__, "ppo", ["sb3"])
-    parser.add_argument("--at-once", type=int, default=1, help="how many trainings, each on a core of its own")
+    parser.add_argument("--at-once", type=int, default=1, help="how many training runs, each on a core of its own")
     parser.add_argument("--cleanrl", nargs=2, metavar=("PYTHON", "SCRIPT"), help="one of CleanRL's scripts")
     parser.add_argument("--cleanrl-env", help="what the environment is called there")
     return parser.parse_args()
@@ -121,7 +121,7 @@ class Library(Protocol):
     name: str
 
     def command(self, plan: dict[str, Any], folder: Path) -> list[str]:
-        """Return the command of one training, which may write into ``folder``."""
+        """Return the command of one training run, which may write into ``folder``."""
 
     def returns(self, output: str, folder: Path) -> list[float]:
         """Return the returns of all episodes, or of the last ones."""

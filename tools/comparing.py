@@ -10,7 +10,7 @@ from typing import Any
 
 
 def parser_of(about: str | None, kind: str, trainings: Iterable[str]) -> argparse.ArgumentParser:
-    """Return the parser of a script that compares trainers of this kind. ``--train`` makes it do one training."""
+    """Return the parser of a script that compares trainers of this kind. ``--train`` makes it do one training run."""
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("config", help=f"a training config with one trainer of kind {kind}")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])

@@ -55,7 +55,7 @@ def config(steps: int, *, n_envs: int, env: Any, **trainer: Any) -> dict[str, An
 
 
 class Clock(Report):
-    """Times a training from its first update to its last."""
+    """Times a training run from its first update to its last."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

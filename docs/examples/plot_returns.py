@@ -1,4 +1,4 @@
-"""Draw the returns of trainings over the steps that they took, one line per run and behavior.
+"""Draw the returns of training runs over the steps that they took, one line per run and behavior.
 
     python docs/examples/plot_returns.py runs/dqn_pong --unit "frames=4" --out returns.png
     python docs/examples/plot_returns.py runs/chase-* --behavior hero --seconds --out chase.png
@@ -96,7 +96,7 @@ def mark(axes: Any, change: LearnersChanged, at: float, color: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("runs", nargs="+", type=Path, help="directories that trainings left")
+    parser.add_argument("runs", nargs="+", type=Path, help="directories that training runs left")
     parser.add_argument("--out", type=Path, default=Path("returns.png"))
     parser.add_argument("--unit", default="steps of agents=1", help="what to count, and how many of it are in a step")
     parser.add_argument("--seconds", action="store_true", help="draw them over the time that it took")

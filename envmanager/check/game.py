@@ -96,7 +96,7 @@ def _threads_findings(game: str) -> Iterator[Finding]:
             "threads",
             "note",
             "Godot starts a thread for each core of the machine, and they wake one another in each tick.",
-            f"Set {THREADS}=1 under [threading] in project.godot: in a training, an engine has one core.",
+            f"Set {THREADS}=1 under [threading] in project.godot: in a training run, an engine has one core.",
         )
 
 

@@ -299,7 +299,7 @@ def train_command(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Start over, and delete the files of an earlier training in DIR.")
+        bool, typer.Option("--force", help="Start over, and delete the files of an earlier training run in DIR.")
     ] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the result to this file too.")] = None,
     board: Annotated[
@@ -312,7 +312,7 @@ def train_command(
 
     A flag overrides --set, and --set overrides CONFIG.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
-    usage error, such as a DIR that already holds a training, 3 when a file cannot
+    usage error, such as a DIR that already holds a training run, 3 when a file cannot
     be written (the last checkpoint remains). After Ctrl-C (130) or SIGTERM (143)
     the step in progress is completed and a checkpoint is written.
     """

@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return a training's default folder: ``runs/NAME``, or the folder of ``config`` if a training wrote the file."""
+    """Return the default folder of a training run: ``runs/NAME``, or that of ``config`` if a training run wrote it."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -164,7 +164,7 @@ def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
     """Return the error text for an unknown table. If another command uses the table, the text names the command."""
     for command, others in TABLES_OF.items():
         if name in others:
-            what = "training" if command == "train" else command
+            what = "training run" if command == "train" else command
             return f"{path} is the config of a {what}: it has the table {name}. Use: envmanager {command} {path}"
     return f"{path}: there is no table {name}{nearest_place(name, tables)} Known tables: {', '.join(tables)}."
 

@@ -72,7 +72,7 @@ def check_command(
 
 @app.command("watch")
 def watch_command(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training, such as runs/NAME.")],
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a training run, such as runs/NAME.")],
     shown: Annotated[int, typer.Option(min=1, help="Number of arenas.")] = 3,
     checkpoint: Annotated[
         str | None, typer.Option(metavar="NAME|DIR", help="One checkpoint; always the newest if unset.")
@@ -83,7 +83,7 @@ def watch_command(
     headless: Annotated[bool, typer.Option("--headless", help="Open no window.")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps of each arena; endless if unset.")] = None,
 ) -> None:
-    """Play the policies of a training in a window, in real time, and load newer checkpoints by default.
+    """Play the policies of a training run in a window, in real time, and load newer checkpoints by default.
 
     The training may still be running. The command ends when the window is closed
     or after --steps. The exit code is then 0. It is 1 after an error, 2 after a

@@ -208,7 +208,7 @@ def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
 
 
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
-    """Return a training's summary, or a note that it was already complete, as pairs of name and text."""
+    """Return a training run's summary, or a note that it was already complete, as pairs of name and text."""
     if result.ended == "over":
         return [
             (

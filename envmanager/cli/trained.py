@@ -37,7 +37,7 @@ VIDEO = ".mp4"
 """Suffix of the videos that Gymnasium writes."""
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a training, such as runs/NAME, or of one checkpoint.")
+    Path, typer.Argument(metavar="RUN", help="The folder of a training run, such as runs/NAME, or of one checkpoint.")
 ]
 CheckpointOption = Annotated[
     str,
@@ -85,7 +85,7 @@ def evaluate_command(
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same JSON to this file.")] = None,
     verbose: VerboseOption = False,
 ) -> None:
-    """Play whole episodes greedily with the policies of a training, and print the episodes' returns and lengths.
+    """Play whole episodes greedily with the policies of a training run, and print the episodes' returns and lengths.
 
     The exit code is 0, 1 after an error, 2 after a usage error, 3 when a file
     cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
@@ -166,7 +166,7 @@ def play_command(
     ] = None,
     env: OtherEnvOption = None,
 ) -> None:
-    """Play episodes greedily with the policies of a training, and show them in a window or in a video.
+    """Play episodes greedily with the policies of a training run, and show them in a window or in a video.
 
     The exit code is 0, 1 after an error, 2 after a usage error or if the environment
     cannot be shown, 3 when a video cannot be written, 130 after Ctrl-C and 143
@@ -258,7 +258,7 @@ def export_command(
     opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
     env: OtherEnvOption = None,
 ) -> None:
-    """Export a training's greedy policy for other programs, and check that the exported one chooses the same actions.
+    """Export a training run's greedy policy for other programs, and check that it then chooses the same actions.
 
     The exit code is 0, 1 after an error or when the actions differ (then no file
     is written), 2 after a usage error, 3 when the file cannot be written, 130

@@ -73,10 +73,10 @@ def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | N
 
 
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
-    """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype.
+    """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype and shape.
 
-    A Python number for a scalar spec of the same kind, and an array that NumPy casts safely, are returned unchanged.
-    Other values are cast if ``casting`` allows it. Raises SpecMismatch, which names ``path``, for all other values.
+    A Python number in the range of a scalar spec, and an array that NumPy casts safely, are returned unchanged. Other
+    numbers and arrays of the right shape are cast if ``casting`` allows it. Otherwise raises SpecMismatch for ``path``.
     """
     if spec.is_object:
         return value

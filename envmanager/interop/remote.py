@@ -20,13 +20,13 @@ with needed_by("envmanager.interop", extra="gymnasium"):
 def begin_episode(
     env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
 ) -> tuple[Tree, dict[str, Any]]:
-    """Reset ``env``; return obs (arrays ``[1, …]``) and info ({} without ``has_infos``). Bad obs raise SpecMismatch."""
+    """Reset ``env``. Return the observation as arrays ``[1, …]`` and the info, or {} if ``has_infos`` is false."""
     obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
     return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
 
 
 def is_gymnasium_env(env: Any) -> bool:
-    """Return whether ``env`` is an environment of Gymnasium, possibly in wrappers."""
+    """Return whether ``env`` is a Gymnasium environment or wrapper."""
     return isinstance(env, Env)
 
 
@@ -47,7 +47,7 @@ def has_attribute(env: Any, name: str) -> bool:
 
 
 def names_of_wrappers(env: Any) -> set[str]:
-    """Return the full class names of the wrappers around an environment, base classes included."""
+    """Return the full names of the classes of all wrappers around ``env``, including their base classes."""
     names: set[str] = set()
     while isinstance(env, Wrapper):
         names.update(map(full_name, type(env).__mro__))
@@ -56,5 +56,5 @@ def names_of_wrappers(env: Any) -> set[str]:
 
 
 def full_name(cls: type[Any]) -> str:
-    """Return the module and name of a class as one string, to compare classes without pickling them."""
+    """Return ``module.name`` of a class, so that processes can compare classes without pickling them."""
     return f"{cls.__module__}.{cls.__name__}"  # a class that was pickled by value has lost its __qualname__

@@ -1,7 +1,7 @@
 """A manager as a Stable-Baselines3 ``VecEnv``.
 
-The rule: results are the same as with ``DummyVecEnv``, except where a worker was replaced. So the step that ends an
-episode also begins the next episode, and has the last observation in ``info["terminal_observation"]``.
+The rule: results are the same as with ``DummyVecEnv``, except where a worker was replaced. If an episode ends, the
+step returns the next episode's first observation. ``info["terminal_observation"]`` is the ended episode's last one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.batch_obs(batch.obs)
 
     def step_async(self, actions: Any) -> None:
-        """Send actions to all environments; ``step_wait`` returns the results. Raises BadAction if they do not fit."""
+        """Start a step of all environments. Raises BadAction if ``actions`` do not fit the action space."""
         if isinstance(self.action_space, spaces.Dict | spaces.Tuple):  # one action per environment, not a tree of rows
             actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
         self._lockstep.send(actions)
@@ -72,7 +72,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
         """Wait for the pending step and return ``(obs, rewards, dones, infos)``.
 
-        Raises the WorkerError of a worker that has failed; call ``reset()`` after that.
+        Raises WorkerError if a worker failed and was not replaced. Call ``reset()`` before the next step.
         """
         batch = self._lockstep.receive()
         infos = list(step_infos(batch).values())
@@ -93,11 +93,11 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return all(self.manager.call(has_attribute, attr_name))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """Return ``env.attr_name`` for ``indices`` (default: all). Raises AttributeError if an environment lacks it."""
+        """Return the attribute of each env in ``indices`` (default: all). Raises AttributeError if it is missing."""
         return self._lockstep.get_attr(attr_name, self._env_ids(indices))
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Set ``env.attr_name`` for ``indices`` (default: all), in the wrapper that has it or else the outermost."""
+        """Set an attribute to ``value`` in each environment at ``indices`` (default: all)."""
         env_ids = self._env_ids(indices)
         self.manager.set_attr(attr_name, [value] * len(env_ids), env_ids)
 
@@ -107,7 +107,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self.manager.call(call_method, method_name, method_args, method_kwargs, env_ids=env_ids)
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Indices = None) -> list[bool]:
-        """Return for each environment whether it has a wrapper of ``wrapper_class`` or of a subclass.
+        """Return a bool for each environment at ``indices``: whether it is wrapped in ``wrapper_class`` or a subclass.
 
         Classes are compared by name, so that a worker need not import ``wrapper_class``.
         """
@@ -115,7 +115,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return [full_name(wrapper_class) in of_env for of_env in names]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Return ``env.render()`` of each environment. If the render mode is not rgb_array, warn and return Nones."""
+        """Return ``env.render()`` of each environment. Unless the mode is rgb_array, warn and return a list of None."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",

@@ -1,7 +1,7 @@
 """Gymnasium spaces of a manager's environments, and conversion of arrays to elements of the batched spaces.
 
 An environment's own spaces are preferred, because a spec does not distinguish a Discrete from a Box with one integer,
-nor a Text from a Graph. If an environment has no spaces, they are derived from the spec.
+or a Text from a Graph. If an environment has no spaces, they are derived from the spec.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BatchMaker = Callable[[Tree], Any]
 
 
 def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
-    """Return the observation and action space of environment 0 if they fit ``spec``, else spaces made from ``spec``."""
+    """Return the observation and action spaces of environment 0 if they match ``spec``; else build both from it."""
     try:
         own = [manager.get_attr(name, env_ids=[0])[0] for name in ("observation_space", "action_space")]
     except EnvRaised:  # not a Gymnasium environment
@@ -39,7 +39,7 @@ def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
 
 
 def to_space(spec: Tree) -> Any:
-    """Convert a tree of ArraySpec to a space. A bounded int64 scalar is a Discrete. Raises UsageError for objects."""
+    """Convert a tree of ArraySpec to a Gymnasium space. Raises UsageError for a spec of Python objects."""
     if isinstance(spec, dict):
         return spaces.Dict({key: to_space(child) for key, child in spec.items()})
     if isinstance(spec, tuple):
@@ -67,7 +67,7 @@ def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
 
 
 def final_reader(space: Any) -> RowReader:
-    """Return a function ``(batch, row)`` that reads one environment's observation as an element of ``space``.
+    """Return a function ``(obs, row)`` that converts one row of batched observations to an element of ``space``.
 
     For a Discrete, the element is a Python int, as in Gymnasium's own environments.
     """
@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return a function that converts a tree of arrays to a batched space element (a tuple for Text, Graph, …)."""
+    """Return a function that converts a tree of arrays ``[n, …]`` to a batched space element, by default a tuple."""
     return tuple
 
 

@@ -1,4 +1,4 @@
-"""A manager as a Gymnasium ``VectorEnv``.
+"""A manager as a Gymnasium ``VectorEnv``. The table is for an episode that ends at step t.
 
 ::
 
@@ -6,8 +6,8 @@
     t       obs = first, final_obs = last    unchanged    obs = last                      obs = last
     t + 1   a step of the new episode        unchanged    obs = first, action ignored     refused until reset(mask)
 
-The rule: results are the same as with Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. With NEXT_STEP
-and DISABLED, the next step or reset returns the first observation; until then the environment is not stepped.
+The rule: results are the same as with Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. In the modes
+NEXT_STEP and DISABLED, an environment is not stepped until the first observation of its new episode was returned.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     """The VectorEnv that ``as_vector_env`` returns. Its attribute ``manager`` is the wrapped EnvManager.
 
-    Rewards are the manager's float32 values, converted to float64. If a worker is replaced, the episodes of its
-    environments are truncated, with reward 0, the last returned observation, and ``"lost": True`` in the step's info.
+    Rewards are the manager's float32 values, converted to float64. If a worker is replaced, its environments' episodes
+    are truncated. They end with reward 0, the previously returned observation, and ``"lost": True`` in the infos.
     """
 
     envs = env_fns = Elsewhere(
@@ -73,7 +73,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self._has_options = False
 
     def __del__(self) -> None:
-        """Leave the manager open, as it may be in use elsewhere. Some Gymnasium versions close it in ``__del__``."""
+        """Do not close the manager, which may still be in use. In some Gymnasium versions, VectorEnv would close it."""
 
     @property
     def np_random(self) -> tuple[Any, ...]:
@@ -88,12 +88,12 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Info]:
-        """Begin a new episode in all environments; return the first observations and the infos.
+        """Begin new episodes, by default in all environments. Return ``(observations, infos)``.
 
-        ``seed``: an int (environment i gets ``seed + i``), or a sequence of one int or None per environment.
-        ``options`` are also passed to the resets at the ends of later episodes, until the next ``reset``. If
-        ``autoreset_mode`` is DISABLED, the option ``reset_mask`` selects the environments to reset; in the other modes
-        a mask that is not all true raises UsageError.
+        ``seed`` is an int (environment i gets ``seed + i``) or a sequence with an int or None for each environment.
+        Automatic resets reuse the ``options`` of the last reset of all environments. If ``autoreset_mode`` is DISABLED,
+        the option ``reset_mask`` (``bool[n_envs]``) selects the environments to reset. In the other modes, a mask that
+        is not all true raises UsageError.
         """
         seeds, mask = self._seeds(seed), self._mask(options)
         if mask is not None and options is not None:
@@ -112,8 +112,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def step(self, actions: Any) -> StepResult:
         """Step all environments and return ``(obs, rewards, terminations, truncations, infos)``.
 
-        Raises BadAction if the actions do not fit the action space, and the WorkerError of a worker that has failed
-        (then call ``reset()``). With DISABLED, raises UsageError if an ended episode has not been reset.
+        Raises BadAction if the actions do not fit the action space, and WorkerError if a worker failed and was
+        not replaced; then call ``reset()``. With DISABLED, raises UsageError if an environment must be reset first.
         """
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._lockstep.send(actions)
@@ -135,7 +135,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return tuple(self._lockstep.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set ``env.name`` in all environments. A list or tuple must have a value each; other values are set in all."""
+        """Set ``env.name`` in all environments. A list or tuple has one value for each. Any other value is for all."""
         self.manager.set_attr(name, values if isinstance(values, list | tuple) else [values] * self.num_envs)
 
     def render(self) -> tuple[Any, ...]:
@@ -175,8 +175,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: dict[str, Any]) -> tuple[Any, Info]:
         """Begin new episodes in ``env_ids``. Return the observations of all environments and the infos of ``env_ids``.
 
-        After the end of an episode, the manager has already begun the next episode. The begun episode is used unless a
-        seed or options are given, or the last reset of all environments had options.
+        When an episode ends, the manager begins the next one by itself. That next episode is used unless a seed or
+        ``options`` are given, or the last reset of all environments had options.
         """
         ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
@@ -227,7 +227,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
 
     def _next_step(self, batch: Batch) -> StepResult:
-        """Return the results of a step. Environments that did not act get the first observation of a new episode."""
+        """Convert ``batch`` to the result of ``step``, with first observations for environments that did not act."""
         env_ids, restarted = batch.env_ids, self._restarting
         of_steps, of_resets = step_infos(batch), reset_infos(batch)
         reward = np.zeros(self.num_envs, np.float64)
@@ -249,25 +249,25 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Return ``obs`` with the previously returned observations of ``env_ids``, whose worker was replaced.
+        """Return ``obs``, but with the previously returned observations for ``env_ids``, whose worker was replaced.
 
-        Also drop the first infos of ``env_ids``, so that the next reset calls the environments' own ``reset``. Both are
-        needed because the manager does not record resets of single environments: the manager's last observation may be
-        older than such a reset, and the reset may have ended the first episode in the new worker.
+        Also drop the first infos of ``env_ids``, so that the next reset calls the environments' own ``reset``. The
+        manager does not record resets of single environments. So its newest observation may predate such a reset,
+        and the reset may have ended the first episode in the new worker.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]
         return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
 
     def _all_restarted(self) -> StepResult:
-        """Return the first observations as the result of a step after all episodes have ended; no environment steps."""
+        """Return the first observations of all new episodes as the result of ``step``. No environment is stepped."""
         infos = self._join(self._first_infos)
         self._restarting = np.zeros(self.num_envs, np.bool_)
         terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
         return self._returned(self._obs), np.zeros(self.num_envs, np.float64), terminated, truncated, infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
-        """Convert ``infos``, by env_id, to the form of Gymnasium's vector environments, a dict of arrays and masks."""
+        """Convert infos keyed by env_id to the dict of arrays and masks that a Gymnasium VectorEnv returns."""
         joined: Info = {}
         for env_id in sorted(infos):
             joined = self._add_info(joined, infos[env_id], env_id)

@@ -1,6 +1,6 @@
-"""The lock around a manager's calls. One call runs at a time, and a Ctrl-C is deferred until that call ends.
+"""The lock around a manager's calls. One call runs at a time. Only its waits and user code can be interrupted.
 
-The rule: interrupts are deferred from before the lock is acquired until after its release, so it never stays acquired.
+The rule: interrupts are deferred while the lock is acquired or released, so that no Ctrl-C leaves it locked.
 """
 
 from __future__ import annotations

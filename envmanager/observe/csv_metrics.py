@@ -1,6 +1,6 @@
 """Metrics writer for the CSV file ``metrics.csv`` in the training's folder, with one line per value.
 
-The rule: a resumed training keeps the lines up to its checkpoint and drops later ones.
+The rule: a resumed training run keeps the lines up to its checkpoint and drops later ones.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 class CsvMetrics:
-    """A metrics writer for ``metrics.csv``. Raises UsageError if the file exists and no training wrote it."""
+    """A metrics writer for ``metrics.csv``. Raises UsageError if the file exists and no training run wrote it."""
 
     def __init__(self, facts: RunFacts) -> None:
         path = facts.directory / FILE
         if is_of_others(path):
-            raise UsageError(f"{path} is not a table of metrics of a training: move it, or train elsewhere.")
+            raise UsageError(f"{path} is not a table of metrics of a training run: move it, or train elsewhere.")
         self._file = CsvFile(path, _COLUMNS, () if facts.resumed_at is None else _until(facts.resumed_at, path))
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
@@ -42,5 +42,5 @@ def _until(steps: int, path: Path) -> list[tuple[str, ...]]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no training wrote it. True for every symbolic link."""
+    """Return whether ``path`` exists and no training run wrote it. True for every symbolic link."""
     return csv_files.is_of_others(path, _COLUMNS)

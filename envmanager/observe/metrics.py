@@ -12,7 +12,8 @@ Another package adds a writer with an entry point in its ``pyproject.toml``::
 
 The entry point names a callable: ``CometMetrics(facts, **options)`` returns a MetricsWriter.
 
-The rule: an unknown name, an unknown option and a missing library are reported before any process starts.
+The rule: an unknown writer, a missing library, and an option that a writer does not declare are reported before any
+process starts. A writer that takes ``**options`` checks them itself when it is opened.
 """
 
 from __future__ import annotations

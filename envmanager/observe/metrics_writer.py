@@ -1,4 +1,4 @@
-"""The interface of metrics writers, and the facts about a training that are passed to them."""
+"""The interface of metrics writers, and the facts about a training run that are passed to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import attrs
 
 
 class MetricsWriter(Protocol):
-    """Interface of objects that write the metrics of a training to a file or a service."""
+    """Interface of objects that write the metrics of a training run to a file or a service."""
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> Any:
         """Write ``scalars``, values by name (``"default/loss"``). ``step``: the training's number of agent steps.
@@ -26,9 +26,9 @@ class MetricsWriter(Protocol):
 
 @attrs.frozen
 class RunFacts:
-    """Facts about a training that every metrics writer receives: its folder, its id and its config as plain data.
+    """Facts about a training run that every metrics writer receives: its folder, its id and its config as plain data.
 
-    A resumed training keeps its ``run_id``. ``resumed_at``: its number of agent steps when it was resumed, else None.
+    A resumed training run keeps its ``run_id``. ``resumed_at``: the number of agent steps before the resume, else None.
     """
 
     directory: Path

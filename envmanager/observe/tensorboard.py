@@ -1,4 +1,4 @@
-"""Functions that write a manager's statistics for TensorBoard, and a writer of a training's metrics.
+"""Functions that write a manager's statistics for TensorBoard, and a writer of a training run's metrics.
 
 ::
 

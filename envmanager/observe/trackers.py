@@ -2,7 +2,7 @@
 
 Both work without a network: W&B with ``mode: offline``, MLflow with a database or a folder as ``tracking_uri``.
 
-The rule: a library is imported when its writer is made. A resumed training continues its run in the tracker.
+The rule: a library is imported when its writer is made. A resumed training run continues its run in the tracker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PARAMS_AT_ONCE = 100
 
 
 class WandbMetrics:
-    """A metrics writer that logs a training as a Weights & Biases run. ``options`` are passed to ``wandb.init``."""
+    """A metrics writer that logs a training run as a Weights & Biases run. ``options`` are passed to ``wandb.init``."""
 
     def __init__(self, facts: RunFacts, **options: Any) -> None:
         wandb: Any = importlib.import_module("wandb")
@@ -42,7 +42,7 @@ class WandbMetrics:
 
 
 class MlflowMetrics:
-    """A metrics writer that logs a training as an MLflow run, with the config as parameters.
+    """A metrics writer that logs a training run as an MLflow run, with the config as parameters.
 
     If ``tracking_uri`` is None, MLflow's default is used. The experiment is created if it does not exist.
     """
@@ -83,7 +83,7 @@ class MlflowMetrics:
             self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def _run_before(self, facts: RunFacts, experiment_id: str) -> str | None:
-        """Reopen the run of a resumed training and return the run's id. Return None if there is no run to resume."""
+        """Reopen the MLflow run of a resumed training run and return its id. Return None if there is none to resume."""
         if facts.resumed_at is None:
             return None
         runs = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{facts.run_id}'")

@@ -1,11 +1,11 @@
-"""Checkpoints: folders with everything that a training needs to resume. Each is complete or does not exist.
+"""Checkpoints: folders with everything that a training run needs to resume. Each is complete or does not exist.
 
 ::
 
     run/checkpoints/latest                   name of the newest checkpoint
     run/checkpoints/best                     name of the best checkpoint by evaluation, and its mean return
     run/checkpoints/000102400/state.json     JSON data: counts, options, states of random generators
-                             /agent.safetensors       the arrays of one behavior's trainer
+                             /trainer-agent.safetensors    the arrays of the trainer of the behavior "agent"
 
 The rule: a checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best``
 refers to it; older checkpoints are removed only after that. Only checkpoints named by ``save`` are removed, and in each
@@ -57,7 +57,7 @@ _LONGEST_NAME = 100
 
 @attrs.frozen(kw_only=True)
 class TrainingState:
-    """The state of a training without its trainers' states. Older checkpoints may lack the fields with defaults."""
+    """The state of a training run without its trainers' states. Older checkpoints may lack the fields with defaults."""
 
     n_steps: int = attrs.field(validator=at_least(0))
     recent_episodes: tuple[Episode, ...] = ()
@@ -75,7 +75,7 @@ class TrainingState:
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """The content of a checkpoint: everything that a training needs to resume.
+    """The content of a checkpoint: everything that a training run needs to resume.
 
     ``trainers``: results of ``Trainer.state``, by behavior. ``generators``: states of PyTorch's random generators.
     ``run``: id of the training, the same in all its checkpoints.
@@ -164,7 +164,7 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
             save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
             file.chmod((unfinished / STATE).stat().st_mode)  # the mode by the umask; safetensors uses 0600
             _flush(file)
-        # The name exists already if a training saves at the step at which it was resumed.
+        # The name exists already if a training run saves at the step at which it was resumed.
         names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
         finished = next(directory / each for each in names if not os.path.lexists(directory / each))
         unfinished.rename(finished)

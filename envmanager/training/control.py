@@ -1,4 +1,4 @@
-"""The control file, which a person edits to change a training while it runs.
+"""The control file, which the user edits to change a training run while it is in progress.
 
 ::
 

@@ -1,7 +1,7 @@
-"""The episode log of a training: a CSV file with one line per episode of an agent, for plots of returns.
+"""The episode log of a training run: a CSV file with one line per episode of an agent, for plots of returns.
 
-The rule: a resumed training keeps the episodes up to its checkpoint and drops later ones. The kept episodes are written
-to a new file, which replaces the old file when it is complete.
+The rule: a resumed training run keeps the episodes up to its checkpoint and drops later episodes. The kept episodes are
+written to a new file, which replaces the old file when it is complete.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class EpisodeLog:
         kept = [] if resumed_at is None else [end for end in read(path) if end.steps <= resumed_at]
         self.seconds = kept[-1].seconds if kept else 0.0
         if is_of_others(path):
-            raise UsageError(f"{path} is not a list of episodes of a training: move it, or train elsewhere.")
+            raise UsageError(f"{path} is not a list of episodes of a training run: move it, or train elsewhere.")
         self._file = CsvFile(path, _COLUMNS, map(_row, kept))
 
     def __enter__(self) -> EpisodeLog:

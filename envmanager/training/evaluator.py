@@ -1,4 +1,4 @@
-"""Evaluation of a training's policies while the training is paused, in separate environments.
+"""Evaluation of a training run's policies while the training is paused, in separate environments.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Metrics of a training, written for each behavior at most every ``EVERY_S`` seconds, and with each checkpoint.
+"""Metrics of a training run, written for each behavior at most every ``EVERY_S`` seconds, and with each checkpoint.
 
 ::
 
@@ -46,7 +46,7 @@ class Clocks:
 
 
 class Figures:
-    """A collector that passes a training's metrics to ``writers``, and closes the writers when its context ends."""
+    """A collector that passes a training run's metrics to ``writers``, and closes the writers when its context ends."""
 
     EVERY_S = 0.5
 

@@ -1,4 +1,4 @@
-"""Messages between a training and its learner, over a socket pair.
+"""Messages between a training run and its learner, over a socket pair.
 
 ::
 

@@ -1,4 +1,4 @@
-"""The plan of a training, parsed from a config.
+"""The plan of a training run, parsed from a config.
 
 ::
 
@@ -24,7 +24,7 @@ from envmanager.registry import ManagerOptions, structure
 from envmanager.training.rounds import Rounds
 
 CHECKPOINTS = "checkpoints"
-"""Name of the folder of checkpoints in a training's folder."""
+"""Name of the folder of checkpoints in a training run's folder."""
 CONTROL = "control.toml"
 """Name of the file that a person edits to change a running training. The training only reads the file."""
 ANY_BEHAVIOR = "*"
@@ -85,7 +85,7 @@ class SavedPlan:
 
 @attrs.frozen
 class TrainingPlan:
-    """The settings of a training: its environments, its trainers, and the folder for its files."""
+    """The settings of a training run: its environments, its trainers, and the folder for its files."""
 
     manager: ManagerOptions
     training: TrainingOptions
@@ -94,11 +94,11 @@ class TrainingPlan:
     resume: bool = False
     """Whether to resume the training in ``directory``."""
     force: bool = False
-    """Whether to delete the files of an earlier training in ``directory`` and begin again. Other files are kept."""
+    """Whether to delete the files of an earlier training run in ``directory`` and begin again. Other files are kept."""
 
     def __attrs_post_init__(self) -> None:
         if self.resume and self.force:
-            raise UsageError("a training either goes on (resume) or begins again (force), not both.")
+            raise UsageError("a training run either goes on (resume) or begins again (force), not both.")
 
     @classmethod
     def parse(

@@ -1,4 +1,4 @@
-"""Playback of a training's policies in one environment, in a window or for a video.
+"""Playback of a training run's policies in one environment, in a window or for a video.
 
 ::
 

@@ -1,11 +1,11 @@
-"""Files that record a training's config and library versions, in the training's folder.
+"""Files that record a training run's config and library versions, in the training's folder.
 
 ::
 
     run/config.json      the config without secrets, with defaults and each behavior's trainer; for `envmanager train`
     run/versions.json    versions of Python, the operating system and every installed package
 
-The rule: each file is complete or absent. The key ``envmanager`` marks a file as written by a training.
+The rule: each file is complete or absent. The key ``envmanager`` marks a file as written by a training run.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from envmanager.options import Wait
 
 CONFIG, VERSIONS = "config.json", "versions.json"
 OURS = "envmanager"
-"""Name of the table that marks a file as written by a training."""
+"""Name of the table that marks a file as written by a training run."""
 _LARGEST = 10_000_000
 _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises UsageError if one exists and no training wrote it."""
+    """Write ``config.json`` and ``versions.json``. Raises UsageError if one exists and no training run wrote it."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
-            raise UsageError(f"{path} was not written by a training: move it, or train elsewhere.")
+            raise UsageError(f"{path} was not written by a training run: move it, or train elsewhere.")
         about = {"wrote": "envmanager train", "version": __version__, "directory": _directory()}
         with reporting(path):
             directory.mkdir(parents=True, exist_ok=True)
@@ -48,13 +48,13 @@ def write(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def read(directory: Path) -> dict[str, Any] | None:
-    """Return the config that a training recorded in ``directory``; None if it is missing or cannot be read."""
+    """Return the config that a training run recorded in ``directory``; None if it is missing or cannot be read."""
     content = _content(directory / CONFIG)
     return None if content is None else {name: table for name, table in content.items() if name != OURS}
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no training wrote it. True for any symbolic link or folder."""
+    """Return whether ``path`` exists and no training run wrote it. True for any symbolic link or folder."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     return path.exists() and _content(path) is None
@@ -102,7 +102,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
 
 
 def _content(path: Path) -> dict[str, Any] | None:
-    """Return the parsed JSON of a file that a training wrote. None for anything else, including a symbolic link."""
+    """Return the parsed JSON of a file that a training run wrote. None for anything else, including a symbolic link."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The full config of a training, with all defaults filled in, and a comparison of the old and new configs on a resume.
+"""The full config of a training run, with all defaults, and a comparison of the old and new configs on a resume.
 
 The rule: a changed seed or kind of trainer raises an error before anything is started. Other changes take effect if the
 checkpoint still fits; changes to environments and trainers are logged as a warning.

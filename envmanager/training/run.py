@@ -1,11 +1,11 @@
-"""A whole training from a config: the manager, the trainers, checkpoints, evaluations and metrics.
+"""A training run from a config: the manager, the trainers, checkpoints, evaluations and metrics.
 
 ::
 
     TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display), Figures (metrics)
                                  control.toml ───────────┘   └── checkpoints, evaluation ──▶ TrainingResult
 
-The rule: a training saves and stops only between two steps of the controller, so checkpoints are consistent.
+The rule: a training run saves and stops only between two steps of the controller, so checkpoints are consistent.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "Train
 
 @attrs.frozen
 class TrainingResult:
-    """The result of a training. ``ended`` is ``"done"``, ``"stopped"`` or, if no steps were left to take, ``"over"``.
+    """The result of a training run. ``ended`` is ``"done"``, ``"stopped"`` or, if no steps were left, ``"over"``.
 
     ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: seconds of this
     run. ``mean_return_of``: mean recent return by behavior; behaviors without a finished episode are absent.
@@ -103,7 +103,7 @@ class TrainingResult:
 
 
 class Report(Protocol):
-    """A receiver of a training's progress reports, such as a display."""
+    """A receiver of a training run's progress reports, such as a display."""
 
     def started(self, run: TrainingRun) -> None:
         """Report that the environments are running and the trainers have been made."""
@@ -164,7 +164,7 @@ class TrainingRun:
     def go(self) -> TrainingResult:
         """Train to the end, or until ``stop()``, and return the result.
 
-        If a resumed training has already taken all its steps, nothing is started or written, and ``ended`` is
+        If a resumed training run has already taken all its steps, nothing is started or written, and ``ended`` is
         ``"over"``. Raises UsageError if another training runs in the folder, or if files there would be overwritten.
         """
         training, directory = self.plan.training, self.plan.directory
@@ -177,7 +177,7 @@ class TrainingRun:
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
         with run_lock.held(directory):
-            # Checked again under the lock, because another training may have written there since the first check.
+            # Checked again under the lock, because another training run may have written there since the first check.
             run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
             return self._train(training)
 

@@ -1,4 +1,4 @@
-"""The folder of a training: a check before a training writes there, and the deletion of an earlier training's files.
+"""The folder of a training run: a check before the first file is written, and the deletion of an earlier run's files.
 
 ::
 
@@ -6,10 +6,10 @@
     run/config.json, run/versions.json     config and library versions of the training
     run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000102400/…
     run/control.toml                       written by a person; optional
-    run/.training.lock                     locked while a training runs; kept afterwards
+    run/.training.lock                     locked during a training run; kept afterwards
 
-The rule: a folder holds one training. Files of an earlier training are deleted only on request, and files that no
-training has written are never deleted.
+The rule: a folder holds one training run. Files of an earlier training run are deleted only on request. Files that no
+training run has written are never deleted.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     records.CONFIG: records.is_of_others,
     records.VERSIONS: records.is_of_others,
 }
-"""Checks of paths by file name. Each returns whether the path exists and was not written by a training."""
+"""Checks of paths by file name. Each returns whether the path exists and was not written by a training run."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError if ``directory`` is a file, or if a training there would overwrite files.
+    """Raise UsageError if ``directory`` is a file, or if a training run there would overwrite files.
 
-    Files of an earlier training are accepted if ``resume`` or ``force`` is true.
+    Files of an earlier training run are accepted if ``resume`` or ``force`` is true.
     """
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"{directory} is not a folder: a training needs one. Train elsewhere (--dir).")
+        raise UsageError(f"{directory} is not a folder: a training run needs one. Train elsewhere (--dir).")
     for path in _of_others(directory):
-        raise UsageError(f"{path} was not written by a training: move it, or train elsewhere (--dir).")
+        raise UsageError(f"{path} was not written by a training run: move it, or train elsewhere (--dir).")
     found = _left_by_a_run(directory)
     if found and not resume and not force:
         go_on = "go on with it (--resume)" if _latest(directory).exists() else "(no checkpoint: --resume cannot go on)"
         raise UsageError(
-            f"{directory} holds a training already: {', '.join(found)}. Either {go_on}, or delete its files and begin "
-            "again (--force), or train elsewhere (--dir). In Python: TrainingPlan(resume=…, force=…, directory=…)."
+            f"{directory} holds a training run already: {', '.join(found)}. Either {go_on}, or delete its files and "
+            "begin again (--force), or use another folder (--dir). In Python: TrainingPlan(resume, force, directory)."
         )
 
 
 def clear(directory: Path) -> None:
-    """Delete the files of trainings in ``directory``. Raises OSError, but ignores errors in checkpoint folders."""
+    """Delete the files of training runs in ``directory``. Raises OSError, but ignores errors in checkpoint folders."""
     for name in _names(directory):  # before the checkpoints, so that no file names a half-deleted one
         if not _is_somebody_elses_name(name):
             name.unlink(missing_ok=True)
@@ -75,7 +75,7 @@ def _names(directory: Path) -> list[Path]:
 
 
 def _of_others(directory: Path) -> Iterator[Path]:
-    """Yield existing paths that have the name of a training's file but were not written by a training."""
+    """Yield existing paths that have the name of a training run's file but were not written by a training run."""
     folder = directory / CHECKPOINTS
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         yield folder

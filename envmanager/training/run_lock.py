@@ -1,8 +1,9 @@
-"""The lock of a training's folder, in which only one training at a time may write.
+"""The lock of a training run's folder, in which only one training run at a time may write.
 
 The kernel releases the lock on the file (``flock``, on Windows ``msvcrt.locking``) when the process ends, even if it is
-killed. The file stays in the folder, because after a deletion two trainings could each lock a different file. If the
-folder was made for the lock and has no other file, both are deleted. A training that just opened the file then retries.
+killed. The file stays in the folder, because after a deletion two training runs could each lock a different file. But a
+folder that was made for the lock and is otherwise empty is deleted with it. A training run that had already opened the
+file then retries.
 
 The rule: no child process holds the lock. A forked child closes its copy of the descriptor at once; other children do
 not inherit it.
@@ -44,7 +45,7 @@ _logger = logging.getLogger("envmanager")
 def held(directory: Path) -> Iterator[None]:
     """Return a context that holds the lock of ``directory``. A folder made for the lock is removed if it stays empty.
 
-    Raises UsageError if another training (even in this process) holds the lock, or if the file is not a training's.
+    Raises UsageError if another training run (even in this process) holds the lock, or if the file is not a lock file.
     Raises NotWritten if the file cannot be made. If the file system has no locks, only a warning is logged.
     """
     is_new = not directory.exists()
@@ -92,7 +93,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _of_others(path: Path) -> UsageError:
-    return UsageError(f"{path} was not written by a training: move it, or train elsewhere (--dir).")
+    return UsageError(f"{path} was not written by a training run: move it, or train elsewhere (--dir).")
 
 
 def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
@@ -100,8 +101,8 @@ def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
         _flock(file, is_held=True)
     except BlockingIOError as error:
         raise UsageError(
-            f"a training still runs in {directory}: {holder or 'another process'}. Wait for it, stop it (Ctrl-C there, "
-            "or `kill` with its number), or train elsewhere (--dir)."
+            f"a training run is in progress in {directory}: {holder or 'another process'}. Wait for it, stop it "
+            "(Ctrl-C there, or `kill` with its number), or train elsewhere (--dir)."
         ) from error
     except OSError as error:
         _logger.warning(

@@ -1,4 +1,4 @@
-"""Saved trainings: policies that act without the environment, and the options of the training's manager.
+"""Saved training runs: policies that act without the environment, and the options of the training's manager.
 
 ::
 
@@ -50,7 +50,7 @@ def load_policy(
 ) -> SavedPolicy:
     """Return the greedy policy of a saved training. The environment is not made, and need not be installed.
 
-    ``path``: folder of a training (``runs/x``), or of one checkpoint. ``checkpoint``: ``"latest"``, ``"best"``, a
+    ``path``: folder of a training run (``runs/x``), or of one checkpoint. ``checkpoint``: ``"latest"``, ``"best"``, a
     checkpoint's name, or the number of agent steps after which it was written. ``behavior`` may be left out if the
     training has only one. ``device``: ``"cpu"``, ``"cuda"``, or ``"auto"``. Raises UsageError if there is no such
     checkpoint or behavior, or if the policy cannot be built from the checkpoint.
@@ -98,7 +98,7 @@ class SavedPolicy:
 
 @attrs.frozen
 class SavedTraining:
-    """A checkpoint of a training, with its policies and options. ``path``: folder of the checkpoint."""
+    """A checkpoint of a training run, with its policies and options. ``path``: folder of the checkpoint."""
 
     path: Path
     checkpoint: Checkpoint = attrs.field(repr=False)

@@ -57,7 +57,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return the state that a resumed training needs, as arrays by name and a dict of JSON data."""
+        """Return the state that a resumed training run needs, as arrays by name and a dict of JSON data."""
 
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:

@@ -45,7 +45,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class WatchPlan:
-    """The options for watching a training. ``directory``: the training's folder.
+    """The options for watching a training run. ``directory``: the training's folder.
 
     ``checkpoint``: name or path of the only checkpoint to play; None to always play the newest. ``shown``: number of
     arenas to show. ``binary``: path of an engine to use instead of the training's. ``headless``: whether to run without
@@ -71,7 +71,7 @@ class Report(Protocol):
 
 
 class Watching:
-    """A player of a training's checkpoints. ``go`` returns after ``plan.steps`` steps or when the window is closed."""
+    """A player of a training run's checkpoints. ``go`` returns after ``plan.steps`` steps or when the window closes."""
 
     def __init__(self, plan: WatchPlan, report: Report) -> None:
         self._plan = plan

@@ -223,7 +223,7 @@ def test_what_a_replaced_worker_makes_is_the_same() -> None:
 
 
 def test_the_options_survive_json() -> None:
-    """As a training keeps them in its plan."""
+    """As a training run keeps them in its plan."""
     how = {"env_kwargs": {"size": 2}, "wrappers": [{"my_rooms:Doubled": {"by": 3}}], "imports": ["registers_rooms"]}
     with make_manager(json.loads(json.dumps({"kind": "simple", "env": "my/Room-v0", **how}))) as manager:
         assert first_obs(manager) == [[6, 6]]

@@ -1,4 +1,4 @@
-"""Watching a training: what plays, when a newer checkpoint is there, and what cannot be watched."""
+"""Watching a training run: what plays, when a newer checkpoint is there, and what cannot be watched."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def train(folder: Path, manager: Mapping[str, Any], *, steps: int, resume: bool 
 
 
 def ball_of(program: str) -> dict[str, Any]:
-    """The table ``manager`` of a training with the demo."""
+    """The table ``manager`` of a training run with the demo."""
     return {"kind": "godot", "env": "demo:rolling_ball", "n_envs": 8, "wait": "all", "engine": {"binary": program}}
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function: the folder of a training by this engine, which has ended. It is for copying."""
+    """A function: the folder of a training run by this engine, which has ended. It is for copying."""
     there: dict[str, Path] = {}
 
     def train_once(program: str) -> Path:
@@ -65,13 +65,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def run(tmp_path: Path, program: str, trained: Callable[[str], Path]) -> Path:
-    """The folder of a training that has ended, by each engine."""
+    """The folder of a training run that has ended, by each engine."""
     return shutil.copytree(trained(program), tmp_path / "run")
 
 
 @pytest.fixture
 def one_run(tmp_path: Path, trained: Callable[[str], Path]) -> Path:
-    """The folder of a training that has ended, by the first engine that is here."""
+    """The folder of a training run that has ended, by the first engine that is here."""
     program = find_engine(4) or find_engine(3)
     if program is None:
         pytest.skip(f"{MISSING[4]}; {MISSING[3]}")

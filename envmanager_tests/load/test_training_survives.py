@@ -1,4 +1,4 @@
-"""Trainings of the example that are killed, or whose workers are, end as well as one that is left alone."""
+"""Training runs of the example that are killed, or whose workers are, end as well as one that is left alone."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from envmanager_tests.other_systems import SYSTEMS, lacking, lacking_modules, ru
 from envmanager_tests.start_methods import IS_PORTABLE
 
 OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "rich", "typer", "yaml")
-"""Other people's modules, but for those that need PyTorch: these are tried with the trainings."""
+"""Other people's modules, but for those that need PyTorch: these are tried with the training runs."""
 NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 
 SCRIPT = """

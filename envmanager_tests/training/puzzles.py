@@ -66,7 +66,7 @@ class Quiet(Report):
 
 
 def trained(directory: Path, env: Any, trainers: dict[str, Any], *, steps: int = 200, **manager: Any) -> TrainingRun:
-    """A training in this process that has ended, in ``directory``."""
+    """A training run in this process that has ended, in ``directory``."""
     tables = {
         "manager": {"kind": "simple", "env": env, "n_envs": 3, "wait": "all", **manager},
         "training": {"steps": steps, "evaluation_episodes": 0, "device": "cpu"},

@@ -1,4 +1,4 @@
-"""The file by which a person changes a training while it runs: carried out once, or reported once and ignored."""
+"""The file by which a person changes a training run while it runs: carried out once, or reported once and ignored."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_what_the_parser_itself_cannot_take_is_reported_once_and_ignored(
     assert len(warnings()) == 1
 
 
-# Whole trainings.
+# Whole training runs.
 
 PPO_TABLE = {"kind": "ppo", "rollout": 32, "epochs": 1, "minibatch": 32, "hidden": [8]}
 

@@ -68,7 +68,7 @@ class Damage(NamedTuple):
 
 
 def trained(config: dict[str, Any], directory: Path, *, more_steps: int = 0) -> TrainingRun:
-    """A training that has ended; with ``more_steps`` one that went on with what is in ``directory``."""
+    """A training run that has ended; with ``more_steps`` one that went on with what is in ``directory``."""
     options = {**config["training"], "evaluation_episodes": 0, "device": "cpu"}
     options["steps"] += more_steps
     plan = TrainingPlan.parse({**config, "training": options}, directory, resume=more_steps > 0)

@@ -1,4 +1,4 @@
-"""The file of episodes that a training leaves."""
+"""The file of episodes that a training run leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``envmanager evaluate``: whole episodes, as many as wanted, by the policies of a training."""
+"""``envmanager evaluate``: whole episodes, as many as wanted, by the policies of a training run."""
 
 from __future__ import annotations
 

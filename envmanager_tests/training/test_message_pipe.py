@@ -1,4 +1,4 @@
-"""Messages between a training and its learner arrive whole and in order, whatever happens meanwhile."""
+"""Messages between a training run and its learner arrive whole and in order, whatever happens meanwhile."""
 
 from __future__ import annotations
 

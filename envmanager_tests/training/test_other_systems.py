@@ -1,4 +1,4 @@
-"""A training on Windows and macOS, as far as a simulation tells.
+"""A training run on Windows and macOS, as far as a simulation tells.
 
 On Windows, workers and the process of a learner cannot be simulated. ``make test-wine`` starts workers.
 """

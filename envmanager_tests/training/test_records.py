@@ -1,4 +1,4 @@
-"""What a training ran with is beside its checkpoints, and nobody's own file of such a name is touched."""
+"""What a training run ran with is beside its checkpoints, and nobody's own file of such a name is touched."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_the_command_reads_it_and_goes_on_in_its_folder(tmp_path: Path, capsys: 
     train(run, TABLES)
     config = str(run / "config.json")
 
-    assert run_command_line(["train", config, "--plain"]) == 2, "it holds a training"
+    assert run_command_line(["train", config, "--plain"]) == 2, "it holds a training run"
     assert "--resume" in capsys.readouterr().err
     assert run_command_line(["train", config, "--plain", "--resume", "--steps", "256"]) == 0
     assert run_command_line(["train", config, "--plain", "--dir", str(tmp_path / "again"), "--steps", "64"]) == 0
@@ -156,7 +156,7 @@ def test_somebodys_file_of_such_a_name_is_refused_and_stays(tmp_path: Path, name
     (tmp_path / name).write_text(content)
 
     for how in ({}, {"force": True}, {"resume": True}):
-        with pytest.raises(UsageError, match="was not written by a training: move it"):
+        with pytest.raises(UsageError, match="was not written by a training run: move it"):
             train(tmp_path, with_tables(training={"metrics": ["csv"]}), **how)
     assert files_of(tmp_path) == {name: content.encode()}
 

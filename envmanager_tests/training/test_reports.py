@@ -1,4 +1,4 @@
-"""What a display and metrics writers are told of a training."""
+"""What a display and metrics writers are told of a training run."""
 
 from __future__ import annotations
 

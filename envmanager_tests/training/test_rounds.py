@@ -292,7 +292,7 @@ def test_rounds_are_structured_as_they_are_written() -> None:
     assert structure(Rounds, {"steps": 4, "train": [["a"], ["a", "b"]]}).train == (("a",), ("a", "b"))
 
 
-# Whole trainings.
+# Whole training runs.
 
 PPO_TABLE = {"kind": "ppo", "rollout": 32, "epochs": 1, "minibatch": 32, "hidden": [8], "anneal": False}
 

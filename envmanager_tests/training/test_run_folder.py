@@ -1,4 +1,4 @@
-"""A training destroys nothing: neither what an earlier one has left, nor what belongs to somebody else."""
+"""A training run destroys nothing: neither what an earlier one has left, nor what belongs to somebody else."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_it_is_refused_before_an_environment_is_made(tmp_path: Path) -> None:
     tables = {**CONFIG, "manager": {"kind": "simple", "env": "never:made"}}
     plan = TrainingPlan.parse(tables, tmp_path)
 
-    with pytest.raises(UsageError, match="holds a training already"):
+    with pytest.raises(UsageError, match="holds a training run already"):
         TrainingRun(plan, Silent()).go()
 
 
@@ -320,7 +320,7 @@ def test_a_checkpoint_whose_run_was_killed_while_writing_is_removed_by_the_next(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000000000001", "latest"]
 
 
-# Links and files that somebody has put where a training writes.
+# Links and files that somebody has put where a training run writes.
 
 
 @pytest.fixture
@@ -340,7 +340,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, victim: Path, 
     place.symlink_to(victim)
 
     for how in ({}, {"force": True}, {"resume": True}):
-        with pytest.raises(UsageError, match="not written by a training"):
+        with pytest.raises(UsageError, match="not written by a training run"):
             train(tmp_path / "run", **how)
     assert place.is_symlink()
 
@@ -351,7 +351,7 @@ def test_a_link_in_the_place_of_the_checkpoints_is_refused(tmp_path: Path) -> No
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(elsewhere)
 
-    with pytest.raises(UsageError, match="not written by a training"):
+    with pytest.raises(UsageError, match="not written by a training run"):
         train(tmp_path / "run", force=True)
     assert list(elsewhere.iterdir()) == []
 
@@ -391,7 +391,7 @@ def test_the_list_of_episodes_that_is_somebody_elses_is_not_replaced(tmp_path: P
     (tmp_path / FILE).write_text("season,episode\n1,2\n")
 
     for how in ({}, {"force": True}, {"resume": True}):
-        with pytest.raises(UsageError, match="was not written by a training"):
+        with pytest.raises(UsageError, match="was not written by a training run"):
             train(tmp_path, **how)
     with pytest.raises(UsageError, match="move it"):
         EpisodeLog(tmp_path)

@@ -1,4 +1,4 @@
-"""One training at a time writes into a folder; the lock is gone with its process and no child process holds it."""
+"""One training run at a time writes into a folder; the lock is gone with its process and no child process holds it."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def test_sac_is_known() -> None:
     assert "sac" in known_kinds()
 
 
-# Whole trainings.
+# Whole training runs.
 
 
 class Silent(Report):

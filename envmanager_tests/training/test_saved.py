@@ -1,4 +1,4 @@
-"""Policies of a training that was saved, without its environment."""
+"""Policies of a training run that was saved, without its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``envmanager train``: what it says when a training cannot be ended as planned."""
+"""``envmanager train``: what it says when a training run cannot be ended as planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole trainings: they learn, they are saved wholly or not at all, and go on where they were."""
+"""Whole training runs: they learn, they are saved wholly or not at all, and go on where they were."""
 
 from __future__ import annotations
 
