@@ -1,6 +1,6 @@
 """Functions that make a worker's environments and carry out commands, in the worker's process or in the trainer's.
 
-The rule: this module does not depend on pipes or shared memory. The table COMMANDS maps each command but "close" to a function.
+The table COMMANDS maps each command except "close" to a function, which uses neither pipes nor shared memory.
 """
 
 from __future__ import annotations
