@@ -104,7 +104,7 @@ test-vectors: $(DEV_STAMP) ## run the contracts and the faults of vector environ
 test-systems: $(DEV_STAMP) ## run the simulations of macOS and Windows, and what only the portable transport does
 	$(SIDE_BY_SIDE) $(SYSTEMS)
 
-test-training: $(DEV_STAMP) ## run the tests of trainings, which need PyTorch, and of where they write their metrics
+test-training: $(DEV_STAMP) ## run the tests of training runs, which need PyTorch, and of where they write their metrics
 	$(SIDE_BY_SIDE) $(TRAINING)
 
 test-godot: $(DEV_STAMP) ## run the tests of Godot, with a program in an engine's place and with the engines that are here
