@@ -30,7 +30,7 @@ _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
 class BatchStepper:
-    """The part of a manager that implements ``send`` and ``recv``: it sends actions and batches responses."""
+    """The implementation of a manager's ``send`` and ``recv``. It sends actions and joins responses into batches."""
 
     def __init__(
         self, table: WorkerTable, recovery: Recovery, env_rows: EnvIndex, *, zero_copy: bool, check_values: bool
@@ -48,9 +48,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Store the only behavior. Raises UsageError before a reset, or for several behaviors or agents per env.
+        """Store the behavior. Raises UsageError before a reset, for several behaviors, or for several agents per env.
 
-        ``is_begun``: whether a call since the reset was made; if so, agents are not counted, as some may be absent.
+        ``is_begun``: whether ``send`` or ``recv`` was used since the reset. If so, the agents are not counted.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -83,10 +83,10 @@ class BatchStepper:
     # Actions.
 
     def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
-        """Send actions to the workers of ``env_ids``. ``begin``, if given, is called after the checks, before sending.
+        """Send ``actions`` to the workers of ``env_ids``. ``begin``, if given, is called once all checks have passed.
 
-        Raises BadAction, before anything is sent, for invalid actions and for a worker whose response has not been
-        delivered. Raises the error of a worker that was given up.
+        Raises BadAction, before anything is sent, if the actions are invalid or a worker's last response has not been
+        delivered. If a worker was given up, raises that worker's error.
         """
         table, host, behavior = self._table, self.host, self.behavior
         if begin is not None or len(table.specs) != self._n_specs:
@@ -177,7 +177,7 @@ class BatchStepper:
         return batch
 
     def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
-        """Join ``parts``, the steps of ``holders``, into one batch, sorted by env_id if it has all environments."""
+        """Join ``parts``, the steps of ``holders``, into one batch. A batch of all environments is sorted by env id."""
         if not parts:
             some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
             return Batch.copied(some.current[self.behavior].take(np.arange(0)))
@@ -198,7 +198,7 @@ class BatchStepper:
 
 
 def _require_batch(entry: Entry, rows: np.ndarray) -> None:
-    """Raise BadAction if one of ``rows`` is in flight already, or fewer than ``batch_size`` rows would be in flight."""
+    """Raise BadAction if a row is already in flight, or if fewer than ``batch_size`` rows would be in flight."""
     twice = entry.rows_in_flight.intersection(rows.tolist())
     if twice:
         raise BadAction(
@@ -214,9 +214,9 @@ def _require_batch(entry: Entry, rows: np.ndarray) -> None:
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
-    """Return the latest batches that together hold the last row of every environment of the worker, oldest first.
+    """Return the batches that hold the last row of each of the worker's environments, oldest first.
 
-    ``batch`` is the newest. Views are copied, because later steps overwrite their memory.
+    ``batch`` is the newest batch. Views are copied, because later steps overwrite the memory under them.
     """
     kept: list[Batch] = []
     unseen = set(entry.env_ids)

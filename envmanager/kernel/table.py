@@ -1,4 +1,4 @@
-"""The state of every worker: an enum of states, an entry per worker, and a table with the method to change states.
+"""Worker states: the enum WorkerState, an Entry per worker, and the WorkerTable of all entries, which changes states.
 
 ::
 
@@ -61,7 +61,7 @@ _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.
 
 @attrs.define(eq=False)
 class Replacement:
-    """A planned or started replacement of a worker, kept in the Entry until its first observations are delivered."""
+    """A worker's planned or started replacement. It ends when the new generation's first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
@@ -75,7 +75,7 @@ class Replacement:
 
 @attrs.define(eq=False)
 class Entry:
-    """The state, undelivered responses and counters of one worker, kept when its process is replaced."""
+    """The state, undelivered responses and counters of one worker. An Entry outlives the worker's process."""
 
     worker_id: int
     env_ids: tuple[int, ...]
@@ -111,7 +111,7 @@ class Entry:
 
     @property
     def waiting(self) -> bool:
-        """Whether the trainer has yet to receive a response of the worker, which may have arrived already."""
+        """Whether the trainer has yet to receive a response from the worker. The response may have arrived already."""
         return bool(_IS_WAITING[self.state])
 
     def require_alive(self) -> None:
@@ -186,7 +186,7 @@ class WorkerTable:
         self.has_objects = any(spec.has_objects for spec in self.specs.values())
 
     def with_specs_learned(self, response: EnvironmentResponse) -> EnvironmentResponse:
-        """Add the specs in ``response`` and return it, or return a "failed" response if they contradict known specs."""
+        """Add the specs of ``response`` and return it. If a spec contradicts a known spec, return a FAILED response."""
         if response.specs is None:
             return response
         try:
@@ -243,7 +243,7 @@ class WorkerTable:
             self.ready.extend(entries)
 
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
-        """Set the outbox of a worker (at most two responses, in order) and its state.
+        """Put ``responses`` (at most two, in order) in the outbox of ``entry``, and update the state of ``entry``.
 
         The entry keeps its place in ``ready`` if the first response is unchanged. Also calls ``recount``.
         """
@@ -254,7 +254,7 @@ class WorkerTable:
         self.recount()
 
     def _settle(self, entry: Entry) -> None:
-        """Assign the state that follows from the outbox, the replacement and the error of a worker."""
+        """Move ``entry`` to the state that its outbox, replacement and error imply."""
         if entry.outbox:
             self.move([entry], _READY)
         elif entry.replacement is not None:
@@ -265,7 +265,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Remove each entry's next response, now that a StepInfo or batch has it. Count steps and update the states."""
+        """Remove each entry's next response, because it was delivered. Count the steps and update the states."""
         now_ns = time.perf_counter_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:
@@ -304,7 +304,7 @@ class WorkerTable:
         self._n_slowest = 0
 
     def slowest(self) -> int:
-        """Return the minimum of ``steps_since_reset`` over the workers that were not given up."""
+        """Return the minimum of ``steps_since_reset`` over the workers that were not given up, or 0 if all were."""
         if self._n_slowest <= 0:
             steps = [entry.steps_since_reset for entry in self.entries if entry.error is None]
             self._slowest = min(steps, default=0)

@@ -1,1 +1,1 @@
-"""Modules that record what a manager does: events, statistics, episodes, traces, metrics. None affects the run."""
+"""Modules that record a manager's events, statistics, episodes, traces and metrics. They do not affect the run."""

@@ -19,7 +19,7 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A CSV file, open for appending, that replaces any file at ``path``. Raises NotWritten if it cannot be created."""
+    """A CSV file that replaces ``path`` and begins with the rows ``kept``. Raises NotWritten if creating it fails."""
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):
@@ -47,7 +47,7 @@ def _text(file: BinaryIO) -> io.TextIOWrapper:
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows below the header of ``path`` as dicts by column; [] if there is no such file.
 
-    Rows with missing or extra values are skipped; a killed run may leave one. Raises UsageError for an unreadable file.
+    Rows with missing or extra values are skipped. Raises UsageError if the file cannot be read.
     """
     if not path.exists():
         return []

@@ -65,8 +65,8 @@ class Episodes:
     """Counters of steps and episodes. ``returns`` maps each agent_id to the returns of its finished episodes, in order.
 
     ``recent``: the last ``n_recent`` finished episodes. ``count``: number of finished episodes; ``lost``: number of
-    episodes cut because their worker failed. ``on_end`` is called with each finished episode. Without ``keeps_returns``
-    ``returns`` stays empty, and memory does not grow with the number of episodes.
+    episodes cut because their worker failed. ``on_end`` is called with each finished episode. If ``keeps_returns`` is
+    False, ``returns`` stays empty and memory does not grow with the number of episodes.
     """
 
     on_end: Callable[[Episode], Any] | None = None
@@ -116,7 +116,7 @@ class Episodes:
     def add(self, info: StepInfo) -> None:
         """Count the step of one StepInfo, and the episodes that end in it.
 
-        A StepInfo after a reset or a replacement has no step: new episodes begin, and truncated ones count as ``lost``.
+        The first StepInfo after a reset or replacement does not count as a step. Truncated episodes count as ``lost``.
         """
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
@@ -167,7 +167,7 @@ class Episodes:
     # Results.
 
     def take(self) -> list[Episode]:
-        """Return the episodes finished since the last ``take``, oldest first, at most the last ``n_recent``."""
+        """Return the episodes finished since the last ``take``, oldest first, but no more than ``n_recent``."""
         n_new = min(self.count - self._n_taken, len(self.recent))
         self._n_taken = self.count
         return list(itertools.islice(self.recent, len(self.recent) - n_new, None))
@@ -185,19 +185,19 @@ class Episodes:
         ]
 
     def mean_of_recent(self, behavior: str | None = None) -> float:
-        """Return the mean return of the last hundred episodes, of one behavior or all; NaN before the first."""
+        """Return the mean return of the last hundred episodes (of ``behavior``, if given), or NaN if there are none."""
         return _mean([episode.total for episode in self._last(behavior)])
 
     def mean_length(self, behavior: str | None = None) -> float:
-        """Return the mean length in agent steps, for the same episodes as ``mean_of_recent``; NaN before the first."""
+        """Return the mean length (in agent steps) of the episodes in ``mean_of_recent``, or NaN if there are none."""
         return _mean([episode.length for episode in self._last(behavior)])
 
     def all_returns(self) -> list[float]:
-        """Return the returns of all finished episodes as one list, ordered by agent."""
+        """Return the returns of all finished episodes as one list, grouped by agent."""
         return [value for values in self.returns.values() for value in values]
 
     def returns_by_env(self) -> dict[str, list[float]]:
-        """Return the returns by env_id, ``{"0": […]}``; for several agents by env_id and agent, ``{"0/0": […], …}``."""
+        """Return the returns by env_id, ``{"0": […]}``. With several agents, the keys are ``"0/0"``, ``"0/1"``, …."""
         agents_of: dict[int, list[int]] = {}
         for agent_id in sorted(self.returns):
             agents_of.setdefault(agent_id >> AGENT_BITS, []).append(agent_id)
@@ -229,7 +229,7 @@ class Episodes:
                 self.on_end(episode)
 
     def _begin_anew(self, env_ids: Iterable[int]) -> None:
-        """Set the running returns and lengths of all agents in these environments to 0, including agents absent now."""
+        """Set the running returns and lengths of all agents in these environments to 0, whether present or absent."""
         places = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
         self._forget(np.array(places, np.intp))
 
@@ -289,7 +289,7 @@ class Episodes:
 
 
 def _who_acted(before: AgentSteps | None, now: AgentSteps, places: np.ndarray, *, is_same: bool) -> np.ndarray:
-    """Return the ``places`` of the rows of ``now`` whose agents acted. ``is_same``: ``before`` has the same agents."""
+    """Return the ``places`` of agents in ``now`` that acted. ``is_same``: whether ``before`` has the same agents."""
     if before is None:
         return places[:0]
     if is_same:

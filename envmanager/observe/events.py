@@ -6,8 +6,8 @@
         if isinstance(event, events.Restarted): …
 
 Each event is stored, counted in ``stats()`` and written to the logger ``envmanager``. A restart is one line at
-WARNING. A dropped worker is logged at ERROR, each failure at DEBUG, both with the evidence: the traceback, the crash
-report, the end of the output. The same evidence is in ``event.error`` or ``event.cause``.
+WARNING. A dropped worker is logged at ERROR and each failure at DEBUG, both with the evidence: the traceback, the crash
+report and the end of the worker's output. The same evidence is in ``event.error`` or ``event.cause``.
 
 The rule: text from an environment is an argument of a log call and never its format string.
 """
@@ -34,7 +34,7 @@ _logger = logging.getLogger("envmanager")
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """Base class of events, which happen to a worker. ``at_s`` is the time, from ``time.perf_counter()``."""
+    """Base class of the events of a worker. ``at_s`` is the time of the event, from ``time.perf_counter()``."""
 
     LEVEL: ClassVar[int] = logging.DEBUG
 
@@ -48,7 +48,7 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class Started(Event):
-    """Event: a worker has started and made its environments, which took ``start_s`` seconds."""
+    """Event: a worker has started and made its environments in ``start_s`` seconds."""
 
     pid: int | None
     """Process id; None for a worker in this process and for a game that this library did not start."""
@@ -101,7 +101,7 @@ class NotStarted(Failed):
 class Restarted(Event):
     """Event: a failed worker will be replaced by ``generation`` in ``delay_s`` seconds; ``cause`` is the failure.
 
-    ``number``: restarts of this worker in the last ``policy.within_s`` seconds, including this one.
+    ``number`` counts the restarts of this worker in the last ``policy.within_s`` seconds, including this one.
     """
 
     LEVEL = logging.WARNING
@@ -186,7 +186,7 @@ class EventLog(Sequence[Event]):
         _logger.log(event.LEVEL, "%s", event)
 
     def count(self, kind: type[Event]) -> int:
-        """Return the number of events of this kind and its subclasses, including those no longer kept."""
+        """Return the number of events of the class ``kind`` and its subclasses, including events no longer stored."""
         counts = self._counts.copy()  # copied, because another thread may add an event
         return sum(number for each, number in counts.items() if issubclass(each, kind))
 

@@ -35,7 +35,7 @@ def reporting(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yield a binary file that replaces ``path`` if the block ends without an error. Raises NotWritten on failure."""
+    """Yield a binary file that replaces ``path`` if the block ends without an error. Turns OSErrors into NotWritten."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     with reporting(path):
         # O_EXCL fails if there is a file or link of this name. The new file gets the mode that the umask leaves.

@@ -119,7 +119,7 @@ def require(chosen: Iterable[Metrics]) -> None:
 
 
 def open_writers(chosen: Iterable[Metrics], facts: RunFacts) -> dict[str, MetricsWriter]:
-    """Open the writers and return them by kind. If opening one fails, close the open ones and raise EnvManagerError."""
+    """Open the writers and return them by kind. If one cannot be opened, close the others and raise EnvManagerError."""
     writers: dict[str, MetricsWriter] = {}
     try:
         for each in chosen:

@@ -24,7 +24,7 @@ _MUCH_SLOWER = 1.5
 
 @attrs.frozen
 class WorkerStats:
-    """Counts and times of one worker, over all its generations. Shares are of the time since its first step.
+    """Counts and times of one worker over all its generations. Shares are fractions of the time since the first step.
 
     A worker is *idle* while it has no command. The trainer *waits* while no response is ready.
     """
@@ -128,8 +128,8 @@ def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
 def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     """Return the verdict on a manager with workers outside the trainer's process.
 
-    The busier side limits the speed: the busiest worker, or the trainer. If both are idle most of the time, the
-    messages between them limit it.
+    The busiest worker or the trainer, whichever is busier, limits the speed. If both are idle most of the time, the
+    messages between them limit the speed.
     """
     busiest = max(measured, key=_at_work)
     at_work, trainer_at_work = _at_work(busiest), 1.0 - stats.wait_share
@@ -179,14 +179,14 @@ def _verdict_in_process(stats: ManagerStats, measured: Sequence[WorkerStats]) ->
 
 
 def _of_little_cost(stats: ManagerStats) -> tuple[str, str]:
-    """Return a clause that says why the policy takes little time, and further advice for that case."""
+    """Return a clause that says why the policy takes little time, and further advice, which may be empty."""
     if stats.random_policy:
         return "the policy is random", ", or measure with your own policy"
     return "your policy takes little", ""
 
 
 def _trainer_s(measured: Sequence[WorkerStats], wait_share: float) -> float:
-    """Return the mean time per worker step, in seconds, in which the trainer did not wait."""
+    """Return the trainer's mean time per worker step, in seconds, excluding the time spent waiting."""
     total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
     return (1.0 - wait_share) * total_s / max(1, sum(worker.steps for worker in measured))
 
@@ -199,7 +199,7 @@ def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
 
 
 def _busy_share(measured: Sequence[WorkerStats]) -> float:
-    """Return the sum of the shares of time in which the workers had a command."""
+    """Return the sum over the workers of the share of the time in which a worker had a command."""
     return sum(1.0 - worker.idle_share for worker in measured)
 
 
@@ -214,7 +214,7 @@ def _idle_share(measured: Sequence[WorkerStats]) -> float:
 
 
 def _advice_on_slow_steps(measured: Sequence[WorkerStats], busiest: WorkerStats) -> str:
-    """Return advice on the environments' speed: on one slow worker, on too few cores, or on too few workers."""
+    """Return advice for slow environments. The cause may be one slow worker, too few cores or too few workers."""
     usual_s = statistics.median(worker.step_time_s for worker in measured)
     usually_at_work = statistics.fmean(map(_at_work, measured))
     if busiest.step_time_s >= _MUCH_SLOWER * usual_s and _at_work(busiest) - usually_at_work >= _EVEN:
