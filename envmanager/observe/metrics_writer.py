@@ -28,7 +28,7 @@ class MetricsWriter(Protocol):
 class RunFacts:
     """Facts about a training run that every metrics writer receives: its folder, its id and its config as plain data.
 
-    A resumed training keeps its ``run_id``. ``resumed_at``: number of agent steps when it was resumed, else None.
+    A resumed training run keeps its ``run_id``. ``resumed_at``: number of agent steps when it was resumed, else None.
     """
 
     directory: Path

@@ -60,7 +60,7 @@ def test_a_training_that_runs_is_left_alone_and_the_other_one_names_folder_and_p
 
 
 def test_two_that_begin_in_an_empty_folder_do_not_both_train(tmp_path: Path) -> None:
-    with run_lock.held(tmp_path / "run"), pytest.raises(UsageError, match="still runs"):
+    with run_lock.held(tmp_path / "run"), pytest.raises(UsageError, match="is in progress in"):
         TrainingRun(TrainingPlan.parse(CONFIG, tmp_path / "run"), OthersBegin()).go()
 
 
@@ -142,7 +142,7 @@ def test_a_forked_child_that_leaves_the_context_does_not_release_the_lock(tmp_pa
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
         assert (tmp_path / run_lock.FILE).read_bytes() == before
-        with pytest.raises(UsageError, match="still runs"), run_lock.held(tmp_path):
+        with pytest.raises(UsageError, match="is in progress in"), run_lock.held(tmp_path):
             pass
 
 
