@@ -1,7 +1,7 @@
 """A library that runs many reinforcement-learning environments side by side and batches the steps that are ready.
 
-The rule: importing the package imports none of its modules and no third-party library. Each public name is imported on
-first use, so that a worker can set environment variables before NumPy is loaded.
+The rule: importing the package imports no third-party library. Each name in ``__all__`` is imported on first use, so
+that a worker can set environment variables before NumPy is loaded.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
 A manager has a :class:`WorkerHost`, which starts and ends the workers. Each worker runs one or more environments.
 ``kernel.table`` keeps the state of each worker; ``kernel.recovery`` replaces workers that fail.
 
-The rule: at most one step per worker is in flight, and neither an error nor a Ctrl-C loses a step. KeyboardInterrupt
-is raised while the manager waits, while a policy runs, or at the end of a call. The next call returns the ready steps.
+The rule: at most one step per worker is in flight, and neither another worker's error nor a Ctrl-C loses a step. A
+KeyboardInterrupt is raised in a wait, in a policy, or at the end of a call. A later call returns the ready steps.
 """
 
 from __future__ import annotations
@@ -221,8 +221,9 @@ class EnvManager(ABC):
 
         ``seed`` is a number, or a sequence with a seed per environment. ``options`` is passed to the environments' own
         reset. Instead of ``seed`` and ``options``, pass a ResetConfig or a mapping as ``config``; mixing them raises
-        UsageError. Steps in flight are completed and discarded. Failed workers are reset or replaced. Takes up to
-        ``Timeouts.step_s + reset_s``. If a worker cannot be reset, raises WorkerError; ``reset`` can be called again.
+        UsageError. Steps in flight are completed and discarded. Failed workers are reset or replaced. If this fails for
+        a worker, raises its WorkerError; ``reset`` can be called again. Takes up to ``Timeouts.step_s + reset_s``, and
+        longer if workers are replaced.
         """
         has_begun = False
         try:
@@ -242,10 +243,10 @@ class EnvManager(ABC):
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
         """Send actions to all idle workers, wait as ``wait`` specifies, and return a StepInfo for each ready worker.
 
-        Each behavior's policy is called once, for all its agents. ``wait`` (a Wait, "any", "all" or a number of
-        workers) overrides the manager's own. Raises UsageError before a reset or without a policy. Raises
-        BadAction if an action violates its spec; then no action was sent. Raises the WorkerError of a failed worker;
-        the next call returns the steps of other workers.
+        Each policy is called at most once, for all agents in these workers that must act. ``wait`` (a Wait, "any",
+        "all" or a number of workers) overrides the manager's own. Raises UsageError before a reset or without a policy.
+        Raises BadAction if an action violates its spec; then no action was sent. Raises the WorkerError of a failed
+        worker; the next call returns the steps of other workers.
         """
         while True:
             made: list[StepInfo] = self._made("step", _STEP, wait)
@@ -258,7 +259,7 @@ class EnvManager(ABC):
 
         ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``. Raises BadAction, before anything
         is sent, for invalid actions or env_ids, or if ``recv`` has not yet returned a step of an environment's worker.
-        Raises the WorkerError of a worker that has failed for good. Raises UsageError for multi-agent environments.
+        Raises the error of a worker that was given up, and UsageError before a reset or for multi-agent environments.
         """
         bracket = self._named["send"]
         bracket.begin()
@@ -282,7 +283,7 @@ class EnvManager(ABC):
         """Wait for steps as ``wait`` specifies, and return a Batch of the ready steps.
 
         If called right after a reset, returns first observations. ``wait`` and WorkerErrors are as in ``step()``.
-        Raises UsageError if no step is in flight or ready, and for multi-agent environments.
+        Raises UsageError before a reset, if no step is in flight or ready, and for multi-agent environments.
         """
         while True:
             made: Batch = self._made("recv", _SEND_RECV, wait)

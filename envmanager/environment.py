@@ -51,7 +51,7 @@ class Environment(ABC):
     """The base class of the environments that workers run. An environment has any number of agents.
 
     ``as_environment`` wraps environments of other libraries. A subclass defines ``behavior_specs``, ``reset``, ``step``
-    and ``close``. An environment numbers its agents 0, 1, … in order of their first appearance. When an episode ends,
+    and ``close``. An environment numbers its agents 0, 1, … in order of their first appearance. When its episode ends,
     ``step`` begins the next episode at once. The steps then have the new episode's first observation as ``obs``, and
     the ended episode's last observation as ``final_obs``.
     """
@@ -293,7 +293,7 @@ class SideBySide(EnvGroup):
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
     """Raise SpecMismatch unless ``steps``, a result of one environment for one behavior, satisfies ``spec``.
 
-    Checks structure, shapes, dtypes and agent ids. With ``check_numbers``, rejects NaN and out-of-bounds values too.
+    Checks structure, shapes, dtypes, agent ids and infos. With ``check_numbers``, checks for finite numbers and bounds.
     """
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))

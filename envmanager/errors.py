@@ -1,4 +1,4 @@
-"""The errors that this library raises on purpose.
+"""The base class of this library's errors, and its most common subclasses. Some modules define further subclasses.
 
 ::
 
@@ -11,14 +11,14 @@
     │   ├── NotPlaced            no node of the cluster had room for the worker
     │   ├── ProtocolError        the worker is an engine that broke the protocol
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
-    ├── BadAction                invalid actions; raised before anything is sent
-    ├── ManagerClosed            a call came after close()
-    ├── UsageError               a call that is invalid now, or options that contradict each other
+    ├── BadAction                invalid actions or env_ids; raised before anything is sent
+    ├── ManagerClosed            a call came after close(), or was running then
+    ├── UsageError               an invalid or untimely call, or invalid or contradictory options
     │   └── ConfigError          an invalid config
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
     └── MissingExtra             an optional library is not installed; also a ModuleNotFoundError
 
-The text of a WorkerError says what happened, to which worker and in which phase. Programs can read these facts from the
+The text of a WorkerError says what happened and to which worker. Programs can read the worker, phase and cause from the
 error's attributes. The rule: text and attributes survive pickling.
 """
 
@@ -37,7 +37,7 @@ def _rebuild(cls: type[EnvManagerError], args: tuple[Any, ...], fields: dict[str
 
 
 class EnvManagerError(Exception):
-    """The base class of every error that this library raises on purpose."""
+    """The base class of the errors that this library defines for its users."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default calls cls(*args), which fails for a keyword-only constructor.
@@ -99,8 +99,8 @@ _AFTER_EXCEPTION = {
 class EnvRaised(WorkerError):
     """Error raised when an environment's own code raised an exception. The text ends with the traceback in the worker.
 
-    ``__cause__`` is the original exception if it can be pickled, else None. ``type_name`` is the name of the
-    exception's class. ``remote_traceback`` is the traceback as text, or ``""`` if there is none.
+    ``__cause__`` is the original exception, or None if a worker's process could not send it. ``type_name`` is the
+    name of the exception's class. ``remote_traceback`` is the traceback as text, or ``""`` if there is none.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Frozen classes for the options of managers (waits, timeouts, restarts, resets, processes), and validators of options.
 
-The rule: an invalid object cannot be made. Constructors raise UsageError for invalid values and for contradictions.
+The constructors raise UsageError for invalid values, and for values that cannot be used together.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Wait:
 
     ``min_ready``: wait until this many workers have responded, or all that are in flight. ``max_ready``: return the
     responses of at most this many. ``timeout_s``: after this time, return the responses received so far, perhaps none;
-    later calls return the others. ``max_lead``: hold back a worker that is this many steps ahead of the slowest worker
-    since the reset.
+    later calls return the others. ``max_lead``: hold back a worker that is at least this many steps ahead of the
+    slowest worker since the reset.
     """
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
@@ -102,7 +102,7 @@ class Wait:
 
     @classmethod
     def all(cls, *, timeout_s: float | None = None) -> Wait:
-        """Return a Wait for all workers in flight, so that all environments step together."""
+        """Return a Wait for all workers in flight. Without a timeout, all environments step together."""
         return cls(min_ready=cls.ALL, timeout_s=timeout_s)
 
     @classmethod
@@ -131,9 +131,9 @@ def _whole_number(value: Any) -> int:
 
 @attrs.frozen
 class Timeouts:
-    """Time limits, in seconds, for a worker's commands. A worker that takes longer counts as hung and is killed.
+    """Time limits in seconds for workers in other processes. A worker that takes longer counts as hung and is killed.
 
-    ``math.inf`` means no limit. ``close_s`` must be finite, because ``close()`` must always return.
+    ``math.inf`` means no limit. ``close_s`` must be finite, so that ``close()`` does not wait for ever.
     """
 
     start_s: float = attrs.field(default=120.0, validator=_seconds(unlimited=True))
@@ -167,15 +167,15 @@ def object_of(cls: type, example: str) -> Any:
 class RestartPolicy:
     """The rules for whether, when and how often workers that fail are replaced.
 
-    After a *fault* (the process died, hung, or lost its connection) only that worker is replaced, at most
-    ``max_restarts`` times within ``within_s`` seconds; time spent waiting for hung workers does not count. The first
-    replacement starts at once, the k-th after a random time between half and all of ``backoff_s * 2**(k - 2)`` seconds,
-    at most 30 s. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
+    After a *fault* (the process died, hung, or lost its connection, for example) only that worker is replaced, at most
+    ``max_restarts`` times within ``within_s`` seconds. Time spent waiting for a hung worker does not count. The first
+    of them starts at once. The k-th starts after a random time between half and all of ``backoff_s * 2**(k - 2)``
+    seconds, at most 30 s. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
 
-    ``on_exception``: ``"raise"`` raises an exception of the environment as EnvRaised; ``"restart"`` treats it as a
-    fault. ``then``: after the last restart, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the
-    worker. ``recycle_after_steps``: replace a healthy worker at the first end of an episode after this many steps, for
-    environments that leak memory. The other episodes of the worker are lost, as after a fault.
+    ``on_exception``: with ``"raise"``, EnvRaised and BadObservation are raised; with ``"restart"``, they are faults.
+    ``then``: after the last restart, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the worker, if
+    others are left. ``recycle_after_steps``: replace a healthy worker at the first end of an episode after this many
+    steps, for environments that leak memory. The other episodes of the worker are lost, as after a fault.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
@@ -221,7 +221,7 @@ class ResetConfig:
 
     @classmethod
     def of(cls, config: Any) -> ResetConfig:
-        """Convert None or a mapping of ``seed`` and ``options`` to a ResetConfig. Raises UsageError for bad values."""
+        """Convert None, a mapping or a ResetConfig to a ResetConfig. Raises UsageError for bad keys or values."""
         if config is None:
             return cls()
         if isinstance(config, ResetConfig):
@@ -332,7 +332,7 @@ class KindOptions:
 
     @property
     def of_the_manager(self) -> dict[str, Any]:
-        """The options of this object that are also arguments of ``EnvManager.__init__``, by name."""
+        """The options of KindOptions that are also arguments of ``EnvManager.__init__``, by name."""
         names = ("wait", "seed", "restarts", "check_values", "trace")
         return {name: getattr(self, name) for name in names}
 

@@ -18,7 +18,7 @@ class Policy(Protocol):
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return an ActionInfo with one row of actions for each row of ``steps``, in the same order.
 
-        The rows are the agents of this policy's behavior that need an action, from all idle workers, so their number
+        The rows are the agents of this policy's behavior that need an action, from one or more workers. Their number
         changes from call to call. ``steps.agent_id`` identifies the agents.
         """
         ...
@@ -28,7 +28,7 @@ class RandomPolicy:
     """A policy of uniform random actions, reproducible from the seed.
 
     Each agent has its own generator. Actions depend on the seed, the ``agent_id`` and the agent's number of steps, but
-    not on the number of workers or the order in which they respond. Unbounded floats are drawn from a standard normal.
+    not on the number of workers or the order in which they respond. Unbounded floats are normally distributed.
     Raises UsageError for actions that are objects, because no spec says which objects are valid.
     """
 
@@ -48,7 +48,7 @@ class RandomPolicy:
         self._n_ahead = max(1, 128 // (1 + sum(int(np.prod(leaf.shape)) for leaf in self._leaf_specs)))
         self._generators: dict[int, np.random.Generator] = {}
         self._ahead: dict[int, Any] = {}
-        """Iterator over the next actions of each agent. Drawing many at once takes a tenth of the time."""
+        """Iterator over the next actions of each agent. Drawing many at once is faster."""
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return a random action for each row of ``steps``."""

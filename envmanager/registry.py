@@ -4,8 +4,8 @@
 
     mapping ── structure ──▶ ManagerOptions ── kind ──▶ KINDS, or an entry point ──▶ EnvManager
 
-The rule: nothing is started before the whole config has been checked. Errors name each unknown key and the nearest
-known one. This module reads no files; the command line does.
+The config is checked as ManagerOptions before the chosen kind is called. Errors name unknown keys and the nearest known
+ones. This module reads no config files.
 
 A package adds a kind with an entry point in its ``pyproject.toml``::
 
@@ -60,8 +60,8 @@ OF_ONE_KIND = frozenset({"engine", "cluster"})
 class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
 
-    With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses the value;
-    ``kind="godot"`` derives ``n_workers`` from the number of cores. ``kind="simple"`` accepts but ignores
+    With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses the value.
+    But ``kind="godot"`` derives ``n_workers`` from the number of cores. ``kind="simple"`` accepts but ignores
     ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and ``worker_env``, so that
     only ``kind`` need be changed. In this library only ``kind="godot"`` accepts the mapping ``engine``, and only
     ``kind="ray"`` accepts ``cluster``.
@@ -95,7 +95,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     """Start and return a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
     The keys are the fields of :class:`ManagerOptions`. ``wait`` may be ``"any"``, ``"all"``, a number of workers or a
-    mapping; ``timeouts`` may be a mapping. Exactly one of ``config["env"]`` and ``env_factory`` must be given.
+    mapping, as may ``timeouts`` and ``restarts``. Exactly one of ``config["env"]`` and ``env_factory`` must be given.
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` apply to either. Raises ConfigError for a mistake in
     the config, and MissingExtra for a known kind whose optional dependencies are not installed.
     """

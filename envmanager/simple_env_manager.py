@@ -1,7 +1,7 @@
 """A manager whose environments run in the trainer's process.
 
-One worker runs all environments. It steps only when its response is requested, so that exceptions are raised by the
-same calls as with worker processes.
+One worker runs all environments. It steps when its response is requested or when another command follows, so that the
+same calls raise exceptions as with worker processes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class SimpleEnvManager(EnvManager):
     """A manager of ``n_envs`` environments that run one after the other in the trainer's process, as one worker.
 
     Use it for cheap environments, and to debug environments with breakpoints. The parameters are those of
-    SubprocessEnvManager, but ``n_workers``, ``local_envs``, ``start_method``, ``timeouts`` and ``worker_env`` have no
-    effect. ``log_dir`` is only passed on to the environments, in EnvContext. Only exceptions count as faults for
-    ``restarts``. If an environment hangs or crashes, so does the trainer.
+    SubprocessEnvManager, but ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and
+    ``worker_env`` have no effect. ``log_dir`` is only passed on to the environments, in EnvContext. Only exceptions
+    count as faults for ``restarts``. If an environment hangs or crashes, so does the trainer.
     """
 
     @takes(ProcessOptions)

@@ -1,6 +1,6 @@
 """Conversion of config tables (mappings) to objects of the options classes.
 
-The rule: the error lists every mistake in the data. For an unknown key it names the nearest known key.
+One error lists unknown keys, missing keys and values of a wrong type, and suggests the right name of a misspelled key.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], 
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
-    """Return an object of the attrs class ``cls`` built from ``config``. Raises a ConfigError that lists all mistakes.
+    """Return an object of the attrs class ``cls`` built from ``config``. Raises a ConfigError that lists the mistakes.
 
     ``where`` is a prefix of the keys in messages. With ``"run"``, an unknown key is shown as ``run.stepps``.
     """

@@ -1,9 +1,9 @@
 """SubprocessEnvManager, a manager whose environments run in worker processes.
 
-::
+With the native transport::
 
     trainer                                         worker 0          worker 1
-    SubprocessEnvManager ── command pipe each ──▶   envs 0 1 2        envs 3 4 5
+    SubprocessEnvManager ── a socket for each ──▶   envs 0 1 2        envs 3 4 5
           ▲                 shared memory ◀──────▶  their rows        their rows
           └── one step pipe ◀── records ────────────┴─────────────────┘
 
@@ -45,15 +45,15 @@ class SubprocessEnvManager(EnvManager):
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
     be defined anywhere, even in a notebook or in a script without a ``__main__`` guard. ``start_method``: "forkserver"
-    (default) or "spawn". ``transport``: "native" (default on Linux) or "portable", which works on every system and
+    (default on Linux) or "spawn". ``transport``: "native" (default on Linux) or "portable", which needs no Linux and
     starts each worker in a new Python process. ``zero_copy``: return views of shared memory, see StepInfo. ``infos``:
-    also return the environments' info dicts, which are pickled. ``check_values``: also check observations for NaN and
-    against their bounds. ``worker_env``: environment variables of the workers, instead of the trainer's. ``log_dir``:
-    folder with a file for the output of each worker. An error quotes the end of its worker's file.
+    also return the environments' info dicts, which are pickled. ``check_values``: also refuse casts, numbers that
+    are not finite, and observations out of bounds. ``worker_env``: environment variables of the workers, instead of the
+    trainer's. ``log_dir``: folder with a file for the output of each worker. Errors quote the end of the worker's file.
 
-    The constructor returns when all workers are ready, after at most ``timeouts.start_s``. It raises UsageError for
-    options or a factory that cannot work. If workers cannot start, all other workers are stopped and the first
-    WorkerError is raised.
+    The constructor returns when all workers are ready. A worker process may take ``timeouts.start_s`` to start. The
+    constructor raises UsageError for options or a factory that cannot work. If workers cannot start, all other workers
+    are stopped and the first WorkerError is raised.
     """
 
     @takes(ProcessOptions)

@@ -5,7 +5,7 @@
     Atari("Pong")          4 frames per action ──▶ maximum of the last two, gray ──▶ 84×84 ──▶ a stack of 4
 
 Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, byte for byte. They are
-slower, because the emulator then draws all frames in color. This module has it draw only two frames of four, in gray.
+slower, because the emulator then draws all frames in color. This module has it draw two of four frames, in gray.
 
 The rule: with equal seeds and actions, ``Atari`` and these wrappers give the same episodes.
 """
@@ -41,8 +41,8 @@ def atari_vector(
 ) -> Any:
     """Return the vectorised form of ``Atari``, an AtariVectorEnv of ale_py with all environments of a worker.
 
-    Equal actions lead to the same frames, rewards and episode ends as in ``Atari``. Two things differ: the first stack
-    of an episode is padded with zeros, not with copies of the first frame, and a seed gives another number of no-ops.
+    Without no-ops, equal actions lead to the same frames, rewards and episode ends as in ``Atari``. The first stack of
+    an episode is padded with zeros, not with copies of the first frame. A seed gives another number of no-ops.
     """
     from ale_py.vector_env import AtariVectorEnv
 
@@ -64,9 +64,9 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     """An Atari game as a Gymnasium environment. ``game`` is the game's name, such as ``"Pong"``.
 
     Observations are uint8[stack, size, size] with the newest frame last. Actions index the game's minimal action set.
-    Each action is repeated for ``frame_skip`` frames. A reset plays 1 to ``noop_max`` no-op frames. ``clip_rewards``
-    replaces rewards with their signs. ``terminal_on_life_loss`` ends the episode when a life is lost. One environment
-    uses one thread. ``Atari.vectorised`` builds a vector environment of the game, which ``kind: auto`` also tries.
+    Each action is repeated for ``frame_skip`` frames. A reset plays 1 to ``noop_max`` no-op frames (none for 0).
+    ``clip_rewards`` replaces rewards with their signs. ``terminal_on_life_loss`` ends the episode when a life is lost.
+    ``Atari.vectorised`` builds a vector environment of the game, which ``kind: auto`` also tries.
     """
 
     vectorised = staticmethod(atari_vector)

@@ -2,12 +2,12 @@
 
 ::
 
-    user's object ── as_environment ──▶ Environment ──┐
-    user's object ── as_environment ──▶ Environment ──┼── build_group ──▶ EnvGroup (all environments of one worker)
-    user's object ── as_environment ──▶ Environment ──┘
+    user's object ──┐
+    user's object ──┼── build_group ──▶ EnvGroup (all environments of one worker)
+    user's object ──┘
 
-The rule: this module imports no environment library. An adapter is chosen by the names of the object's class and base
-classes, before the adapter is imported.
+The rule: importing this module imports no environment library. An adapter is chosen by the names of the object's class
+and base classes, before the adapter is imported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VECTORS = {
 """Import names of the adapters for vector environments, by the name of the base class that each wraps."""
 
 ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
-"""Names of the base classes of all environments, including those that occur only inside wrappers."""
+"""Names of the base classes by which ``innermost`` recognizes environments."""
 
 
 def _aec_advice(env: Any) -> str:
@@ -72,8 +72,8 @@ def _base_names(subject: Any) -> list[str]:
 def as_environment(subject: Any) -> Environment:
     """Return ``subject`` unchanged if it is an Environment, else wrapped in the adapter for its library.
 
-    Raises UsageError for a vector environment, and for an object that is not an environment of Gymnasium, PettingZoo,
-    dm_env or ML-Agents.
+    Raises UsageError for a vector environment, a PettingZoo AECEnv, and any object that is not an environment of
+    Gymnasium, PettingZoo, dm_env or ML-Agents.
     """
     if isinstance(subject, Environment):
         return subject
@@ -146,7 +146,7 @@ def build_group(
     """Return the EnvGroup of a worker's ``subjects``. Gymnasium environments with equal spaces share one fast adapter.
 
     A vector environment must be the only entry of ``subjects``, and hold one environment per id in ``env_ids``. Raises
-    UsageError if two entries of ``subjects`` are, or wrap, the same environment.
+    UsageError as ``as_environment`` does, and if two entries of ``subjects`` are, or wrap, the same environment.
     """
     vector = _vector_adapter(subjects[0])
     if vector is not None:

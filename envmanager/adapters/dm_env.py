@@ -37,7 +37,7 @@ BEHAVIOR = "default"
 
 
 class DmEnvironment(Environment):
-    """A dm_env environment as an Environment with one agent. Lists in observation specs become tuples.
+    """A dm_env environment as an Environment with one agent. Lists in specs become tuples.
 
     ``reset`` passes a seed to the environment's ``seed`` method, or to the random state of a dm_control environment. If
     there is neither, ``reset`` warns: use ``context.seed`` in the factory. ``reset`` raises UsageError for options.

@@ -1,8 +1,8 @@
 """Adapter for EnvPool, whose pools step C++ environments in threads of their own.
 
-A pool begins the next episode one step after an episode's end. PoolGroup instead resets the environments whose episode
-ended, and returns their first observations in the same step. The environments of a pool can only be seeded when the
-pool is made: ``envpool.make(…, seed=context.seed)``.
+A pool begins the next episode one step after an episode's end. The group of a synchronous pool instead resets each
+environment whose episode ended, and returns its first observation in the same step. The environments of a pool can only
+be seeded when the pool is made: ``envpool.make(…, seed=context.seed)``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
     """
 
     def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:
-        """Wrap a pool. Raises UsageError if its ``num_envs`` is not a multiple of its ``batch_size``."""
+        """Wrap a pool. Raises UsageError unless ``num_envs`` fits ``env_ids`` and is a multiple of ``batch_size``."""
         super().__init__(pool, env_ids, infos=infos, check_values=check_values)
         self.batch_size = pool.config["batch_size"]
         if self._n % self.batch_size:

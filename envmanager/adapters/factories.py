@@ -1,6 +1,6 @@
 """Functions that check the user's ``env_factory`` and convert it to one factory per environment.
 
-The checks inspect a factory, but make no environment. Workers make environments with ``call_factory``.
+The checks may import modules, but make no environment. Workers make environments with ``call_factory``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Adapter for Gymnasium environments. All environments of one worker form a group that shares one set of arrays.
+"""Adapter for Gymnasium environments. A worker's environments with equal spaces form a group that shares its arrays.
 
-Speed matters, because this module steps most users' environments. Views of rows, functions that read actions, and the
-expected dtypes and shapes are prepared once rather than in each step.
+Speed matters, because this module steps most users' environments. Functions that read actions, and the expected dtypes
+and shapes, are prepared once rather than in each step, and views of a buffer's rows are reused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def equal_spaces(envs: Sequence[Any]) -> bool:
 class GymnasiumEnvironment(EnvGroup):
     """A group of Gymnasium environments with equal spaces, each with one agent of the behavior ``"default"``.
 
-    Steps are written into the buffer last passed to ``offer_rows``, or else into arrays that the next step overwrites.
+    Steps of all environments are written into the buffer last offered, or else into arrays that are overwritten later.
     An environment whose episode ends is reset in the same step, without a seed and with the options of the last
     ``reset``. Objects (texts, graphs) in observations and actions are passed on without a copy.
     """

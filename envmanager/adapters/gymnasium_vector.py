@@ -8,11 +8,11 @@
                                                          if the class supports it, else see ``late_vector``
     DISABLED    obs = last; waits for a reset            resets these environments with ``options["reset_mask"]``
 
-A vector environment in the trainer's process may use arrays of PyTorch or JAX. Such observations and actions are passed
-on unchanged. Rewards and flags are converted to NumPy arrays, because the manager reads them.
+A vector environment in the trainer's process may use arrays of PyTorch or JAX. Such observations and actions are not
+converted. Rewards and flags are converted to NumPy arrays, because the manager reads them.
 
-The rule: each step of a VectorEnv gives exactly one row per environment. If an episode ended, ``obs`` has the first
-observation of the next episode, and ``final_obs`` has the last observation of the ended episode.
+``VectorGroup.step`` returns one row per environment. If an episode ended, ``obs`` has the first observation of the next
+episode, and ``final_obs`` has the last observation of the ended episode.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class VectorGroup(EnvGroup):
     ) -> AgentSteps:
         """Check the results of a step, write them into the offered buffer, and return the buffer's steps.
 
-        Without a buffer, or with PyTorch or JAX observations to pass on, the returned steps have the VectorEnv's own
-        arrays. ``rows``: indices of the environments (None: all). Raises SpecMismatch for arrays that do not fit.
+        Without a buffer, or with PyTorch or JAX observations to pass on, the returned steps may share arrays with the
+        VectorEnv. ``rows``: indices of the environments (None: all). Raises SpecMismatch for arrays that do not fit.
         """
         n = self._n if rows is None else len(rows)
         plain = self._plain

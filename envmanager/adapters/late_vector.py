@@ -6,7 +6,7 @@
     t        ended, obs = last              the row is still in flight               obs = final_obs = last, not acting
     t + 1    action ignored, obs = first    ended, obs = first, final_obs = last     obs = first, no transition
 
-The rule: every row is the result of a step, and a step that ignored an action is never part of a transition.
+If the episodes of all environments end in step t, ``EnvManager.step`` returns the first observations in step t.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Lookup of environments and wrappers by name: Gymnasium ids, and callables in modules.
+"""Lookup of environments and wrappers by name: Gymnasium ids, tasks of EnvPool, and callables in modules.
 
-The rule: each name is looked up in the trainer's process, which raises an error for an unknown name. A worker receives
-the name of a callable, or the EnvSpec that Gymnasium has registered under an id.
+Names are looked up in the trainer's process, and an unknown name raises UsageError there. For a Gymnasium id, a worker
+receives the EnvSpec that is registered under the id.
 """
 
 from __future__ import annotations

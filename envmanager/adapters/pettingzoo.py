@@ -31,8 +31,8 @@ class ParallelEnvironment(Environment):
 
     A single behavior is called ``"default"``. Several behaviors are named after their agents, without numbers
     (``speaker_0`` → ``"speaker"``; see ``name_behaviors``). ``behavior_of``, a mapping or function from agent name to
-    behavior, replaces these names. An environment without ``possible_agents`` has the behaviors of the agents that have
-    appeared so far.
+    behavior, replaces this grouping. An environment without ``possible_agents`` has the behaviors of the agents that
+    have appeared so far.
 
     If PettingZoo's ``turn_based_aec_to_parallel`` made the ParallelEnv, all agents have rows, but only the agent whose
     turn it is needs an action. The ``info`` of an agent that joins with a new episode comes from the reset.

@@ -4,8 +4,8 @@
 
     EnvRecipe ── prepare, in the trainer's process ──▶ Prepared ── call_factory, in the worker ──▶ environment
 
-The rule: the constructor of a recipe checks types and imports nothing. ``prepare`` checks the names in a recipe before
-any environment is made. For an unknown name it raises UsageError, which suggests the most similar known name.
+The constructor of a recipe imports nothing. ``prepare`` looks up the recipe's environment and wrappers before any
+environment is made. For an unknown name it raises UsageError, which suggests a similar known name if there is one.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def check_render_mode(env_kwargs: Mapping[str, Any] | None, render_mode: str | N
 class EnvRecipe:
     """A description of an environment, its arguments and wrappers, which managers accept as ``env_factory``.
 
-    ``env``: a callable, a Gymnasium id or ``"module:callable"``. ``env_kwargs``: the environment's arguments by name;
-    for an id also arguments of ``gymnasium.make``, such as ``max_episode_steps``. ``render_mode``: the environment's
-    render mode. ``wrappers``: the wrappers of the environment, innermost first. Each is ``"module:Class"`` or, with
-    arguments, ``{"module:Class": {"size": 4}}``; a callable may replace the string. ``imports``: modules to import
-    first, in the trainer's process and in the worker, because they register ids or spaces.
+    ``env``: a callable, a Gymnasium id, ``"module:callable"`` or ``{"vector": id}``. ``env_kwargs``: the environment's
+    arguments by name; for an id also ``max_episode_steps`` and ``disable_env_checker`` of ``gymnasium.make``.
+    ``render_mode``: the environment's render mode. ``wrappers``: the wrappers of the environment, innermost first. Each
+    is ``"module:Class"`` or, with arguments, ``{"module:Class": {"size": 4}}``; a callable may replace the string.
+    ``imports``: modules to import first, in the trainer's process and the worker, because they register ids or spaces.
 
-    Raises UsageError for an option of a wrong type. The manager raises UsageError for a name that cannot be found,
-    before it starts a worker.
+    Raises UsageError for an invalid option. A name is looked up by the manager, which raises UsageError if it cannot be
+    found, before it starts a worker.
     """
 
     env: Any

@@ -1,6 +1,6 @@
-"""Functions that check one agent's observation, reward and flags, and copy them to rows of arrays. Adapters use them.
+"""Functions that copy observations to rows of arrays, check rewards and flags, and read actions. Adapters use them.
 
-The rule: a value that does not fit its row (0.5 in a row of integers, a wrong shape) raises SpecMismatch, which names
+A value that does not fit its row (0.5 in a row of integers, a wrong shape) raises SpecMismatch, which names
 the value.
 """
 

@@ -1,4 +1,4 @@
-"""The check of an environment. Its findings are sentences for the environment's author.
+"""The check of an environment. Its findings are sentences for the author. If no call fails, it makes three instances.
 
 ::
 
@@ -6,9 +6,9 @@
                 ── second instance ─▶ play with the seed, close
                 ── third instance ──▶ reset without a seed, close
 
-Each finding answers one question and may give advice. A *problem* harms training; a *note* is worth knowing. The
-environment runs in a worker process, through the same code as in a manager. If it crashes, exits or hangs, the finding
-names the call that did not return, and the other questions are answered in a new worker.
+Each finding answers one question and may give advice. A *problem* harms training; a *note* is worth knowing. By default
+the environment runs in a worker process, through the same code as in a manager. If it crashes, exits or hangs there,
+the finding names the call that did not return, and the check goes on in a new worker.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ N_STEPS_OF_ANOTHER_SEED = 50
 
 @attrs.frozen
 class Finding:
-    """The answer to a ``question``, such as one of QUESTIONS. ``text`` has one or two sentences. ``advice`` can be "".
+    """The answer to a ``question``, such as one of QUESTIONS. ``text``: what was found. ``advice`` can be "".
 
     ``evidence``: the last lines of output if the environment's process ended or was killed.
     """
@@ -182,7 +182,7 @@ class _Examination:
             )
 
     def _repeated_end_findings(self, first: Playthrough) -> Iterator[Finding]:
-        """Repeat the steps that ended the process, then try another seed, each in a new worker. Yield the findings."""
+        """Repeat the steps that ended the process, then try another seed, in new environments. Yield the findings."""
         again, other = self._play_new(self.seed), self._play_new(self.seed + 1)
         if again is not None and again.ended_process and again.n_steps == first.n_steps:
             text = f"With the same seed and actions it ends again in {_place(again)}."

@@ -163,8 +163,8 @@ class ArrayWatch:
     """A monitor of the arrays that an environment returns. It sees the arrays themselves, before they are copied.
 
     ``n_resets``: number of resets. ``reused``: whether the environment returned the same array object again.
-    ``changed``: whether a returned array changed later. ``on_call`` is called before each call of the
-    environment, with ``"reset"`` or ``"step"``.
+    ``changed``: whether a returned array changed later. Both consider only the last ``KEPT`` arrays. ``on_call`` is
+    called before each reset and step, with ``"reset"`` or ``"step"``.
     """
 
     KEPT = 8

@@ -1,6 +1,6 @@
 """The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``, ``godot``.
 
-If libraries of the extra ``cli`` are not installed, every command prints how to install them and exits with code 1.
+If Typer or Rich is not installed, every command prints how to install the extra ``cli`` and exits with code 1.
 """
 
 from __future__ import annotations

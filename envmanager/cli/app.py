@@ -1,4 +1,4 @@
-"""The Typer app of the command line: the commands and their options.
+"""The Typer app of the command line, and the options of the commands ``run``, ``check``, ``tune`` and ``train``.
 
 Other modules, such as ``plan.py`` and ``run.py``, check the parsed options and execute the commands.
 """
@@ -240,7 +240,7 @@ def check_command(
 ) -> None:
     """Try one environment in a worker process and report the problems found.
 
-    The exit code is 0 when there is no problem (notes do not count), else 1.
+    The exit code is 0 without problems (notes do not count), otherwise 1, or 2 after a usage error.
     """
     raise typer.Exit(check(env, n_steps=steps, seed=seed, timeout_s=timeout, console=Console(highlight=False)))
 

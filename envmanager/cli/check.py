@@ -1,4 +1,4 @@
-"""``envmanager check``: try an environment in a worker process, and print one line per finding."""
+"""``envmanager check``: try an environment in a worker process, and print the findings."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def _parse_yaml(text: str, path: Path) -> Any:
 def read_yaml(text: str, what: str) -> Any:
     """Parse YAML and return its content. Raises ConfigError, naming ``what``, or MissingExtra if PyYAML is missing.
 
-    Numbers are read as in YAML 1.2: ``1e-3``, ``3e5`` and ``.5`` are numbers. ``yes``, ``no``, ``on`` and ``off`` are
-    true and false, as in YAML 1.1, because many configs use them.
+    ``1e-3``, ``3e5`` and ``.5`` are numbers, as in YAML 1.2. ``yes``, ``no``, ``on`` and ``off`` are true and false, as
+    in YAML 1.1, because many configs use them.
     """
     yaml = _import_or_say("yaml", what)
     try:

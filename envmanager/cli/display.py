@@ -251,8 +251,7 @@ def describe(episodes: Episodes) -> str:
 def describe_returns(returns: Sequence[float]) -> str:
     """Format returns or lengths: a single one as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
 
-    The numbers are mean ± standard deviation, minimum and maximum. The commands ``train``, ``evaluate`` and ``play``
-    pass the returns of one behavior, one per episode and agent.
+    The numbers are mean ± standard deviation, minimum and maximum.
     """
     mean, spread = mean_and_spread(returns)
     if len(returns) == 1:

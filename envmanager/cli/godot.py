@@ -62,7 +62,7 @@ def check_command(
 ) -> None:
     """Play a game with random actions and report the problems found.
 
-    The exit code is 0 when there is no problem (notes do not count), else 1.
+    The exit code is 0 without problems (notes do not count), otherwise 1, or 2 after a usage error.
     """
     engine: dict[str, Any] = {"window": True, "shown": 0} if window else {}
     engine |= {name: value for name, value in (("binary", binary), ("scene", scene)) if value is not None}

@@ -1,7 +1,6 @@
 """The options of ``envmanager run``, and their checks.
 
-The options are checked before the run starts, so that a long run does not end with an error such as "no such
-directory".
+The options are checked before the run starts, so that a mistake such as a missing directory is reported at once.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from envmanager.registry import ManagerOptions, structure
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
-    The same ``seed`` gives the same episodes; None gives new episodes in each run. ``policy`` is ``"module:callable"``.
-    The callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
+    ``seed`` seeds environments and random actions; None seeds them by chance. ``policy`` is ``"module:callable"``. The
+    callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
     steps: int = 10_000
@@ -41,13 +40,13 @@ class RunOptions:
 
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
-"""Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's defaults end the run at a worker's fourth crash; with
-these values the run continues and shows how often an environment crashes."""
+"""Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's defaults end the run at a worker's fourth crash in a
+minute; with these values the run goes on for longer and shows how often an environment crashes."""
 
 
 @attrs.frozen
 class Plan:
-    """The checked options of a run: manager, number of environment steps, seed, policy, and file for the summary."""
+    """The checked options of a run: manager, number of environment steps, seeds, policy, and file for the summary."""
 
     manager: ManagerOptions
     steps: int

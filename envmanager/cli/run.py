@@ -5,7 +5,7 @@
     Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, at intervals
                                  └── logger ──▶ Notices ──▶ Display      └──▶ RunSummary ──▶ Display, --out
 
-The rule: however a run ends (done, Ctrl-C, SIGTERM, an error), the manager is closed before the summary is printed.
+The manager is closed before the summary is printed, also after Ctrl-C, SIGTERM or an EnvManagerError.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """A context in which the first SIGINT or SIGTERM raises Stopped, and later signals are ignored.
 
-    After ``hold()`` both signals are ignored, so that the manager can close, which takes at most ``Timeouts.close_s``.
+    After ``hold()`` both signals are ignored, so that the manager can close.
     """
 
     _holding = False

@@ -33,7 +33,7 @@ from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
-    """Run the training, print the result or error, and write the result to ``out``, if set. Return the exit code."""
+    """Train, print the result or error, and return the exit code. Raises NotWritten if ``out`` cannot be written."""
     run = TrainingRun(plan, display)
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display:
@@ -77,10 +77,10 @@ class Stopping(StopSignals):
 
 
 class Lines:
-    """A display of ``envmanager train`` that prints a line per event, and the progress every ``EVERY_S`` seconds.
+    """A display of ``envmanager train`` that prints events as lines, and progress at most every ``EVERY_S`` seconds.
 
-    For each behavior, ``show_update`` is called at most once per ``TOLD_EVERY_S`` seconds, with the latest update.
-    When a checkpoint is saved, ``show_update`` is first called with each update that is still pending.
+    Between checkpoints, ``show_update`` is called at most once per behavior in ``TOLD_EVERY_S`` seconds. When a
+    checkpoint is saved, ``show_update`` is first called with each update that is still pending.
     """
 
     TOLD_EVERY_S = 0.5
@@ -152,7 +152,7 @@ class Lines:
 
 
 class Screen(Lines):
-    """A display of ``envmanager train`` for terminals that prints a line per event above a live table of progress."""
+    """A display of ``envmanager train`` for terminals that prints events as lines above a live table of progress."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()

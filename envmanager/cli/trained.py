@@ -1,7 +1,7 @@
 """The commands for a saved training: ``envmanager evaluate``, ``play`` and ``export``.
 
 Modules that need PyTorch are imported only when a command runs, because the import takes a second. A command ended
-by a signal exits with 128 + the signal's number.
+by SIGINT or SIGTERM exits with 128 + the signal's number.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     probe ──▶ trials, the most promising first ──▶ rounds: equal time for each trial, then the slower half is dropped
                                                        └──▶ the best so far ──▶ table, config file
 
-The time limit begins after the probe. Only a start or a step in progress can exceed it. Ctrl-C ends the command at
-once. In either case the best placement so far is shown and written. No environment runs in the command's own process.
+The time limit begins after the probe. A start, reset or step in progress can exceed it. Ctrl-C ends the command
+earlier. In either case the best placement so far is shown. No environment runs in the command's own process.
 The placement "in process" is measured in a worker, and counts as failed once any trial has restarted a worker.
 """
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 LEAST_S = 0.1
-"""Minimum seconds for which a trial is measured, even if the start took all of its time."""
+"""Minimum seconds for which a trial is measured if the deadline allows, even if its start took all of its time."""
 
 LOOK_S = 0.5
 """Maximum seconds for which a trial steps or waits before it checks the deadline again."""
@@ -73,7 +73,7 @@ RESTARTS = RestartPolicy(max_restarts=1000, backoff_s=0.0)
 
 @attrs.frozen(kw_only=True)
 class TunePlan:
-    """The checked options of ``envmanager tune``: environment, manager, seconds, and file for the best placement."""
+    """The checked options of ``envmanager tune``. If ``out`` is set, the best placement is written to this file."""
 
     env: str
     n_envs: int | None = None
@@ -100,7 +100,7 @@ class TunePlan:
 def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
     """Run the trials, show the results on ``display`` and return the exit code.
 
-    After Ctrl-C or an EnvManagerError, the best placement so far is still shown and written. The error is then raised.
+    After Ctrl-C or an EnvManagerError, the results so far, if any, are still shown. The error is then raised.
     """
     course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
@@ -159,7 +159,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Probe one environment in a worker. Return None if a step fails. Raises EnvManagerError if the reset fails."""
+        """Probe one environment in a worker. Return None if a step ends it. Other failures raise EnvManagerError."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -258,7 +258,7 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until the time ``until``, or longer to receive ``n_workers`` responses, but not beyond the deadline.
+        """Step until the time ``until`` or, if the deadline is later, until ``n_workers`` responses have arrived.
 
         Add the results to ``trial``. If the trial has no steps, raise the error that caused the last restart, if any.
         """

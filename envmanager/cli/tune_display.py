@@ -40,7 +40,7 @@ class PlainTuneDisplay:
         yield
 
     def update(self, running: Trial, *, is_done: bool) -> None:
-        """Print the results of the trial ``running``, but only if it has finished the current round (``is_done``)."""
+        """Print the results of the trial ``running``, but only if it has finished its round or failed (``is_done``)."""
         if is_done:
             result = f"{running.steps_per_s:,.0f} environment steps/s"
             if running.restarts:
@@ -115,7 +115,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """Return the cells of a trial's row, one per column. ``state`` goes into the last cell unless the trial failed."""
+    """Return the cells of a trial's row, one per column. The last cell says "failed", ``state`` or "out"."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:

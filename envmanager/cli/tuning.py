@@ -1,7 +1,7 @@
 """The placements that ``envmanager tune`` tries, their results, and the choice of the best.
 
-This module runs nothing and reads no clock. Trials are compared by successive halving: each round gives every remaining
-trial the same time and then drops the slower half, so that the fastest placements are measured longest.
+This module runs nothing and reads no clock. Trials are compared by successive halving: each round gives the remaining
+trials equal time, and the slower half is dropped between rounds, so that the fastest placements are measured longest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Printing of text. Long lines are wrapped between words in a terminal, but not in a file or a pipe."""
+"""Printing of text and tables. Long lines of text are wrapped in a terminal, but not in a file or a pipe."""
 
 from __future__ import annotations
 

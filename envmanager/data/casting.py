@@ -2,9 +2,9 @@
 
 ::
 
-    values of the spec's dtype, or of one that NumPy casts to it safely   ──▶ accepted
-    values of another dtype, if the spec's dtype can hold each of them    ──▶ cast
-    other values                                                          ──▶ SpecMismatch
+    values of the spec's dtype, or numbers of one that NumPy casts to it safely   ──▶ accepted
+    numbers of another dtype, if the spec's dtype can hold each of them           ──▶ cast, where casts are allowed
+    other values                                                                  ──▶ SpecMismatch
 
 The rule: a cast never changes the meaning of a value. A float64 may be rounded to a float32, but 0.5 is not cast to an
 integer, 300 to a uint8, 2 to a bool, or a finite number to infinity.
@@ -55,7 +55,7 @@ class Casting:
 
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Return ``array`` cast to ``dtype``, or None if it is not numeric or a value changes by more than rounding."""
+    """Return ``array`` cast to ``dtype``, or None if the cast could change a value by more than rounding."""
     if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
         return None
     if array.dtype.kind == "c" and dtype.kind != "c":
@@ -75,8 +75,8 @@ def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | N
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
     """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype and shape.
 
-    A Python number in the range of a scalar spec, and an array that NumPy casts safely, are returned unchanged. Other
-    numbers and arrays of the right shape are cast if ``casting`` allows it. Otherwise raises SpecMismatch for ``path``.
+    A Python number of a scalar spec's kind and range, and an array whose dtype NumPy casts safely, need no cast. Other
+    values of the right shape are cast if ``casting`` allows it. Otherwise raises SpecMismatch for ``path``.
     """
     if spec.is_object:
         return value
@@ -106,7 +106,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
 
 
 def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
-    """Return a PyTorch or JAX array unchanged. Raises SpecMismatch unless it has the spec's dtype and ``n`` rows."""
+    """Return a PyTorch or JAX array. Raises SpecMismatch unless it has the spec's dtype and ``n`` rows of its shape."""
     dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
     if shape != (n, *spec.shape) or dtype != spec.dtype.name:
         expected = f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}"
@@ -117,9 +117,9 @@ def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
 def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True, foreign: bool = False) -> Tree:
     """Return ``batch`` as a tree of arrays ``[n, …]`` with the spec's dtypes. Raises SpecMismatch if it does not fit.
 
-    All values must be finite, within the bounds, and unchanged by the cast, apart from a float's rounding. A dtype of
-    the spec's kind (int64 for an int32 spec) is always cast; another dtype (floats for an integer spec) only without
-    ``strict``. With ``foreign``, PyTorch and JAX arrays are not converted. Only their shape and dtype are checked.
+    All numbers must be finite, within the bounds, and unchanged by the cast, apart from a float's rounding. Integers
+    are cast to any integer dtype, and integers and floats to any float dtype. Floats are cast to integers only without
+    ``strict``. With ``foreign``, only the shapes and dtypes of PyTorch and JAX arrays are checked.
     """
     check_structure(spec, batch, path)
     if isinstance(spec, dict):

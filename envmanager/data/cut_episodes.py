@@ -43,7 +43,7 @@ def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
     """Return ``old``, the result of ``lost``, joined with ``first``, the first steps of the new generation.
 
-    In the result, ``final_obs`` has the last observations of old episodes, and ``obs`` the first observations of new
+    ``final_obs`` has the last observations of old episodes, and ``obs`` of acting agents the first observations of new
     episodes. Acting agents are in the order of ``first``, because the new generation expects actions in that order.
     """
     joined = {}

@@ -4,7 +4,7 @@
 
     n_envs=8 over n_workers=3      worker 0: envs 0 1 2    worker 1: envs 3 4 5    worker 2: envs 6 7
 
-The rule: each worker has a contiguous block of env_ids, so its rows are adjacent in arrays of all envs.
+Each worker has a contiguous block of env_ids, so its rows are adjacent in arrays of all envs.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def zeros(spec: Tree, *leading: int) -> Tree:
 class SpecConflict(UsageError):
     """Error raised if a behavior has different specs in two environments or workers.
 
-    After the start, the manager converts it to a BadObservation with the same ``path``, ``expected`` and ``got``.
+    After the start, it is reported as a BadObservation with the same ``path``, ``expected`` and ``got``.
     """
 
     def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:

@@ -6,7 +6,7 @@
     manager ◀─ EnvironmentResponse ── worker         ActionInfo    a policy's actions for AgentSteps
                                                      StepInfo      previous steps, actions, current steps of one worker
 
-The rule: the arrays of one object belong to the same step. ``reward`` belongs to the action just taken and to its
+The arrays of one AgentSteps belong to the same step. ``reward`` belongs to the action just taken and to its
 episode. ``obs`` has the observations to act on next. ``final_obs`` has the last observations of ended episodes.
 """
 
@@ -129,7 +129,7 @@ class AgentSteps:
     ``agent_id`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated`` and ``truncated``
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m agents whose episode ended, in row order, or None; ``acting``
     bool[n], or None if every agent needs an action. If the manager has ``infos=True``, ``info`` has n dicts,
-    one per row, and ``reset_info`` has m dicts, one per episode that began. Create valid steps with ``first`` and
+    one per row, and ``reset_info`` has m dicts, one per ended episode. Create valid steps with ``first`` and
     ``stepped``.
     """
 

@@ -1,12 +1,12 @@
-"""The trainer's end of the connection to one engine. Answer frames carry the ticket of the answered command.
+"""The trainer's end of the connection to one engine. Answer frames carry the answered command's ticket modulo 2**32.
 
 ::
 
     Lobby ── the engine has sent hello ──▶ connection ── configure, reset, step, call ──▶
                                                        ◀── specs, steps, value, error ──
 
-The rule: a command that is sent before the engine has connected is queued. After a frame that breaks the protocol,
-the channel reads nothing more.
+A command that is sent before the engine has connected is queued. After a frame that breaks the protocol, the channel
+reads nothing more.
 """
 
 from __future__ import annotations

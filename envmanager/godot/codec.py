@@ -3,13 +3,13 @@
 ::
 
     {behavior: tree of [n, …]} ── encode_step ──▶ body of step      u32 sections | behavior, n, every action array | …
-    {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy | rows, observations, reward, bits | … | infos
+    {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy, sections | rows, observations, … | … | infos
 
-In nearly all steps no agent joins or leaves, no episode ends, and all agents act. Such a frame differs from the last
-one only in its time, observations and rewards. ``PlainFrame`` checks that all other bytes are unchanged, and reads
+In most steps no agent joins or leaves, no episode ends, and all agents act. Such a frame differs from the last such
+frame only in its time, observations and rewards. ``PlainFrame`` checks that all other bytes are unchanged, and reads
 observations and rewards at known offsets. Any other frame is read block by block.
 
-The rule: a body is checked completely before any part of it is returned. The returned arrays are views of the body, so
+The rule: a body is checked completely before any part of it is returned. Returned arrays may be views of the body, so
 each body needs its own buffer at an address that is a multiple of 8. ``FrameReader`` allocates such buffers.
 
 An engine sends rows in the order in which its agents joined. The returned rows are sorted by environment, as in the
@@ -343,7 +343,7 @@ class Cursor:
         return {layout.name: self.array(layout, n, what) for layout in layouts}
 
     def array(self, layout: ArrayLayout, n: int, what: str) -> np.ndarray:
-        """Return the next block as an array ``[n, …]``. It is a copy if a view of the body would be unaligned."""
+        """Return the next block as an array ``[n, …]``. It is a copy if a view of 8-byte numbers would be unaligned."""
         n_numbers = n * layout.n_numbers
         if n_numbers > MAX_NUMBERS:
             raise BadFrame(

@@ -2,7 +2,7 @@
 
 Both work without a network: W&B with ``mode: offline``, MLflow with a database or a folder as ``tracking_uri``.
 
-The rule: a library is imported when its writer is made. A resumed training run continues its run in the tracker.
+A library is imported when its writer is made. A resumed training run continues its run in the tracker if there is one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from envmanager.observe.metrics_writer import RunFacts
 
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /]")
-"""Pattern of a character that MLflow does not allow in a key. Names of behaviors may contain such characters."""
+"""Pattern of a character that is replaced in MLflow keys. Names of behaviors may contain such characters."""
 _TAG = "envmanager.run"
 _PARAMS_AT_ONCE = 100
 """Maximum number of parameters that an MLflow server accepts in one request."""

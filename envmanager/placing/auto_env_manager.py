@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -> EnvManager:
     """Probe the first environment and return a SimpleEnvManager or SubprocessEnvManager, whichever should be faster.
 
-    If the environment has a vectorised form, that form is probed as well, and used if it is equivalent and faster.
+    If the environment has a vectorised form, that form is probed as well, and used if equivalent and clearly faster.
 
-    ``options``: the options of SubprocessEnvManager. A number as ``n_workers`` is ignored if a SimpleEnvManager is
-    chosen. ``local_envs="auto"`` allows some environments in this process and the others in workers. The manager's
-    ``stats().placement`` says what was chosen and why. The probe raises the same errors as the constructors.
+    ``options``: the options of SubprocessEnvManager. Without ``n_workers`` the probe chooses the number. A number is
+    ignored with a SimpleEnvManager or a vector of fixed size. ``local_envs="auto"`` allows a local worker as well.
+    ``stats().placement`` states the choice and the reason. The probe may raise the errors of ``reset`` and ``step``.
     """
     checked = ProcessOptions(n_envs=n_envs, **options)
     vector_factory = vectorised(env_factory)

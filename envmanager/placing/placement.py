@@ -5,10 +5,10 @@
     Probe (what a step and a message cost) ──┐
     n_envs, n_cores ─────────────────────────┴── choose ──▶ Placement (kind, n_workers, local_envs, the reason)
 
-A few layouts are compared by the time of a *round*, one step of all environments. In this process a round takes the sum
-of their step times. In workers it takes the longest of three times: the time of the slowest worker, the time in which
-the cores can do all work, and the time of the trainer, which serves one worker after the other. The costs of a step and
-a message come from a probe. Nothing is measured in this module.
+Layouts are compared by the estimated time of a *round*, one step of all environments. In this process a round takes
+about the sum of their step times. In workers it takes at least the longest of three times: the time of the slowest
+worker, the time in which the cores can do all work, and the time of the trainer, which serves one worker after the
+other. The costs of a step and a message come from a probe.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Probe:
 class Placement:
     """A manager's kind and number of workers, the number of environments in its local worker, and why they were chosen.
 
-    ``round_s``: the expected seconds of one step of all environments. ``is_vectorised``: whether the environments are
-    made in their vectorised form.
+    ``round_s``: the expected seconds of one step of all environments, with any penalty factor; inf if unknown.
+    ``is_vectorised``: whether the environments are made in their vectorised form.
     """
 
     kind: str
@@ -87,14 +87,14 @@ AS_GOOD = 1.05
 """Factor on the least time. Layouts with times up to this limit count as equally good, as the model is imprecise."""
 
 UNEVEN = 1.0
-"""Unevenness above which the largest of equally good numbers of workers is chosen, so that few environments wait for a
+"""Unevenness from which the largest of equally good numbers of workers is chosen, so that few environments wait for a
 slow neighbour in their worker. Otherwise, or if slow steps cost less than a message, the smallest is chosen."""
 
 MOSTLY = 0.5
 """Share of a step spent computing, below which the text of a placement says that steps mostly wait."""
 
 CROWD = 0.33
-"""Share of a round that is lost when processes outnumber cores, because the trainer takes a core while it spins."""
+"""Greatest share of a round that is lost because the trainer spins on a core when processes outnumber cores."""
 
 BYTE_S = 0.02e-9
 """Time in seconds to copy one byte that another core wrote."""
@@ -109,7 +109,7 @@ def choose(
     n_workers: int | None = None,
     local_envs: int | Literal["auto"] = 0,
 ) -> Placement:
-    """Return the placement in which ``n_envs`` environments like the probed one run fastest on ``n_cores`` cores.
+    """Return a placement that should be about the fastest for ``n_envs`` environments like the probed one.
 
     ``in_process``: whether the trainer's own process may run all environments. ``n_workers``: a fixed number, or None
     for the fastest. ``local_envs``: number of environments in an additional local worker, or "auto" for the fastest.
@@ -214,7 +214,7 @@ def _why(chosen: int, probe: Probe, apart: bool) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return a duration as text with three significant digits, in s, ms or µs."""
+    """Return a duration as text with up to three significant digits, in s, ms or µs."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Measurement of the cost of an environment's steps, in a worker process, before the manager's own workers start.
+"""Measurement of the cost of an environment's steps, in a worker, before the manager's own workers start.
 
 ::
 
@@ -10,8 +10,8 @@
           ◀─────────── get_attr("probe") ───────
           ── choose ──▶ Placement
 
-The trainer's process never makes the environment. An environment that ends its worker in the reset or in a step cannot
-be measured. Each environment then gets its own worker, and none runs in the trainer's process.
+The probe does not make the environment in the trainer's process. An environment that ends its worker in the reset or in
+a step cannot be measured. By default, each environment then gets its own worker.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def place(
     """Probe the first environment of ``env_factory``, then log and return a placement for all environments.
 
     ``manager_class`` is SubprocessEnvManager. ``in_process``: whether environments may run in this process.
-    ``vectorised``: an optional factory of their vectorised form, which is probed as well. Each probe takes half a
-    second, plus the start and close of a worker. Raises the same errors as ``measure``, except ProbeEnded.
+    ``vectorised``: an optional factory of their vectorised form, which is probed as well. One environment that must
+    run in a worker is not probed. Raises the same errors as ``measure``, except ProbeEnded.
     """
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
@@ -116,12 +116,12 @@ def _fastest(probe: Probe, options: ProcessOptions, in_process: bool) -> Placeme
 
 
 def measure(manager_class: Callable[..., Any], env_factory: Any, options: ProcessOptions) -> Probe:
-    """Measure the first environment of ``env_factory`` in a temporary worker process, and return a Probe.
+    """Measure the first environment of ``env_factory`` in a temporary worker, and return a Probe.
 
     A vectorised environment is measured with all its rows, and its Probe states the costs per row.
 
-    Raises ProbeEnded if the reset or a step ends the process or takes too long, and WorkerError if the environment
-    cannot be made. An exception of the environment is raised as EnvRaised, or as ProbeEnded if it counts as a fault.
+    Raises ProbeEnded if the reset or a step ends the process or takes too long, and WorkerError or UsageError if the
+    environment cannot be made. EnvRaised and BadObservation are raised, or ProbeEnded if they count as faults.
     """
     factory = factories_for(env_factory, options.n_envs)[0]
     timeouts, log_dir = options.timeouts, options.log_dir
@@ -183,7 +183,7 @@ class ProbeFactory:
 
 
 class ProbedEnvironment(Environment):
-    """A measurement that a manager steps like an environment. Each step doubles the number of random steps taken.
+    """A measurement that a manager steps like an environment. Each step about doubles the number of random steps taken.
 
     An observation is ``[number of random steps, whether the measurement has ended]``. After the end, ``probe`` holds
     the result, and further steps do nothing. The observations show the trainer whether the reset or a step failed, and

@@ -1,6 +1,6 @@
-"""Code that a new Python process of this library runs first. It also kills the process when the trainer dies.
+"""Code that sets up a new Python process of this library, and that kills the process when the trainer dies.
 
-The rule: this module imports only the standard library, and only modules that exist on every system.
+The rule: this module imports only the standard library. It imports no module that only some systems have.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NamedTuple
 LENGTH = struct.Struct("<Q")
 """Length of the pickle that ``run`` reads from standard input."""
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that limit math libraries' threads: 1 in workers, to avoid n_workers × n_cores threads."""
+"""Environment variables that limit math libraries' threads. The default in workers is 1."""
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"
@@ -48,7 +48,7 @@ def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
 
 
 def take_over(inherited: Inheritance) -> None:
-    """Apply ``inherited`` to this process. Call this before NumPy is imported, which reads environment variables."""
+    """Apply ``inherited`` to this process. Libraries that are imported later read the new environment variables."""
     sys.path[:], sys.argv[:] = inherited.path, inherited.argv
     set_environ(inherited.environ)
     import multiprocessing
@@ -88,8 +88,8 @@ def end_group() -> None:
 def run() -> None:
     """Read a function, its arguments and settings from standard input, apply the settings, and call the function.
 
-    Standard input is a pipe whose write end only the trainer holds. A thread waits until the pipe ends, and then kills
-    the process group. The thread needs the GIL, so native code that holds the GIL can outlive the trainer.
+    Standard input is a pipe whose write end only the trainer holds. A thread waits until the pipe ends, and then calls
+    ``end_group``. The thread needs the GIL, so native code that holds the GIL can outlive the trainer.
     """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

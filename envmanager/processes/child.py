@@ -2,7 +2,7 @@
 
 ::
 
-    helper.run ──▶ main: set-up (signals, output, seeds) ──▶ worker(connection, step queue, factory, worker_id)
+    helper.run or boot.run ──▶ main: signals, output, seeds ──▶ worker(connection, step queue, factory, worker_id)
 
     worker ─── step ───▶ environment ─── os.fork() ───▶ the parent continues as the worker
                                              └────────▶ the fork: its connections to the trainer are cut;
@@ -182,7 +182,7 @@ class TrainerConnection:
     # Responses.
 
     def send(self, response: EnvironmentResponse) -> None:
-        """Send a response. A step's arrays are put into shared memory if they fit; other data is sent as a message."""
+        """Send a response, with step arrays in shared memory if they fit. Raises TrainerGone if disconnected."""
         if response.name is _FAILED:
             self._write_message(FAILED_CODE, dumps_failure(response.payload))
             return

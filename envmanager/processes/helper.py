@@ -2,7 +2,7 @@
 
 ::
 
-    trainer ── one socket: requests, each with descriptors ──▶ helper ── fork ──▶ worker, engine, learner
+    trainer ── one socket: requests with descriptors ────────▶ helper ── fork ──▶ worker, engine, learner
        ▲                                                         │
        └──── one socket per process: its pid and pidfd, later its exit code
 
@@ -30,8 +30,8 @@ helper kills the groups itself, and a thread in each worker, which needs the GIL
 
 The rule: the helper runs no user code except imports, and waits for no process that runs any. It opens its own lifeline
 before all others, because the kernel signals from the newest to the oldest, and a helper that is killed first would
-close the others. Only the standard library is imported here, so that the helper starts fast for a program that needs
-only lifelines.
+close the others. This module imports only the standard library and ``boot``, so that the helper starts fast for a
+program that needs only lifelines.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _Child(NamedTuple):
 
 
 def main(requests_fd: int, life_fd: int) -> None:
-    """Run the helper until the trainer dies. In a fork that executes no other program, call ``run``."""
+    """Run the helper until ``serve`` returns. In a fork that executes no other program, call ``run``."""
     atexit.register(_end_fork)  # before all others, so that it runs last
     # A process group suffices to avoid a terminal's signals. With a session, Linux (autogroup) would give half of the
     # cores' time to the trainer and half to all workers, which doubles the duration of a round with eight workers.

@@ -1,10 +1,10 @@
 """Worker output that error messages quote: the end of a log file, and Python's report of a crash in native code.
 
-With ``log_dir`` each generation of a worker has a log file. All workers share one memfd for crash reports, in which
-each worker has a part. So crash reports need no descriptor per worker, never block on a pipe, and outlive the process.
+With ``log_dir`` each generation of a worker has a log file. With the native transport, a manager's workers share one
+memfd for crash reports, in which each has a part. These reports do not block on a pipe, and they outlive the process.
 
-The rule: the trainer opens a log, so that an unusable log is refused before a process starts. No error quotes text that
-was in the log file before the process started.
+The trainer opens a log, so that an unusable log is refused before the worker starts. Errors do not quote text that was
+in the log file before the process started.
 """
 
 from __future__ import annotations

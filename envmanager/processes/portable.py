@@ -7,10 +7,10 @@
       its thread    ── waits for the end of the process
                        and then closes one end of a socket pair
     Channel ◀────────── a socket: COMMANDs and MESSAGEs ──────────────▶ TrainerConnection
-    SharedRows ◀─────── memory of a temporary file ───────────────────▶ SharedRows
+    SharedRows ◀─────── memory of an unnamed file; named on Windows ──▶ SharedRows
 
-Standard input is also the lifeline: it ends when the trainer dies, and a thread in the worker then kills the worker's
-process group. A thread in the trainer writes the call, so a worker that reads slowly, or never, delays no other one.
+Standard input is also the lifeline: it ends when the trainer dies, and a thread in the worker then calls
+``end_group``. A thread in the trainer writes the call, so a worker that reads slowly, or never, delays no other one.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class PortableProcess:
             descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def _await_end(self) -> int | None:
-        """Wait for the process to end, kill its process group, and reap it. Return the exit code; None if unknown."""
+        """Wait for the process to end, reap it and kill its group. Return the exit code; None if unknown."""
         code = None
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):  # the user's code has reaped it

@@ -49,7 +49,7 @@ _DESCRIPTORS_TO_START = 16
 
 @attrs.frozen(kw_only=True)
 class LaunchPlan(WorkerPlan):
-    """The arguments for the start of a worker process, except the pickled factory of its environments."""
+    """The settings for the start of a worker process."""
 
     seed: int
     start_method: str | None

@@ -3,7 +3,7 @@
 The function of a process and its arguments are written to a memfd that the process inherits. So the trainer does not
 block if the process is stopped or ends before it has read them. The module ``helper`` describes how a process starts.
 
-The rule: a program has one helper and one life pipe (see ``helper``). The pipe stays open until the program ends,
+A program has one helper at a time and one life pipe (see ``helper``). The pipe stays open until the program ends,
 because all workers are killed when it closes. A process forked by user code gets its own helper and pipe when needed.
 """
 
@@ -147,7 +147,7 @@ def find_helper() -> Helper:
 
 
 def load(*modules: str) -> None:
-    """Ask the helper to import modules that workers will need. Do not wait for the imports."""
+    """Ask the helper to import modules that workers will need, without waiting for it. Raises HelperGone."""
     find_helper().ask(" ".join([LOAD, *modules]))
 
 

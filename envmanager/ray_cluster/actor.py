@@ -10,9 +10,9 @@
 
 Steps and actions are the bytes of the worker's rows in memory. Values that do not fit into rows are in the pickle.
 
-The rule: the actor is a plain class that does not use Ray, so a test can run it. It never raises: an error of the
-environment, or a result that cannot be pickled, is reported in the answer. So an error from Ray means that the actor
-has ended. A manager unpickles only bytes from its own actors, and an actor only bytes from its manager.
+The rule: the actor is a plain class that does not use Ray, so a test can run it. An error of the environment, or a
+result that cannot be pickled, is reported in the answer and not raised. So the manager treats an error from Ray as the
+end of the actor. A manager unpickles only bytes from its own actors, and an actor only bytes from its manager.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class EnvActor:
         """Number of behaviors in the last specs sent, other than those in the answer to "start"; initially 0."""
 
     def obey(self, command: bytes) -> Any:
-        """Execute a packed command and return the packed answer. An error is reported in the answer, never raised."""
+        """Execute a packed command and return the packed answer. Report an error of the command in the answer."""
         began_ns = time.perf_counter_ns()
         ticket, code, _, flags, _, _ = COMMAND.unpack_from(command)
         if code == WHO_CODE:

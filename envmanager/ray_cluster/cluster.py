@@ -1,7 +1,7 @@
 """Connects to a Ray cluster, creates and kills actors on it, and reports its resources.
 
-The rule: only this module of the package imports Ray, and it uses only Ray's public API. It schedules nothing: Ray
-decides on which nodes the actors run.
+Only this module of the package imports Ray. Ray decides on which nodes the actors run. The option ``placement`` is only
+a preference.
 """
 
 from __future__ import annotations

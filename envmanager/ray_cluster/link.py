@@ -4,8 +4,8 @@
 
     answer, in Ray's thread ── bring ──▶ queue and bell ── drain, in the trainer's thread ──▶ ActorConnection
 
-When an actor ends, its pending call fails. An actor without a pending call is pinged once a second, while the trainer
-receives steps from other actors, so that its end is detected too.
+When an actor ends, its pending call fails. While the trainer collects responses from other actors, an actor
+without a pending call is pinged at most once a second, so that its end is detected too.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class ActorPoller(Poller[ActorLink]):
         self.n_wanted = 1
         """Number of queued steps that wakes the trainer. Each wakeup costs time that Ray's threads need."""
         self.answers_fd, self._bring_fd = descriptors.socket_pair()
-        """The two ends of the bell. ``answers_fd`` becomes readable when enough answers are queued."""
+        """The two ends of the bell. ``answers_fd`` becomes readable when enough steps or another answer are queued."""
         self.epoll.register(self.answers_fd, descriptors.READABLE)
         self._came: deque[tuple[ActorConnection, ActorHandle, Answer | BaseException]] = deque()
         self._lock = threading.Lock()

@@ -70,14 +70,14 @@ class RayEnvManager(EnvManager):
     """A manager of ``n_envs`` environments in ``n_workers`` actors (default: one per environment) on a Ray cluster.
 
     ``n_workers="auto"``: a number that suits the cluster's CPUs and the first environment, whose steps are measured in
-    an actor before the others start. ``envs_per_worker``: replaces ``n_workers``. ``cluster``, or any of its fields
+    an actor before the others start. ``envs_per_worker``: given instead of ``n_workers``. ``cluster``, or its fields
     (``address``, ``resources``, ``placement``, ``runtime_env``): see ClusterOptions. ``worker_env``: environment
-    variables for the actors, in addition to Ray's own. ``log_dir``: passed to the factories in EnvContext; the
-    output of actors is in Ray's logs and in the trainer's output. The other parameters are those of
-    SubprocessEnvManager, except ``local_envs``, ``start_method`` and ``zero_copy``, which are refused.
+    variables for the actors, in addition to Ray's own. ``log_dir``: passed to the factories in EnvContext. The output
+    of actors is in Ray's logs and in the trainer's output. The other parameters are those of
+    SubprocessEnvManager, but ``transport`` is ignored; ``local_envs``, ``start_method`` and ``zero_copy`` are refused.
 
-    The constructor connects this program to the cluster as a driver, unless it is already connected to one. It returns
-    when all workers are ready, within ``timeouts.start_s``. It raises UsageError for invalid options or an unusable
+    The constructor connects this program to the cluster as a driver, unless it is already connected to one. It waits
+    up to ``timeouts.start_s`` until all workers are ready. It raises UsageError for invalid options or an unusable
     factory, and NotPlaced if the cluster has no room. If a worker cannot start, the constructor ends all other workers
     and raises a WorkerError.
     """

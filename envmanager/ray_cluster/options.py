@@ -66,7 +66,7 @@ class ClusterOptions:
     ``address``: as for ``ray.init``, such as "10.0.0.1:6379". With None, Ray uses ``RAY_ADDRESS`` or a cluster on this
     machine, and starts one if there is none. ``resources``: amounts per worker, with the keys ``num_cpus`` (default 1),
     ``num_gpus``, ``memory`` (bytes) and ``custom`` (a mapping). ``placement``: "pack" prefers a node until half of its
-    resources are in use; "spread" uses all nodes evenly; a list names the workers' preferred nodes (id, name, address).
+    resources are in use; "spread" uses many nodes; a list names each worker's preferred node (id, name, address).
     ``runtime_env``: Ray's option, such as packages and files for the workers. ``envs_per_worker``: number of
     environments per worker, given instead of ``n_workers``.
     """
@@ -83,7 +83,7 @@ class ClusterOptions:
     def amounts(self) -> dict[str, float]:
         """Nonzero amounts that a worker requests, keyed by Ray's names: ``CPU``, ``GPU``, ``memory``, and custom names.
 
-        Raises UsageError for unknown names, and for amounts that are negative or not finite numbers.
+        Raises UsageError if ``resources`` is no mapping, a name is unknown, or an amount is not finite and at least 0.
         """
         if self.resources is not None and not isinstance(self.resources, Mapping):
             raise UsageError(f"resources must be a mapping of amounts, not {self.resources!r}.")
@@ -134,7 +134,7 @@ class RayOptions(ProcessOptions):
 
     @property
     def on_cluster(self) -> ClusterOptions:
-        """The ClusterOptions given as ``cluster`` or as separate options. Raises UsageError if both are given."""
+        """The ClusterOptions given as ``cluster`` or as separate options. Raises UsageError for invalid options."""
         names = [field.name for field in attrs.fields(ClusterOptions)]
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.cluster is not None and given:

@@ -6,8 +6,8 @@
     n_envs, n_cpus ─────────────┼── choose ──▶ Placement (n_workers, the reason in a sentence)
     what a call of Ray costs ───┘
 
-A call costs the trainer about fifty times as much as a message to a local process. Cheap environments are therefore
-faster in fewer actors with more environments each, although CPUs stay free.
+A call costs the trainer much more than a message to a local process. Cheap environments are therefore faster
+in fewer actors with more environments each, although CPUs stay free.
 
 Only the environment is measured, in an actor; the cost of a call is a constant.
 """
@@ -41,7 +41,7 @@ def place_on_cluster(
 ) -> Placement:
     """Probe the first environment in an actor. Return and log the placement that suits a cluster of ``n_cpus`` CPUs.
 
-    If the environment ends the probe's actor, choose one actor per environment, or as many as the CPUs allow.
+    One environment is not probed. If the probe fails, choose one actor per environment, or as many as the CPUs allow.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:

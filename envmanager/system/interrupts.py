@@ -1,7 +1,7 @@
 """Deferral of a Ctrl-C until a block of code that must not be interrupted half-way has ended.
 
-Python raises KeyboardInterrupt between any two bytecodes of the main thread, even between reading a response and
-storing it. Blocking the signal in the main thread does not help, because the kernel then delivers it to another thread,
+Python can raise KeyboardInterrupt between most bytecodes of the main thread, even between reading a response and
+storing it. Blocking the signal in the main thread does not help, because the kernel can deliver it to another thread,
 and Python still runs the handler in the main thread. So we install a handler. While a counter is above 0, our handler
 records the interrupt; otherwise it calls the handler that it replaced.
 
@@ -12,13 +12,13 @@ records the interrupt; otherwise it calls the handler that it replaced.
     the last manager closes ── Python's own handler is restored too
 
 Swapping handlers takes longer than the rest of a manager call, so ours stays between calls if it replaced Python's own.
-Any other handler is restored, because its library may check that the handler is installed, as asyncio does.
+Another Python handler is restored, because its library may check that the handler is installed, as asyncio does.
 
 A handler that Python did not install (robot middleware, an application that embeds Python) is not replaced, because
 Python could not restore it. Interrupts are then not deferred; that handler decides what they do.
 
-The rule: ``defer_interrupts`` encloses everything that must be done completely or not at all. Inside such a block,
-``allow_interrupts`` encloses every wait and every call to user code.
+``defer_interrupts`` encloses code that must run completely or not at all. Inside such a block, ``allow_interrupts``
+encloses waits and calls to user code.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ class defer_interrupts:  # noqa: N801  (used like a function)
 class allow_interrupts:  # noqa: N801
     """A context manager inside ``defer_interrupts`` that raises a Ctrl-C at once, even one that was recorded before.
 
-    After the exception, interrupts are deferred again, even if it was raised on entry or exit. So code that catches the
-    exception cannot be interrupted a second time.
+    After the exception, interrupts are deferred again, even if it was raised on entry or exit. So code that catches it
+    inside the ``defer_interrupts`` block is not interrupted a second time.
     """
 
     __slots__ = ("_n_levels",)

@@ -1,6 +1,6 @@
 """Functions for processes, CPU cores and private files, and advice for the user on operating system errors.
 
-The rule: this module needs only the standard library, so that benchmarks can import it in other virtual environments.
+This module needs no third-party library, so that benchmarks can import it in other virtual environments.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 def count_cores() -> int:
     """Return the number of cores that this process and its children may use, rounded up, at least 1.
 
-    The limits are the affinity and, in a container, the CPU quotas of the process's cgroup and of its ancestors, in
-    version 1 or 2 of cgroups.
+    The limits are the affinity and, on Linux, the CPU quotas of the process's cgroup and of its ancestors, in version 1
+    or 2 of cgroups.
     """
     try:
         allowed = len(os.sched_getaffinity(0))
@@ -114,7 +114,7 @@ def count_cores() -> int:
 def _cgroups() -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of its ancestors, which may limit its CPU time.
 
-    Some may not exist, because a container may mount only its own group, under a path that differs from the host's.
+    Some may not exist, as when a container mounts only its own group, under a path that differs from the host's.
     """
     try:
         lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
@@ -154,7 +154,7 @@ _ONLY_OWNER = 0o600
 def open_privately(path: str, flags: int) -> int:
     """Open the file ``path`` with mode 0600 and return the descriptor. Can be the ``opener`` of ``open``.
 
-    Raises OSError if opening fails or ``path`` is a symbolic link. The error's ``strerror`` can be shown to the user.
+    Raises OSError if that fails or, except on Windows, ``path`` is a symbolic link. Users may see its ``strerror``.
     """
     try:
         # O_NONBLOCK, because to open a pipe without a reader must not block.

@@ -6,7 +6,7 @@
         def make_manager(self, env_factory, n_envs, **options):
             return MyManager(env_factory, n_envs, **options)
 
-The tests use public names only, so they also work with managers of other packages.
+The tests use only the public interface of managers, so they also work with managers of other packages.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
 class DataContract(OwnManagers):
-    """Tests of casts and of data that does not fit its spec. Every manager must pass them."""
+    """Tests of casts, of empty spaces, and of data that does not fit its spec. Part of ManagerContract."""
 
     @pytest.mark.parametrize(
         "change",
@@ -74,7 +74,7 @@ class DataContract(OwnManagers):
 
 
 class LateSpecsContract(OwnManagers):
-    """Tests of behaviors that appear after the start, and of casts, for managers that accept all ManagerOptions."""
+    """Tests of late behaviors and of casts, for managers with the options ``restarts`` and ``check_values``."""
 
     # Behaviors that appear late.
 

@@ -1,6 +1,6 @@
 """Fakes for tests: a worker without a process, an environment with scripted steps, and one that echoes its actions.
 
-The rule: fakes keep the contracts of the real classes, so that a test with a fake also holds for the real class.
+The fakes have the methods that a manager needs, so that tests can use them in place of the real classes.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def _perform(entry: Sleep | Raise | Die) -> None:
 
 
 class EchoEnvironment(Environment):
-    """An environment whose steps reveal any mix-up of environments, agents, steps or actions.
+    """An environment whose steps reveal a mix-up of environments, agents, steps or actions.
 
     An observation is ``int64[5]``: env_id, agent, steps since the reset, last action, episode. The reward is the action
     modulo 1000. Episodes of different environments differ in length.

@@ -1,7 +1,7 @@
-"""Assertions that FaultContract makes after every failure of an environment.
+"""Assertions that the tests of FaultContract share.
 
-They check that calls return in time, errors have the right type and name the worker, every step is delivered once and
-matches its action, healthy workers keep their episodes, and ``close()`` always works.
+They check that calls return in time, that errors have the right type and name the worker, that the delivered steps are
+consecutive and match their actions, that healthy workers keep their episodes, and that ``close()`` works.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def is_recycled(info: StepInfo) -> bool:
 class CheckedTrainer:
     """A trainer that steps a manager of EchoEnvironments with actions that never repeat, and checks every step.
 
-    Each worker's steps must be consecutive and have the actions that were sent. Only a StepInfo that reports the loss
-    or the recycling of its worker may truncate an episode. Such StepInfos are appended to ``lost`` or ``recycled``.
+    Each worker's steps must be consecutive and have the actions that were sent. A StepInfo that reports the loss or the
+    recycling of its worker must truncate the episodes that had not ended. It is appended to ``lost`` or ``recycled``.
     Without ``recycling``, no worker may be recycled.
     """
 

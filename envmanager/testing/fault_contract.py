@@ -8,9 +8,9 @@
         def make_manager(self, env_factory, n_envs, **options):
             return MyManager(env_factory, n_envs, **options)
 
-The case numbers in the names of the tests refer to the table in "When things go wrong" in the documentation. Each test
-asserts that the right error is raised, and that the invariants of :mod:`envmanager.testing.fault_checks` hold. Only
-public names are used.
+The case numbers in the names of the tests refer to the table in "When things go wrong" in the documentation. The tests
+assert that the right errors are raised, and that the invariants of :mod:`envmanager.testing.fault_checks` hold. They
+use only the public interface of managers.
 """
 
 from __future__ import annotations

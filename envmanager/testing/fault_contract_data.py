@@ -1,4 +1,4 @@
-"""Tests of cases 30 to 34 of FaultContract: data that does not fit its spec, and large data."""
+"""Tests of cases 30 to 34 of FaultContract: data that does not fit its spec or cannot be pickled, and large data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from envmanager.testing.faults import (
 
 
 class DataFaults(FaultyManagers):
-    """Tests that observations and actions that do not fit their spec raise an error, and that large data arrives."""
+    """Tests that unusable observations, infos and actions raise an error, and that large data arrives."""
 
     large_observation_bytes = 256 << 20
 

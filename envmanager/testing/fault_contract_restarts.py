@@ -1,7 +1,7 @@
 """Tests of cases 14, 17, 18 and 20 to 23 of FaultContract: restarts, recycling and dropping of workers.
 
-Tests with exceptions under ``on_exception="restart"`` run for every kind of manager; tests with deaths or hangs need
-workers that run in separate processes.
+Most tests with exceptions under ``on_exception="restart"`` run for every kind of manager. Tests with deaths or hangs
+need workers that run in separate processes.
 """
 
 from __future__ import annotations

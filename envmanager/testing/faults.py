@@ -8,7 +8,7 @@
 
 A fault is a :class:`Fault`, a ``Sleep``, a ``Raise`` or a ``Die``. The arguments of :class:`FaultyEnvironment` say when
 and where the fault strikes. Before and after the fault the environment behaves like an EchoEnvironment, so that a
-mix-up of environments, steps or actions is detected.
+mix-up of environments, steps or actions can be detected.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Recurse(Fault):
 
 @attrs.frozen
 class HoldGil(Fault):
-    """A fault that sleeps in native code with the GIL held, so that no other thread and no signal handler runs."""
+    """A fault that sleeps in native code with the GIL held, so that no other Python thread or signal handler runs."""
 
     seconds: float = 600
 
@@ -124,7 +124,7 @@ class Stop(Fault):
 
 @attrs.frozen
 class Segfault(Fault):
-    """A fault that reads from address 0. This is a real segmentation fault, which faulthandler reports."""
+    """A fault that reads from address 0. This is a real segmentation fault, which faulthandler can report."""
 
     def strike(self) -> None:
         ctypes.string_at(0)
@@ -199,7 +199,7 @@ class ReadInput(Fault):
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the process-wide state that an environment may change, as picklable values that can be compared."""
+    """Return process-wide state that an environment may change, as picklable values that can be compared."""
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
     return {
         "cwd": os.getcwd(),

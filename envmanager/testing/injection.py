@@ -86,9 +86,9 @@ def chaos(
 ) -> Iterator[ChaosReport]:
     """Send signals of ``kinds`` to workers of ``manager`` during the block, about ``rate`` per second. Yield a report.
 
-    The gaps between signals are exponentially distributed, but longer while no worker may be signaled. ``seed`` fixes
-    the gaps and the kinds. Each generation has at most one fault. A pause lasts ``pause_s`` seconds, which must be well
-    below the manager's ``Timeouts.step_s``. After the block, step until ``manager.stats().restarts`` counts all faults.
+    The gaps between signals are exponentially distributed, but longer while no worker may be signaled. Random
+    choices depend on ``seed``. Each generation has at most one fault. A pause lasts ``pause_s`` seconds, which must be
+    well below the manager's ``Timeouts.step_s``. Afterwards, step until ``manager.stats().restarts`` counts all faults.
     Raises UsageError for bad arguments and for workers in this process. Works only on Linux.
     """
     unknown = set(kinds) - set(get_args(Kind))

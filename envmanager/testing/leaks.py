@@ -1,6 +1,6 @@
 """Leak detection for tests: processes (including orphans), file descriptors, threads and shared memory.
 
-The rule: checks compare reports of the kernel and of Python, not this library's own records. On macOS orphans,
+The checks compare reports of the kernel and of Python, not this library's own records. On macOS orphans,
 descriptors and shared memory are not checked. On Windows only threads are checked.
 """
 

@@ -1,7 +1,7 @@
 """Action distributions, parametrized by a network's outputs, and conversion of raw (sampled) actions for environments.
 
-The rule: log-probabilities refer to the *raw* action. The environment receives the raw action shifted, scaled and
-clipped to the bounds of the spec.
+Log-probabilities refer to the *raw* action. For the environment, raw integers are shifted by the lower bounds of the
+spec, and raw floats are scaled and clipped to its bounds.
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@
     add ────── StepInfos, through a pipe ──────────▶ add, update
         └───── counts of steps and of updates ──────▶ neither side may run too far ahead
 
-The rule: both sides keep the ratio of updates to steps. The learner waits until it has enough steps for its next
-update; this process waits while the learner is more than ``max_ahead`` steps behind. The learner ignores SIGINT
-(Ctrl-C) and SIGTERM. This process handles both signals, and may need the learner's state for a last checkpoint.
-Every wait for the learner has a timeout. When this process ends, the learner ends too. Over the portable transport,
-used on systems other than Linux, the learner may end later, when its native code releases the GIL.
+The learner waits until it has enough steps for its next update. This process waits while the learner is more than
+``max_ahead`` steps behind. The learner ignores SIGINT (Ctrl-C) and SIGTERM, because this process may need the learner's
+state for a last checkpoint. Unless ``learner_timeout_s`` is infinite, waits for the learner have a timeout. When this
+process ends, the learner ends too. Over the portable transport, the default on systems other than Linux, the learner
+may end later, when its native code releases the GIL.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ class Apart(Trainer):
     The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make()``
     is called in both processes and returns the trainer, whose attribute ``model`` must be the same network in both.
     ``max_ahead``: number of agent steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``:
-    seconds that this process waits for a response before it kills the learner; ``math.inf`` for no limit. Call
-    ``close()``, or use the trainer as a context manager. Raises UsageError for invalid options and for a trainer that
-    cannot learn like this. Methods raise LearnerFailed once the learner has failed.
+    seconds without a sign of life (at least 120 during the start) after which the learner is killed; ``math.inf`` for
+    no limit. Call ``close()``, or use the trainer as a context manager. Raises UsageError for invalid options and for a
+    trainer that cannot learn like this. Methods that need the learner raise LearnerFailed once it has failed.
     """
 
     learns_while_playing = True

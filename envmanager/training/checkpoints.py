@@ -1,16 +1,16 @@
-"""Checkpoints: folders with everything that a training run needs to resume. Each is complete or does not exist.
+"""Checkpoints: folders with the data that a training run needs to resume.
 
 ::
 
     run/checkpoints/latest                   name of the newest checkpoint
     run/checkpoints/best                     name of the best checkpoint by evaluation, and its mean return
-    run/checkpoints/000102400/state.json     JSON data: counts, options, states of random generators
-                             /trainer-agent.safetensors    the arrays of the trainer of the behavior "agent"
+    run/checkpoints/000000102400/state.json  JSON data, such as counts and the training's options
+                                /trainer-agent.safetensors    the arrays of the trainer of the behavior "agent"
+                                /controller.safetensors       the states of PyTorch's random generators
 
-The rule: a checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best``
-refers to it; older checkpoints are removed only after that. Only checkpoints named by ``save`` are removed, and in each
-only the files listed in its ``state.json``. ``state.json`` is written first, so unfinished checkpoints can be removed
-too. ``load`` checks the content of ``state.json``, except each trainer's part.
+A checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best`` refers to it.
+Older checkpoints are removed after that. Only checkpoints named by ``save`` are removed, finished or not, and in each
+only ``state.json`` and the files that it lists. ``load`` checks ``state.json``, except each trainer's part.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class TrainingState:
 
 @attrs.frozen(kw_only=True)
 class Checkpoint:
-    """The content of a checkpoint: everything that a training run needs to resume.
+    """The content of a checkpoint: the data that a training run needs to resume.
 
     ``trainers``: results of ``Trainer.state``, by behavior. ``generators``: states of PyTorch's random generators.
-    ``run``: id of the training, the same in all its checkpoints.
+    ``run``: id of the training run, the same in all its checkpoints.
     """
 
     training: TrainingState
@@ -90,7 +90,7 @@ class Checkpoint:
 class ArrayFile(Mapping[str, np.ndarray]):
     """The arrays in a safetensors file, by name. Each array is read from disk only when it is accessed.
 
-    An open file stays readable after it is deleted. Raises OSError or SafetensorError if the file cannot be read.
+    An open file stays readable after it is deleted. Raises OSError or SafetensorError if the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,8 +124,8 @@ class _StateFile:
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     """Write ``checkpoint``, make it the latest, remove older checkpoints of the same run, and return the new folder.
 
-    The last ``keep`` checkpoints and the best one are kept. Unfinished checkpoints of the run are removed. If writing
-    fails, NotWritten is raised and no older checkpoint is removed.
+    The last ``keep`` checkpoints and the best one are kept. Unfinished checkpoints of the run are removed, if possible.
+    If writing fails, NotWritten is raised and no older checkpoint is removed.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
@@ -190,7 +190,7 @@ def mark_best(path: Path, mean: float) -> None:
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
-    """Return the mean that ``mark_best`` recorded for this run's best checkpoint, or None if it cannot be read."""
+    """Return the mean that ``mark_best`` recorded for this run's best checkpoint, or None if none can be read."""
     path = named(directory / BEST)
     if path is None or path not in _of_run(directory, run):
         return None

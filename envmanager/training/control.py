@@ -6,8 +6,8 @@
     frozen = ["target"]       # these behaviors act greedily and do not learn, all others learn; [] freezes none
     checkpoint = true         # write a checkpoint now, once per change of this file
 
-The rule: each version of the file is applied once, as a whole or not at all. A mistake in the file is logged once, and
-the training continues unchanged.
+The rule: a version of the file is applied at most once, as a whole or not at all. A mistake in the file is logged once,
+and the training continues unchanged.
 """
 
 from __future__ import annotations

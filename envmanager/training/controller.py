@@ -6,8 +6,8 @@
           ▲                                                                                     │
           └──────────────────── acts from the next step on ─────────────────────────────────────┘
 
-The rule: an update waits while it would make any step in flight more than ``max_policy_lag`` versions old; meanwhile
-the trainer collects steps. No step is discarded for its age. Trainers are frozen and unfrozen only between two steps.
+The rule: an update waits while it would make any step in flight more than ``max_policy_lag`` versions old. Meanwhile
+the trainer collects steps. No step is discarded for its age. Trainers are frozen and unfrozen between two steps.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class TrainerController:
     Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for.
     ``max_policy_lag`` is the maximum age, in policy versions, of a step that a trainer learns from. With 0 each update
     waits for all steps in flight. None uses each trainer's default. ``rounds`` says which behaviors learn in which
-    round; without it all unfrozen behaviors learn. ``on_update`` is called after each update, and ``on_change`` when a
-    behavior is frozen or unfrozen. ``step`` and ``train`` raise the manager's exceptions, such as for a failed worker.
+    round; without it all unfrozen behaviors learn. ``on_update`` is called after each update, and ``on_change`` after
+    changes of the frozen or learning behaviors. ``step`` and ``train`` also raise the manager's exceptions.
     """
 
     def __init__(

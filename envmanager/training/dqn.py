@@ -5,7 +5,7 @@
 
     StepStore (each observation once) ── Replay: drawn rows and the n steps after each ──▶ batches ──▶ new version
 
-The rule: the replay holds steps in the order of arrival; each row has a link to the next row of the same agent.
+The replay holds steps in the order of arrival. Each row has a link to the next row of the same agent, if there is one.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class BestAction(nn.Module):
 
 
 class DQN(OffPolicyTrainer):
-    """A deep Q-learning trainer, for behaviors with one discrete action and any observations."""
+    """A deep Q-learning trainer, for behaviors with one discrete action and numeric observations."""
 
     options: DQNOptions
     model: QNetwork

@@ -109,7 +109,7 @@ def read(path: Path) -> list[EpisodeEnd]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and was not written by an EpisodeLog. True for any symbolic link."""
+    """Return whether ``path`` exists and is not a file of an EpisodeLog. True for any symbolic link."""
     return csv_files.is_of_others(path, _COLUMNS)
 
 

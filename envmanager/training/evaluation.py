@@ -1,7 +1,7 @@
 """Evaluation of policies over a fixed number of episodes, which is divided among the environments in advance.
 
-Counting whichever episodes end first would favour short episodes. Instead, each environment plays a fixed number of
-episodes, and every episode counts, however long it takes.
+Counting whichever episodes end first would favour short episodes. Instead, a fixed number of episodes is counted in
+each environment, however long they take.
 """
 
 from __future__ import annotations

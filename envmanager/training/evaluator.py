@@ -6,7 +6,7 @@
     evaluator's manager                                 │ 20 episodes │
 
 The rule: an evaluation does not affect the training. The training's environments, their episodes, the steps in flight
-and PyTorch's random generators are unchanged afterwards.
+and PyTorch's random generators (CPU and CUDA) are unchanged afterwards.
 """
 
 from __future__ import annotations

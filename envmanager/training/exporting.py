@@ -83,10 +83,10 @@ def export_policy(
 
     ``to`` is ``"onnx"`` or ``"torchscript"``, ``observations`` is a tree of arrays ``[n, …]``, and ``opset`` is the
     version of the ONNX operator set, 11 to 20. The file's inputs are the leaves of an observation in the order of the
-    spec, named ``obs``, or ``obs_KEY`` if there are several. Its outputs are the leaves of an action, named
+    spec, named ``obs``, or ``obs_KEY`` for a leaf under a key. Its outputs are the leaves of an action, named
     ``action`` or ``action_KEY``. The first axis of each input and output is the batch, of any size.
 
-    Raises UsageError if the trainer does not support export, MissingExtra if a library for the format is missing,
+    Raises UsageError for an unknown format or opset or a trainer without export, MissingExtra if a library is missing,
     ExportFailed if the export fails or acts differently, and NotWritten if ``file`` cannot be written.
     """
     check_format(to, opset)
@@ -204,7 +204,7 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Trace ``module`` and return ONNX bytes. PyTorch's newer exporter needs more libraries and a fixed batch size."""
+    """Trace ``module`` and return ONNX bytes."""
     import onnx
 
     buffer = io.BytesIO()
@@ -262,7 +262,7 @@ def _run_torchscript(written: bytes) -> Run:
 
 
 def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
-    """Raise ExportFailed if ``run`` acts differently from ``policy``. Return the number of observations compared."""
+    """Raise ExportFailed if ``run`` fails or acts unlike ``policy``. Return the number of observations compared."""
     n = len(leaves(observations)[0])
     ends = [0, *(end for end in (1, 3, 10) if end < n), n]
     for start, end in itertools.pairwise(ends):

@@ -1,4 +1,4 @@
-"""Metrics of a training run, written for each behavior at most every ``EVERY_S`` seconds, and with each checkpoint.
+"""Metrics of a training run. Figures of updates are written about every ``EVERY_S`` seconds and at each checkpoint.
 
 ::
 
@@ -7,8 +7,8 @@
     default/frozen           0 or 1                                      training/steps_per_s
     return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
 
-Each behavior has a timer of its own. Behaviors that learn together are updated at the same moment, so a shared timer
-would omit all but one of them.
+Each behavior has a timer of its own. Behaviors that learn together are updated at nearly the same moment, so a shared
+timer would omit most of them.
 
 The rule: a writer that fails is removed with a warning, and the training continues.
 """
@@ -64,7 +64,7 @@ class Figures:
             self._try(name, lambda writer: writer.close())
 
     def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
-        """Add writers by name. They receive all later metrics and are closed when the context ends."""
+        """Add writers by name. They receive later metrics and are closed when the context ends."""
         self._writers.update(writers)
 
     def started(self, controller: TrainerController) -> None:

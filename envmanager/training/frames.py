@@ -1,12 +1,12 @@
-"""Storage for stacks of frames that keeps shared frames once, so that stacks of four take a quarter of the memory.
+"""Storage for stacks of frames that keeps shared frames once. Stacks of four then take about a quarter of the memory.
 
 ::
 
     row 7   frames 12 13 14 15          frames   … │ 12 │ 13 │ 14 │ 15 │ 16 │ …   overwritten oldest first
     row 8   frames 13 14 15 16
 
-The rule: a frame that equals one of the last ``WINDOW`` frames, in any stack, is not stored again. So no new row uses
-a frame older than this window, and each row keeps all its frames until ``capacity`` newer frames have been stored.
+A frame that is known to equal one of the last ``WINDOW`` frames, in any stack, is not stored again. Older frames are
+not used for a new row, so each row keeps all its frames until at least ``capacity`` newer frames have been stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FrameStacks:
     """A store of ``capacity`` stacks of k frames that supports ``stacks[places]`` and ``stacks[places] = values``.
 
     It has room for one new frame per row. If rows add more frames, as the first row of an episode does, frames of the
-    oldest rows are overwritten although the rows remain. ``first_whole`` returns the first row with all its frames.
+    oldest rows can be overwritten although the rows remain. ``first_whole`` returns the first row after these.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, capacity: int) -> None:
@@ -47,7 +47,7 @@ class FrameStacks:
             self._numbers[place] = [self._number(frame) for frame in stack]
 
     def first_whole(self, first: int, n_rows: int) -> int:
-        """Return the first row, from ``first`` on, whose frames are all stored, or ``n_rows`` if there is none."""
+        """Return the first row from ``first`` on whose frames are surely all stored, or ``n_rows`` if there is none."""
         overwritten = self._n_frames - len(self._frames)
         while first < n_rows and self._n_before[first % len(self._n_before)] - self._window < overwritten:
             first += 1

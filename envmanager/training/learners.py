@@ -3,7 +3,7 @@
 ::
 
     frozen, or not in this round ──▶ its greedy policy acts; the trainer gets no steps
-    learning                     ──▶ its own policy acts; the trainer gets every step that this policy chose
+    learning                     ──▶ its own policy acts; the trainer gets the steps that this policy chose
 
 The rule: a trainer receives a step only if its own policy chose the actions, and only after the trainer has received
 the observations for which they were chosen. So an unfrozen trainer begins new sequences of steps, as after a reset. It
@@ -27,7 +27,7 @@ from envmanager.training.rounds import RoundCount, unknown_behavior
 from envmanager.training.trainer import Trainer
 
 KEPT = 1000
-"""Number of latest changes kept in memory. The log has all changes."""
+"""Number of latest changes kept in memory."""
 _NOTHING: Mapping[str, int] = {}
 _logger = logging.getLogger("envmanager")
 

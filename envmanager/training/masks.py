@@ -4,8 +4,8 @@
 
     {"observation": …, "action_mask": [1, 0, 1]}     network ── logits ──▶ [0.3, forbidden, -1.2] ──▶ draw, likeliest, …
 
-The rule: a mask is not an input of the network. It is applied to the network's outputs, so that no policy can choose a
-forbidden action.
+The rule: unless the option ``action_mask`` is false, a mask is applied to the network's outputs and is not an input of
+the network, so that no policy chooses a forbidden action.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ActionMask:
     """The action mask in a behavior's observations. ``place`` is the index of its leaf, or None if no mask applies.
 
     A mask is an array under the key ``action_mask`` at the top level of a dict observation. Zeros forbid a choice.
-    ``counts`` has the number of choices for each integer in the action. Raises UsageError unless the mask is one row
-    with an entry for each choice, and the observation has other leaves.
+    ``counts`` has the number of choices for each integer in the action. Raises UsageError for a mask that is not one
+    row of numbers with an entry for each choice, and for an observation without other leaves.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, counts: Sequence[int], *, enabled: bool = True) -> None:

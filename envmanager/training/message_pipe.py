@@ -4,8 +4,8 @@
 
     send(message) ── queue ── exchange ──▶ socket ──▶ exchange ── inbox ──▶ receive()
 
-The rule: only ``exchange`` blocks, for ``timeout_s`` at most. An interrupted call neither splits nor loses a message:
-unsent bytes stay queued, and bytes that were read are kept.
+The rule: only ``exchange`` waits, for ``timeout_s`` at most. An interrupted call splits no message: unsent bytes stay
+queued, and bytes that were read are kept.
 """
 
 from __future__ import annotations

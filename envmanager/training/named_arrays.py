@@ -20,7 +20,7 @@ def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 def copy_into(place: np.ndarray, arrays: Mapping[str, np.ndarray], name: str) -> None:
-    """Copy ``arrays[name]`` into ``place``. Raises ValueError if they differ in shape or in the kind of their dtype."""
+    """Copy ``arrays[name]`` into ``place``. Raises KeyError if missing, ValueError if shape or kind of dtype differ."""
     array = arrays[name]
     if array.shape != place.shape or array.dtype.kind != place.dtype.kind:
         raise ValueError(f"{name} should be {describe_value(place)}, but is {describe_value(array)}")

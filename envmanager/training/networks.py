@@ -30,9 +30,9 @@ _MOST_ONE_HOT = 1000
 class Encoder(nn.Module):
     """A network that maps a tree of observations to features ``[n, n_features]``.
 
-    Images go through ``CONVOLUTIONS[convolutions]``. Integers with few possible values become one-hot. Other leaves are
-    flattened and, with ``normalize``, normalized by a running mean and standard deviation.
-    ``unseen`` is the index of a leaf to ignore.
+    Images go through ``CONVOLUTIONS[convolutions]``. Scalars and vectors of integers other than uint8 become one-hot if
+    they have at most 1,000 possible values. Other leaves are flattened and, with ``normalize``, normalized by a running
+    mean and standard deviation. ``unseen`` is the index of a leaf to ignore.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Encoder(nn.Module):
 
 
 def to_tensor(array: np.ndarray, device: torch.device, *, pinned: bool = True) -> Tensor:
-    """Convert an array to a tensor on ``device``, via pinned memory if ``pinned``. uint16/32/64 become int64."""
+    """Convert an array to a tensor. Copies to a GPU use pinned memory if ``pinned``. uint16/32/64 become int64."""
     if array.dtype in (np.uint16, np.uint32, np.uint64):
         array = array.astype(np.int64)
     tensor = torch.from_numpy(np.ascontiguousarray(array))

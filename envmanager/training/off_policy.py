@@ -3,10 +3,10 @@
 ::
 
     add ── StepStore, Replay ── draw ──▶ Batch ── the trainer's _learn ──▶ new version
-                  raw                normalized by all steps so far
+                  raw                rewards normalized, if wanted
 
-The rule: the replay holds raw observations and rewards. They are normalized only after they are drawn, so that old and
-new steps are normalized by the same scale.
+The rule: the replay holds raw observations and rewards. They are normalized only when they are drawn or used, so that
+old and new steps are normalized by the same scale.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class OffPolicyTrainer(Trainer):
 
 @attrs.frozen(kw_only=True)
 class _Facts:
-    """The counters and random state of an off-policy trainer, saved in a checkpoint beside the arrays."""
+    """The part of an off-policy trainer's state that a checkpoint holds beside the arrays."""
 
     version: int = attrs.field(validator=at_least(0))
     n_steps: int = attrs.field(validator=at_least(0))

@@ -1,6 +1,6 @@
 """Conversion of attrs objects to JSON data (``to_plain``) and back (``from_plain``), for files.
 
-The rule: one error lists all invalid keys of a file. Unknown keys are ignored: a later version may have written them.
+One error can list several invalid keys. Unknown keys are ignored, because a later version may have written them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
     tables manager, training, trainers ── TrainingPlan.parse ──▶ TrainingPlan
 
-The rule: a mistake that can be found without an environment raises an error before any environment is made.
+``parse`` reports mistakes in the tables before any environment is made.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TrainingOptions:
     evaluate_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     """Number of agent steps between evaluations in separate environments; None for no evaluations during training."""
     metrics: Any = attrs.field(default=(), converter=parse_metrics)
-    """Metrics writers (tensorboard, csv, wandb, mlflow), as a list of names or as ``{name: options}``."""
+    """Metrics writers (such as tensorboard, csv, wandb, mlflow), as a list of names or as ``{name: options}``."""
     rounds: Rounds | None = None
     """Rounds in which behaviors learn in turn; without rounds all unfrozen behaviors learn at the same time."""
 
@@ -72,7 +72,7 @@ def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str,
 
 @attrs.frozen(kw_only=True)
 class SavedPlan:
-    """The manager's options and the trainers' tables as JSON data, saved in checkpoints for later playback of policies.
+    """The manager's options, except ``NOT_TOLD``, and the trainers' tables as JSON data, as saved in checkpoints.
 
     ``manager`` is None if the environment was not named by a string. ``directory`` is the working directory of the
     training, to which paths in the environment's name are relative.
@@ -104,7 +104,7 @@ class TrainingPlan:
     def parse(
         cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
     ) -> TrainingPlan:
-        """Build a plan from the tables of ``config``. Raises ConfigError for a mistake in a table."""
+        """Build a plan from ``config``. Raises ConfigError for a mistake, UsageError for ``resume`` with ``force``."""
         tables = config.get("training") or {}
         training = structure(TrainingOptions, _without_rounds(tables), where="training")
         of_manager = config.get("manager") or {}
@@ -153,7 +153,7 @@ def _without_rounds(tables: Any) -> Any:
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Build Rounds from ``table``. Raises ConfigError if a trainer sets ``apart`` or a behavior has no trainer."""
+    """Build Rounds. Raises ConfigError for an invalid table, a trainer with ``apart``, or an unknown behavior."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

@@ -5,8 +5,8 @@
     SavedTraining ── policies ──▶ manager of one environment, in this process ── PlayedEpisode ──▶ the caller
                                         └── each reset and step is shown ──▶ a window, or frames
 
-The rule: a frame is rendered right after each reset and step of the environment itself. After a step of the manager it
-would be too late for an episode's last frame, because the manager has already reset the environment.
+The rule: for a video, a frame is rendered right after each reset and step of the environment itself. After a step of
+the manager, an episode's last frame could be lost, because the manager may have reset the environment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FRAMES_PER_S = 30.0
 class PlayedEpisode:
     """A finished episode. ``number`` counts from 0. ``returns`` maps each behavior to the returns of its agents.
 
-    ``frames`` are uint8 images ``[height, width, 3]``, one for the reset and one for each environment step. The list
+    ``frames`` are the images that ``render`` returned, one for the reset and one for each environment step. The list
     is empty in mode WINDOW.
     """
 

@@ -4,8 +4,8 @@
 
     StepStore ── rollout of n rows ──▶ advantages along each agent's rows ──▶ epochs of minibatches ──▶ new version
 
-The rule: a rollout counts rows, whichever agents they belong to. Each agent's rows form a separate chain, so neither
-the number of agents nor the order in which their rows arrive makes a difference.
+A rollout counts rows with an action, whichever agents they belong to. Each agent's rows form a separate chain, so rows
+of several agents may arrive in any order.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class LikeliestAction(nn.Module):
 
 
 class PPO(Trainer):
-    """A proximal policy optimization trainer, for discrete, multi-discrete and continuous actions."""
+    """A proximal policy optimization trainer, for discrete and continuous actions and combinations of them."""
 
     def __init__(
         self,
@@ -351,8 +351,8 @@ def advantages(
 ) -> np.ndarray:
     """Return the generalized advantage of each row (Schulman et al. 2015), as float32[n].
 
-    ``successor[i]`` is the index of the same agent's next row, which is greater than i, or -1 if there is none. A row
-    without an action has the advantage 0; its value estimates the rewards that would have followed.
+    ``successor[i]`` is the index of the same agent's next row, which is greater than i, or -1 if there is none. Rows
+    without an action, and rows that neither terminate nor have a successor, have the advantage 0.
     """
     values, rewards, ends = value.tolist(), reward.tolist(), terminated.tolist()
     has_acted, nexts = acted.tolist(), successor.tolist()

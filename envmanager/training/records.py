@@ -5,7 +5,7 @@
     run/config.json      the config without secrets, with defaults and each behavior's trainer; for `envmanager train`
     run/versions.json    versions of Python, the operating system and every installed package
 
-The rule: each file is complete or absent. The key ``envmanager`` marks a file as written by a training run.
+The key ``envmanager`` marks a file as written by a training run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises UsageError if one exists and no training run wrote it."""
+    """Write ``config.json`` and ``versions.json``. Raises UsageError for files of others, NotWritten for an OSError."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):

@@ -34,11 +34,11 @@ class Drawn(NamedTuple):
 
 
 class Replay:
-    """A buffer of the last ``capacity`` rows, from which batches are drawn.
+    """A buffer of at most the last ``capacity`` rows, from which batches are drawn.
 
     With ``priority_exponent`` rows are drawn by priority (Schaul et al. 2016, proportional), else uniformly. A row can
-    be drawn once the next observation is known or the episode has terminated. Each observation is stored once, in its
-    own dtype; with ``share_frames`` each frame of stacked images is stored once.
+    be drawn once the next observation is known or the episode has terminated. Observations are stored in their own
+    dtype. With ``share_frames``, equal frames of stacked images share their memory.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The full config of a training run, with all defaults, and a comparison of the old and new configs on a resume.
+"""The config of a training run, with defaults, and a comparison of the old and new configs on a resume.
 
-The rule: a changed seed or kind of trainer raises an error before anything is started. Other changes take effect if the
-checkpoint still fits; changes to environments and trainers are logged as a warning.
+The rule: a change of the recorded seed or kind of trainer raises an error before an environment is made. Other changes
+take effect if the checkpoint still fits. Changes to trainers and to what is played are logged as a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OF_RUNNING = frozenset(
 
 
 def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, Any]:
-    """Return the plan's tables as JSON data, with all defaults. ``trainers`` maps each behavior to its trainer."""
+    """Return the plan's tables as JSON data, with defaults but no secrets. ``trainers`` maps behaviors to trainers."""
     of_trainers = {}
     for name, trainer in trainers.items():
         options = getattr(trainer, "options", None)
@@ -61,7 +61,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each environment or trainer option that has changed; [] if ``before`` is None."""
+    """Return a phrase for each changed option of trainers or of what is played; [] if ``before`` is None."""
     if before is None:
         return []
     was_played, is_played = (

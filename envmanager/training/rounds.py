@@ -6,8 +6,8 @@
     round 2  target learns  │ 40 steps of every environment │ update target │
     round 3  hero learns    │ …
 
-The rule: policies change only between two rounds. Within a round, faster environments play more steps than
-slower environments, unless the manager waits for all workers at each step (``wait``).
+The rule: trainers update their policies only between two rounds. Within a round, faster environments can play more
+steps than slower environments, unless the manager waits for all workers at each step (``wait``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display), Figures (metrics)
                                  control.toml ───────────┘   └── checkpoints, evaluation ──▶ TrainingResult
 
-The rule: a training run saves and stops only between two steps of the controller, so checkpoints are consistent.
+Checkpoints are written only between two steps of the controller. ``TrainingRun.stop`` takes effect there too.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "Train
 class TrainingResult:
     """The result of a training run. ``ended`` is ``"done"``, ``"stopped"`` or, if no steps were left, ``"over"``.
 
-    ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: seconds of this
-    run. ``mean_return_of``: mean recent return by behavior; behaviors without a finished episode are absent.
+    ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: seconds until
+    the training ended. ``mean_return_of``: mean recent return by behavior, if the behavior has finished an episode.
     """
 
     ended: str
@@ -165,7 +165,7 @@ class TrainingRun:
         """Train to the end, or until ``stop()``, and return the result.
 
         If a resumed training run has already taken all its steps, nothing is started or written, and ``ended`` is
-        ``"over"``. Raises UsageError if another training runs in the folder, or if files there would be overwritten.
+        ``"over"``. Raises UsageError, for example if another training runs in the folder or has left files there.
         """
         training, directory = self.plan.training, self.plan.directory
         run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)

@@ -4,12 +4,12 @@
 
     run/episodes.csv, run/metrics.csv, run/tensorboard/…
     run/config.json, run/versions.json     config and library versions of the training
-    run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000102400/…
+    run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000000102400/…
     run/control.toml                       written by a person; optional
     run/.training.lock                     locked during a training run; kept afterwards
 
-The rule: a folder holds one training run. Files of an earlier training run are deleted only on request. Files that no
-training run has written are never deleted.
+The rule: a folder holds one training run. ``clear`` deletes the files of earlier training runs, but not files that no
+training run has written. A training run calls ``clear`` only with the option ``force``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FILES: dict[str, Callable[[Path], bool]] = {
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError if ``directory`` is a file, or if a training run there would overwrite files.
+    """Raise UsageError if ``directory`` is a file, or has files of others under names that a training run uses.
 
-    Files of an earlier training run are accepted if ``resume`` or ``force`` is true.
+    Checkpoints and episodes of an earlier training run raise it too, unless ``resume`` or ``force`` is true.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder: a training run needs one. Train elsewhere (--dir).")

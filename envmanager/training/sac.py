@@ -1,5 +1,5 @@
 """Soft actor-critic (Haarnoja et al. 2018b): a policy that is also rewarded for its entropy, two critics whose lower
-estimate is used, and a learned temperature that weights the entropy.
+estimate is used, and a learned or fixed temperature that weights the entropy.
 
 ::
 
@@ -9,7 +9,7 @@ estimate is used, and a learned temperature that weights the entropy.
          ├──▶ temperature   towards the value at which the policy has the target entropy
          └──▶ targets   a step of ``tau`` towards the critics (Polyak averages)
 
-The rule: each update uses the old temperature, and updates the actor with the new critics, as in the authors' code.
+Each batch is learned with the temperature from before the batch. The actor is updated after the critics.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Critics(nn.Module):
 
 
 class SACModel(nn.Module):
-    """The actor, the critics and the temperature, all trained by one optimizer."""
+    """The actor, the critics and the temperature, which share one optimizer."""
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()

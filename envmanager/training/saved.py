@@ -5,8 +5,8 @@
     runs/x, or one checkpoint ── find ──▶ SavedTraining ── specs, trainers, weights ──▶ SavedPolicy
                                                └────── options of the manager ────────▶ the same environments
 
-The rule: nothing is written into the training's folder. A checkpoint holds only data, so loading it runs no code
-except that of installed trainers.
+Nothing is written into the training's folder. A checkpoint holds only data, so loading it runs no code except that of
+installed packages.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class SavedPolicy:
     """The greedy policy of one behavior, from a checkpoint.
 
     ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` takes the steps of a manager. ``spec``: specs of
-    the observations and actions. ``n_steps``: number of agent steps before the checkpoint was written. Calls do not
-    depend on earlier calls, unless the trainer's documentation says otherwise.
+    the observations and actions. ``n_steps``: number of agent steps before the checkpoint was written. The policies of
+    this library's trainers keep no memory between calls.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, trainer: Trainer, n_steps: int) -> None:

@@ -4,12 +4,12 @@
 
     row 7   agent 3   obs  action columns  reward  terminated   successor ──▶ row 9   agent 3   obs  (open)
 
-An agent's observation opens a row. The action and its reward close the row when the next step arrives. A row without an
-action holds only an observation, because the episode was truncated, or the next step was lost or is still in
-flight. So every observation is stored once, and steps of different workers cannot mix.
+The observation of an agent that can act opens a row. The action and its reward close the row when the next step
+arrives. A row without an action holds only an observation, for example because the episode was truncated, or because
+the next step was lost or is still in flight. The agent's next observation is stored only in the next row.
 
-The rule: row numbers only grow. The oldest rows are overwritten, unless the store grows. Rows from ``first`` on are
-valid.
+New rows get the next higher row numbers. The oldest rows are overwritten, unless the store grows. Rows from ``first``
+on are valid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class StepStore:
-    """A store of a behavior's last ``capacity`` rows. ``share_frames``: whether to store equal frames only once.
+    """A store of at most ``capacity`` rows of a behavior. ``share_frames``: whether equal frames share their memory.
 
     ``grows``: whether to enlarge ``capacity`` instead of overwriting rows, so that only ``clear`` removes rows.
     ``obs``: a tree of ``[capacity, …]``; ``columns``: the policy's outputs by name, ``[capacity, …]``; ``reward``:
@@ -213,7 +213,7 @@ class StepStore:
         self.capacity = capacity
 
     def state(self) -> dict[str, Any]:
-        """Return all arrays by name, for a checkpoint."""
+        """Return the arrays and counts by name, for a checkpoint."""
         n = min(self.n_rows, self.capacity)
         arrays: dict[str, np.ndarray] = {}
         for index, leaf in enumerate(leaves(self.obs)):

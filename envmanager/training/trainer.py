@@ -64,7 +64,7 @@ class Trainer(ABC):
         """Restore the state that ``state`` returned as ``(arrays, facts)``."""
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        """Restore only the greedy policy from the result of ``state``; the trainer cannot learn afterwards.
+        """Restore the greedy policy from the result of ``state``. The trainer need not be able to learn afterwards.
 
         The default restores everything. An override can save time, because an array is read from disk only on access.
         """

@@ -63,7 +63,7 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
 
 
 def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError if a trainer's table has a mistake that can be found without an environment."""
+    """Raise ConfigError for a mistake in a trainer's table. The options of other packages' trainers are not checked."""
     for behavior, table in tables.items():
         make, options, _, apart = _understood(behavior, table)
         if isinstance(make, functools.partial) and make.func is _make:

@@ -3,10 +3,10 @@
 ::
 
     run/checkpoints/latest ── its plan, its trainers ──▶ greedy policies ──▶ one engine, in real time
-             └── read once a second, between two steps
+             └── read at most once a second, between two steps
 
-The rule: nothing is written into the training's folder. If a newer checkpoint cannot be played, a warning is logged and
-the earlier policies continue to play.
+Nothing is written into the training's folder. If a newer checkpoint cannot be played, a warning is logged and the
+earlier policies continue to play.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Watching:
         self._returns: dict[str, list[float]] = {}
 
     def go(self) -> None:
-        """Play for ``plan.steps`` steps or until the window closes. Raises UsageError if no checkpoint is playable."""
+        """Play for ``plan.steps`` steps or until the window closes. Raises UsageError if the checkpoint is unusable."""
         saved = self._source.first()
         options = manager_options(saved, self._plan)
         self._game = str(options.env)
