@@ -60,7 +60,7 @@ class Plugins(NamedTuple):
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
     """Return a context manager that turns ModuleNotFoundError into MissingExtra, whose text begins with ``what``.
 
-    ``extra``: the extra of ``envmanager`` that installs the library, or None. Other errors are raised unchanged.
+    ``extra``: the extra of ``envmanager`` with the library, or None. Missing modules of ``envmanager`` do not count.
     """
     try:
         yield

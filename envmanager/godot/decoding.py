@@ -1,7 +1,7 @@
 """Converts an engine's answers to responses, and finds numbers that break their spec.
 
-The rule: an answer that breaks the protocol raises ``BadFrame``, and no part of it is returned. EngineLink converts
-the exception to an error of the worker.
+An answer that breaks the protocol raises ``BadFrame``, and no part of it is returned. EngineLink converts the
+exception to an error of the worker. Specs that are too large lead to a failed response instead.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _ENGINE_SEEDS = 2**31
 def engines_may_spin(n_engines: int) -> bool:
     """Return whether engines may spin while they wait, which requires one core per engine and one for the trainer.
 
-    GDScript cannot yield, so an engine that spins needs a core that no other process of this training uses.
+    GDScript cannot yield, so an engine that spins needs a core that neither the trainer nor another engine uses.
     """
     return n_engines < count_cores()
 
@@ -74,7 +74,7 @@ class EngineHost(LinkHost[EngineLink]):
         return game
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start an engine, or listen for a game that the user starts. Return the EngineLink at once."""
+        """Start an engine, or listen for a game that the user starts. Return without waiting for its connection."""
         self.context.calls.require_open("the start of a worker")
         entry, options = self.context.entries[worker_id], self.options
         is_attached = options.engine.attach is not None

@@ -1,7 +1,7 @@
 """The link to an engine: starts it, sends commands as frames, and converts its answers to responses.
 
-Errors that the engine's scripts print become failed responses. Creating a link does not wait for the
-engine, which connects to the lobby when it is ready.
+An error that one of the engine's scripts prints usually becomes a failed response. Creating a link does not wait for
+the engine, which connects to the lobby when it is ready.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MOST_BUSY = 10
 
 @attrs.frozen(kw_only=True)
 class EnginePlan(WorkerPlan):
-    """The parameters with which an EngineLink starts one engine: command line, environment, cores, seed and options."""
+    """The parameters with which an EngineLink starts one engine, or waits for a game that the user starts."""
 
     options: GodotOptions = attrs.field(repr=False)  # may hold secrets, as environ may
     command: Sequence[str]
@@ -67,7 +67,7 @@ class EnginePlan(WorkerPlan):
 class AttachedGame:
     """A stand-in for the process of a game that the user plays in the editor. Only the game's connection is known.
 
-    The rule: no signal is sent to the game. A closed connection, or a call of ``signal``, marks the game as ended.
+    No signal is sent to the game. A closed connection, or a call of ``signal``, marks the game as ended.
     """
 
     pid = None
@@ -105,7 +105,7 @@ class EngineLink(Link):
     channel: EngineChannel
 
     def __init__(self, plan: EnginePlan, events: EventLog, times: WorkerTimes) -> None:
-        """Start the engine, or listen for an attached game. Raises WorkerError if the engine cannot be started."""
+        """Start the engine, or listen for an attached game. Raises WorkerError or UsageError if that fails."""
         options, engine = plan.options, plan.options.engine
         channel = self.channel_class(max_frame_bytes=engine.max_frame_mb << 20)
         super().__init__(plan, channel, events, times)
@@ -222,7 +222,7 @@ class EngineLink(Link):
         return self.decoder.raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
-        """Record a note frame as an event. On a busy frame, restart the timeout of the command with this ``ticket``."""
+        """Record a note frame as an event. Let a busy frame, up to the tenth, restart the timeout of its command."""
         if frame.kind is Kind.NOTE:
             name, data = read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))

@@ -1,10 +1,10 @@
 """The output of an engine: kept for error messages, and searched for script errors.
 
 After a script error, Godot prints the error, returns null and continues. The error is printed before the addon answers
-the request, so an error that is new when an answer arrives belongs to the answered request.
+the request, so an error that is new when an answer arrives is attributed to the answered request.
 
-The rule: the output goes to a file, because a full pipe would block the game. Without a log_dir the file is in memory
-and is truncated when it gets long.
+The output goes to a file, because a full pipe would block the game. Without a log_dir the file is in memory and is
+truncated when it gets long.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     u32 length of the body | u8 kind | u8 0 | u16 0 | u32 ticket | body        all little endian
 
 The rule: a header is checked before memory is allocated for its body. A bad header is refused as soon as its twelve
-bytes have arrived, so no sender can make the trainer buffer more than the limit of the frame's kind.
+bytes are read, so no sender can make the trainer allocate a body beyond the limit of the frame's kind.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MAX_DIGITS = 20
 class BadFrame(Exception):
     """Error raised for bytes that are not a frame of this protocol, or for a body that does not fit its frame's kind.
 
-    ``reason`` is a one-line description. EngineLink reports the error, usually as a ``ProtocolError``.
+    ``reason`` describes what is wrong. EngineLink reports the error, usually as a ``ProtocolError``.
     """
 
     def __init__(self, reason: str) -> None:
@@ -101,7 +101,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 class FrameReader:
     """A parser that receives bytes in pieces of any size and returns frames.
 
-    It can read from a socket without copying large bodies::
+    It can receive most of a large body from a socket directly into the buffer of that body::
 
         n = connection.recv_into(reader.space())
         reader.received(n)

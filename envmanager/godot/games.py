@@ -7,8 +7,8 @@
     "game.x86_64" ── an exported game         │
     "demo:coin_chase" ── copied from here ────┘
 
-The rule: mistakes in a game's name, its files or its engine are reported before the game is started. Installing the
-addon overwrites only the folder ``addons/envmanager`` of a project, and adds its autoload to ``project.godot``.
+A missing game, or a missing engine for it, is reported before the game is started. Installing the addon changes the
+folder ``addons/envmanager`` of a project, and adds the addon's autoload to ``project.godot``.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Game:
 def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
     """Find the game that ``env`` names and an engine for it. A demo is copied into the folder ``scratch``.
 
-    Raises UsageError if there is no such game or no engine for it, or if ``options.window`` is set but the engine
-    cannot open a window.
+    Raises UsageError if ``env`` names no game, if there is no engine for the game, or if ``options.window`` is set but
+    the engine is a server build, which has no window.
     """
     path = Path(env).expanduser().resolve()
     if env.startswith(_DEMO):
@@ -126,7 +126,7 @@ def _holds(file: Path, text: bytes) -> bool:
 def find_binary(major: int, chosen: str | None = None) -> str:
     """Return the path of an engine of Godot ``major``: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    Candidates are run with ``--version``. Raises UsageError if none has this version, or if ``chosen`` has another.
+    An engine that prints no version is accepted. Raises UsageError if the engine is missing or has another version.
     """
     given = chosen or os.environ.get(VARIABLE)
     where = "engine.binary" if chosen else f"${VARIABLE}"
@@ -270,7 +270,7 @@ def install_addon(project: Path | str) -> Path:
     """Install or update the addon in the folder of a project. Return the addon's folder.
 
     Adds the autoload ``EnvManager`` to ``project.godot`` if it is missing. Raises UsageError if the folder is not
-    a project, or if it has another autoload named ``EnvManager``.
+    a project, or if it has another autoload named ``EnvManager``. Raises NotWritten if a file cannot be written.
     """
     project = Path(project)
     major, file = major_of(project), project / "project.godot"

@@ -1,6 +1,6 @@
 """A listener on the loopback address that accepts the connection of one engine.
 
-The rule: only an engine that sends the token is accepted. The connection of any other program is closed, and the engine
+An engine that the trainer starts must send the token. A connection with any other hello is closed, and the engine
 can still connect after that. A game that is played in the editor has no token, so a lobby that waits for such a game
 accepts any valid hello.
 """

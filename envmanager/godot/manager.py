@@ -36,21 +36,21 @@ _LEAST_ARENAS = 16
 class GodotEnvManager(EnvManager):
     """A manager that runs ``n_envs`` arenas of a Godot game in ``n_workers`` engines (by default one). It needs Linux.
 
-    ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or ``"demo:rolling_ball"``. The game needs
-    this library's addon (``envmanager godot install-addon``). ``n_workers="auto"``: one per core, each with at least 16
-    arenas. ``engine``: how engines are started and driven, an EngineOptions or a mapping of its fields. ``worker_env``:
-    all environment variables of the engines, instead of the trainer's. ``log_dir``: folder for the
-    engines' output, one file per engine. The other parameters are those of SubprocessEnvManager.
+    ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or a demo such as ``"demo:rolling_ball"``.
+    The game needs this library's addon (``envmanager godot install-addon``) or the plugin godot_rl_agents, with which
+    each environment gets its own engine. ``n_workers="auto"``: at most one per core. ``engine``: an EngineOptions or a
+    mapping of its fields. ``worker_env``: environment variables of the engines, instead of the trainer's. ``log_dir``:
+    folder for the engines' output. The other parameters mean the same as in SubprocessEnvManager.
 
-    With ``engine.attach`` no engine is started, and ``env`` is only a name: the user plays the game in the editor. The
-    game is one worker. When its connection ends, WorkerDied ("EOF") is raised; a reset waits for a new connection.
+    With ``engine.attach`` no engine is started, and ``env`` need not exist. The user plays the game in the editor. The
+    game is one worker. When its connection ends, WorkerDied ("EOF") is raised, and a reset waits for a new connection.
 
     All arenas of an engine step together, so ``send`` needs actions for all of them. Reset options, ``parameters`` and
-    the arguments of ``call`` and ``set_attr`` must be JSON values. An error in a script raises EnvRaised with the file
-    and line. A frame that breaks the protocol raises ProtocolError, and the engine is replaced.
+    the arguments of ``call`` and ``set_attr`` must be JSON values. An error in a script raises EnvRaised, usually with
+    the file and line. A frame that breaks the protocol raises ProtocolError.
 
-    The constructor returns when all engines are ready, within ``timeouts.start_s``. It raises UsageError if the game
-    or an engine for the game is not found. If an engine cannot start, the others are stopped and WorkerError is raised.
+    The constructor waits until all engines are ready, at most ``timeouts.start_s``. It raises UsageError if the game or
+    an engine for the game is not found. If an engine cannot start, the others are stopped and WorkerError is raised.
     """
 
     @takes(GodotOptions)

@@ -1,8 +1,8 @@
 """Functions that build the JSON bodies of frames to an engine, and parse the JSON bodies of frames from an engine.
 
-The rule: this module checks every body that it parses, so the decoder of steps can rely on unique names and on sizes
-that do not overflow. A missing or wrong value raises ``BadFrame``. An unknown key is ignored, so that a later minor
-version may add keys.
+This module checks the bodies that it parses, so the decoder of steps can rely on unique names and on sizes that do not
+overflow. A wrong value, or a missing required value, raises ``BadFrame``. An unknown key is ignored, so that a later
+minor version may add keys.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class EngineSpecs:
 
 @attrs.frozen
 class Hello:
-    """An engine's first message. ``protocol`` is (major, minor). ``ticks_per_second`` is 0 for an unsupported major."""
+    """An engine's first message. ``protocol`` is (major, minor). ``ticks_per_second`` is 0 if unknown."""
 
     protocol: tuple[int, int]
     token: str

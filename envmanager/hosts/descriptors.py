@@ -1,8 +1,7 @@
 """Functions to create, register, wait for and close the library's file descriptors.
 
-The rule: every descriptor that the library opens in the trainer is registered. In a child that the user's code forks,
-all of them are closed, so that the child can neither keep workers alive nor stop them. No registered descriptor has the
-number of a standard stream (0, 1 or 2).
+In a child that the user's code forks, all registered descriptors are closed, so that the child can neither keep workers
+alive nor stop them.
 """
 
 from __future__ import annotations

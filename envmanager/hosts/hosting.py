@@ -1,6 +1,6 @@
 """Functions that make a worker's environments and carry out commands, in the worker's process or in the trainer's.
 
-The table COMMANDS maps each command except "close" to a function, which uses neither pipes nor shared memory.
+The table COMMANDS maps commands to the functions that carry them out. The command "close" is not in the table.
 """
 
 from __future__ import annotations

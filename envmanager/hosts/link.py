@@ -2,15 +2,15 @@
 
 ::
 
-    STARTING ── first response ──▶ RUNNING ── close ──▶ CLOSING ──▶ GONE
-        └────────── died, timed out, killed ────────────────────────▶ GONE
+    STARTING ── first success ──▶ RUNNING          STARTING, RUNNING ── close ──▶ CLOSING
+    STARTING, RUNNING, CLOSING ── died, timed out, killed ──▶ GONE
 
-A ``Link`` drives a Python process, an engine, an actor, or a process on another machine. Links differ in the
-``channel``, which carries messages; in the ``process``, which reports or forces the worker's end; and in ``encode`` and
-the ``decoder``, which turn commands into messages and messages into responses.
+A ``Link`` drives a Python process, an engine, or a Ray actor, which may be on another machine. Links differ mainly in
+the ``channel``, which carries messages, in the ``process``, which reports or forces the worker's end, and in ``encode``
+and the ``decoder``, which turn commands into messages and messages into responses.
 
 Commands and responses are matched by ticket. A response to an older command is discarded and logged, so no response is
-paired with the wrong command after an interrupt or timeout. A worker's end is reported once, by ``recv`` or the poller.
+paired with the wrong command after an interrupt. A worker's end is reported by ``recv`` or by the poller.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class ResponseDecoder(Protocol):
 class Link:
     """The manager's side of one worker outside this process. It sends commands and receives responses.
 
-    A poller waits for the responses to steps. Set ``process`` and ``decoder`` after construction. A subclass may
-    override ``encode``, ``step_response``, ``have_started_again`` and ``output_tail``.
+    A poller waits for the responses to steps, and for replacements. Set ``process`` and ``decoder`` after construction.
+    Subclasses override methods such as ``encode`` and ``output_tail``.
     """
 
     FAILED: ClassVar[int] = FAILED_CODE
@@ -305,7 +305,7 @@ class Link:
             self.alarm.at = due_at
 
     def await_nothing(self) -> None:
-        """Stop awaiting a response through the poller. Responses that arrive afterwards are discarded as late."""
+        """Stop awaiting a response through the poller. A step's response that arrives afterwards is discarded."""
         self.awaited, self.due_at, self.step_ticket = None, math.inf, 0
 
     # The end.

@@ -4,8 +4,8 @@
 
     launch ── start ──▶ process        await_start ◀── specs
 
-The rule: the host sends "start" only to workers that it has launched. It uses the members of a Link only if a worker is
-a Link, so that tests can replace workers with fakes.
+LinkHost checks whether a worker is a Link before it uses the members of a Link, so that tests can replace workers with
+fakes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Resources(Generic[AnyLink]):
     def close(self) -> None:
         """Stop the workers and release all resources. Workers that do not exit on request get SIGTERM, then SIGKILL.
 
-        An interrupt ends the wait of up to ``close_s`` seconds. Does nothing in a process forked from the trainer.
+        An interrupt ends the wait of up to ``close_s`` seconds. Has no effect in a process forked from the trainer.
         """
         if os.getpid() != self._owner_pid or self._closed:
             return  # the workers do not belong to a forked copy of the trainer

@@ -1,10 +1,10 @@
 """A worker in the trainer's own process, the buffers for its environments, and the step queue of its responses.
 
-Arrays that an environment reuses are copied. Otherwise environments write into LentBuffers, or into three buffers in
-rotation, whose views stay valid for a while (zero_copy or shared memory).
+Large observations may be lent to the trainer without a copy. With zero_copy or shared memory, environments may write
+into buffers in rotation, whose views stay valid for a while.
 
-The rule: the worker steps when its response is requested, or when another command follows. So the same calls raise
-exceptions as with worker processes. No array is written while the trainer may still read it.
+The worker steps when its response is requested, or when a command other than a reset follows. So an exception in a step
+is not raised by the call that sends the actions.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class LocalWorker:
     def take_step(self) -> Sequence[EnvironmentResponse]:
         """Carry out the pending step, unless ``send`` has done so. Return ``(response,)``, or ``()`` without a step.
 
-        If an interrupt cut the step short in an earlier call, the response is a failure; a reset must follow.
+        If an interrupt cut the step short in an earlier call, the response is a failure.
         """
         if self._stepped is None:
             if self._step is None:
@@ -253,7 +253,7 @@ class LocalWorker:
 
 
 class LocalStepQueue(ResponseSource):
-    """The step queue of a manager with a local worker. Responses of worker processes, if there are any, come first.
+    """The step queue of a manager with a local worker. Responses of worker processes usually come first.
 
     ``workers`` is the manager's own list of workers. The local worker, or its replacement, is at index ``worker_id``.
     """
@@ -278,7 +278,7 @@ class LocalStepQueue(ResponseSource):
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """Return ready responses, if any. Else step the local worker; if it has no step, wait for worker processes.
 
-        With neither worker processes nor a step, the local worker is about to be replaced: sleep ``timeout`` seconds.
+        With neither worker processes nor a step, sleep ``timeout`` seconds, because the local worker will be replaced.
         """
         if self._others is not None:
             return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)

@@ -5,8 +5,8 @@
     one epoll: the bell (to wake it), a host's own descriptors, every worker's pidfd, every worker's connection
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
-A retired worker is watched until it has ended. The end of any other worker is reported once, as a "failed" response.
-Messages are read before a death or a timeout is reported, so that a worker's last response is not lost.
+A retired worker is watched until it has ended. The end of another worker becomes a "failed" response, unless ``recv``
+has reported it. Messages are read before a death or a timeout is reported, so that no last response is lost.
 """
 
 from __future__ import annotations

@@ -11,16 +11,16 @@
     trainer's actions ── write_actions ──▶ the block ── read_payload ──▶ the worker's environments
      trainer's steps  ◀── full, read ───── the block ◀── put ────────────── the environments' steps
 
-The workers of one machine share one block, a memfd. It has no name, so no other program can open it and no file is left
-behind. It is allocated before it is used, so that a lack of memory raises an error instead of a SIGBUS later. A worker
-on another machine and its manager each have a block of the same size, and send parts of the block as bytes.
+The worker processes of one manager share one block. Except on Windows it has no name, so no file is left behind, and it
+is allocated before it is used, so that a lack of memory raises an error instead of a SIGBUS later. A Ray worker and its
+manager each have a block of the same size, and send parts of the block as bytes.
 
 The rows of a worker are adjacent, so its step is a slice. A full batch is one view if all workers use the same slot.
 With ``zero_copy`` there are three slots: for the step delivered last, the step before it, and the step being written.
 Otherwise one slot is enough, because a step is copied before the next command is sent to the worker.
 
-The rule: manager and workers lay the same arrays over the same bytes, because BlockLayout determines them. Environments
-of one agent each write directly into their rows. The steps of other environments are copied into the block if they fit.
+Manager and workers lay the same arrays over the same bytes, because both derive them from a BlockLayout. Environments
+of one agent each may write directly into their rows. Other steps are copied into the block if they fit.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class BlockLayout:
 
 
 class Block:
-    """The arrays of a layout over ``memory``, a writable buffer. Without a buffer, only ``size_bytes`` is usable."""
+    """The arrays of a layout over ``memory``, a writable buffer. Without a buffer, only the sizes are usable."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
@@ -180,8 +180,8 @@ def map_memory(fd: int | str, size_bytes: int) -> Any:
 
     On Windows ``fd`` is a name, and the memory exists as long as a process has it mapped. Raises UsageError on failure.
 
-    Calls the C library's mmap, because ``make_private`` needs the address. Also, Python's own mmap (up to 3.12) keeps a
-    descriptor open as long as the trainer holds a zero-copy array, or the traceback of an error.
+    Elsewhere the C library's mmap is called, because ``make_private`` needs the address. Python's mmap (up to 3.12)
+    keeps a descriptor open as long as the trainer holds a zero-copy array, or the traceback of an error.
     """
     if isinstance(fd, str):
         try:

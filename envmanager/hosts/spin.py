@@ -4,8 +4,8 @@ Waking a sleeping core takes tens of microseconds; polling after ``sched_yield``
 next wait spins first; after a long wait, it sleeps at once. If another program keeps the core for long after a yield,
 the next ``REST`` waits sleep at once.
 
-The rule: a spin always yields and is bounded, so it never keeps a core from others, and waits on slow environments cost
-hardly any CPU time. With many workers no wait spins, because a spin would take a core that a worker needs.
+A spin always yields and is bounded, so it keeps a core from other programs only briefly, and waits on slow environments
+cost hardly any CPU time. With many workers no wait spins, because a spin would take a core that a worker needs.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@
     connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
-The rule: a record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. Processes share no lock. So
-the step pipe stays usable if a worker is killed at any moment. All other responses are messages through the worker's
-own connection (a socket pair), where half a message affects no other worker. Every response repeats the ticket of the
-command.
+A record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. The step pipe has no lock, so it stays
+usable if a worker is killed at any moment. All other responses are messages through the worker's own connection (a
+socket pair), where half a message affects no other worker. Every response repeats the ticket of the command.
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.
 def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
     """Return an EnvManagerError that reports ``error``, which was raised by code in a worker.
 
-    In the phase "start", the library's own errors (no adapter, no such environment) are returned unchanged. Later they
-    are wrapped like other errors, because they come from an environment that uses the library itself.
+    In the phase "start", the library's own errors (no adapter, no such environment) are returned unchanged. Otherwise a
+    violated spec becomes a BadObservation, and any other error becomes an EnvRaised.
     """
     if phase == "start" and isinstance(error, EnvManagerError):
         return error
@@ -215,8 +214,7 @@ class Channel:
         ``deadline`` is in monotonic seconds. If it has passed, the write does not block and may be incomplete.
 
         Also reads messages, because the worker may block on writing them. Another thread may close the channel between
-        any two system calls. A manager's calls defer interrupts, so no interrupt cuts a message short. Interrupts are
-        not deferred while workers start or end, but then an interrupt ends the worker.
+        any two system calls.
         """
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:

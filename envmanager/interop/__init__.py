@@ -50,9 +50,9 @@ def __getattr__(name: str) -> Any:
 def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
     """Return ``manager`` as a Stable-Baselines3 ``VecEnv`` with the same results, seeds and infos as a ``DummyVecEnv``.
 
-    The infos of environments are included if the manager has ``infos=True``; the entries that Stable-Baselines3 adds
-    (``terminal_observation``, ``TimeLimit.truncated``) always are. Raises UsageError for environments with several
-    agents or behaviors, and MissingExtra if Stable-Baselines3 is not installed.
+    The infos of environments are included if the manager has ``infos=True``. The entries that Stable-Baselines3 adds
+    (``terminal_observation``, ``TimeLimit.truncated``) are always included. Raises UsageError for environments with
+    several agents or behaviors, and MissingExtra if Stable-Baselines3 is not installed.
     """
     _library("as_sb3_vec_env", "stable_baselines3", extra=None)
     bridge = importlib.import_module("envmanager.interop.sb3")
