@@ -5,8 +5,8 @@
     VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
-The rule: the batch of a step has a row for every environment that acted, even if its worker was replaced. Later
-steps never overwrite the arrays of the batch.
+The rule: the batch of a step has a row for every environment that acted, even if its worker was replaced. If a row is
+missing, UsageError is raised. Later steps do not overwrite the arrays of the batch.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Lockstep:
         """Reset the environments in ``seeds`` (by env_id). Return the batch of first observations, and infos by env_id.
 
         Calls each environment's own ``reset``, which only Gymnasium's environments have (see ``require_gymnasium``).
-        The manager does not record these resets. Environments with equal seeds are reset in parallel. Raises UsageError
-        if a step is pending.
+        The manager does not record these resets. Environments with equal seeds are reset in one call of the manager.
+        Raises UsageError if a step is pending.
         """
         self._require_no_pending_step()
         begun: dict[int, tuple[Tree, Info]] = {}

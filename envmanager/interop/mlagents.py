@@ -6,8 +6,8 @@
                       ── process_steps ──▶ agent managers ──▶ trajectories ──▶ trainers ──▶ policies
                                                                 └────── policy queues, emptied before each step
 
-The EnvManager takes the steps, with one policy call for all workers that are ready. Inherited ML-Agents code passes
-the steps on to the trainers.
+The EnvManager takes the steps, with one policy call for all workers that are ready. A recurrent policy is called for
+each worker instead. Inherited ML-Agents code passes the steps on to the trainers.
 
 The rule: ML-Agents' agent managers receive the same steps as from ML-Agents' own env manager. When a worker is
 replaced, only that worker's unfinished trajectories are dropped; no other environment is reset.
@@ -44,7 +44,7 @@ class MlagentsEnvManager(MlagentsManager):  # type: ignore[misc]
 
     The environments must be MlagentsEnvironments, which MlagentsFactory makes; otherwise UsageError is raised.
     Environment statistics reach the trainers if the manager has ``infos=True``. ``close()`` closes the manager.
-    The manager's errors are not caught: ``start_learning`` saves the models before it raises a WorkerError.
+    When a step raises a WorkerError, ``start_learning`` saves the models before it raises the error again.
     """
 
     def __init__(self, manager: EnvManager) -> None:

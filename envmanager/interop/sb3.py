@@ -1,7 +1,7 @@
 """A manager as a Stable-Baselines3 ``VecEnv``.
 
-The rule: results are the same as with ``DummyVecEnv``, except where a worker was replaced. If an episode ends, the
-step returns the next episode's first observation. ``info["terminal_observation"]`` is the ended episode's last one.
+The rule: with ``infos=True`` and no options, steps return what ``DummyVecEnv`` returns, unless a worker was replaced.
+When an episode ends, ``obs`` is the first of the next episode, and ``info["terminal_observation"]`` is the last.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.batch_obs(batch.obs)
 
     def step_async(self, actions: Any) -> None:
-        """Start a step of all environments. Raises BadAction if ``actions`` do not fit the action space."""
+        """Start a step of all environments. Raises BadAction for unfit actions, and UsageError if a step is pending."""
         if isinstance(self.action_space, spaces.Dict | spaces.Tuple):  # one action per environment, not a tree of rows
             actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
         self._lockstep.send(actions)
@@ -72,7 +72,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:
         """Wait for the pending step and return ``(obs, rewards, dones, infos)``.
 
-        Raises WorkerError if a worker failed and was not replaced. Call ``reset()`` before the next step.
+        Raises WorkerError if a worker failed and was not replaced; then call ``reset()`` before the next step.
         """
         batch = self._lockstep.receive()
         infos = list(step_infos(batch).values())

@@ -1,7 +1,7 @@
 """Gymnasium spaces of a manager's environments, and conversion of arrays to elements of the batched spaces.
 
 An environment's own spaces are preferred, because a spec does not distinguish a Discrete from a Box with one integer,
-or a Text from a Graph. If an environment has no spaces, they are derived from the spec.
+or a Text from a Graph. If environment 0 has no spaces that match the spec, the spaces are derived from the spec.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
 def final_reader(space: Any) -> RowReader:
     """Return a function ``(obs, row)`` that converts one row of batched observations to an element of ``space``.
 
-    For a Discrete, the element is a Python int, as in Gymnasium's own environments.
+    For a Discrete, the element is a Python int.
     """
     return _whole_number if isinstance(space, spaces.Discrete) else row_reader(space)
 

@@ -6,8 +6,8 @@
     t       obs = first, final_obs = last    unchanged    obs = last                      obs = last
     t + 1   a step of the new episode        unchanged    obs = first, action ignored     refused until reset(mask)
 
-The rule: results are the same as with Gymnasium's ``SyncVectorEnv``, except where a worker was replaced. In the modes
-NEXT_STEP and DISABLED, an environment is not stepped until the first observation of its new episode was returned.
+The rule: steps return what Gymnasium's ``SyncVectorEnv`` returns, apart from the rounding of rewards, if the manager
+has ``infos=True``, the last reset had no options, and no worker was replaced.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     """The VectorEnv that ``as_vector_env`` returns. Its attribute ``manager`` is the wrapped EnvManager.
 
-    Rewards are the manager's float32 values, converted to float64. If a worker is replaced, its environments' episodes
-    are truncated. They end with reward 0, the previously returned observation, and ``"lost": True`` in the infos.
+    Rewards are the manager's float32 values, converted to float64. If a worker is replaced, its running episodes are
+    truncated. They end with reward 0, the previously returned observation, and ``"lost": True`` in the infos.
     """
 
     envs = env_fns = Elsewhere(
@@ -92,8 +92,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
 
         ``seed`` is an int (environment i gets ``seed + i``) or a sequence with an int or None for each environment.
         Automatic resets reuse the ``options`` of the last reset of all environments. If ``autoreset_mode`` is DISABLED,
-        the option ``reset_mask`` (``bool[n_envs]``) selects the environments to reset. In the other modes, a mask that
-        is not all true raises UsageError.
+        the option ``reset_mask`` (``bool[n_envs]``, not all False) selects the environments to reset. In the other
+        modes, it must be all True. Other masks raise UsageError.
         """
         seeds, mask = self._seeds(seed), self._mask(options)
         if mask is not None and options is not None:
@@ -176,7 +176,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         """Begin new episodes in ``env_ids``. Return the observations of all environments and the infos of ``env_ids``.
 
         When an episode ends, the manager begins the next one by itself. That next episode is used unless a seed or
-        ``options`` are given, or the last reset of all environments had options.
+        ``options`` are given, the last reset of all environments had options, or the worker was replaced.
         """
         ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:

@@ -1,4 +1,4 @@
-"""The lock around a manager's calls. One call runs at a time. Only its waits and user code can be interrupted.
+"""The lock around a manager's calls. While one thread's call runs, calls of other threads wait.
 
 The rule: interrupts are deferred while the lock is acquired or released, so that no Ctrl-C leaves it locked.
 """
@@ -86,7 +86,7 @@ after_fork_in_child(_forks.one_more)
 
 
 class Calls:
-    """The lock that every call to a manager acquires, and the names of the calls in progress."""
+    """The lock that ``step``, ``reset``, ``call`` and similar calls acquire, and the names of the calls in progress."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         """``give_back()`` releases the manager's resources. It is called when the manager is closed and idle."""
@@ -162,9 +162,9 @@ class Calls:
 
 
 class _Call:
-    """A context manager around a call, such as ``step``. All calls with the same name share one object.
+    """A context manager around a call, such as ``step``. All calls of a manager with the same name share one object.
 
-    ``send`` and ``recv`` call ``begin`` and ``end`` directly because that is a third faster than ``with``.
+    ``step``, ``send`` and ``recv`` call ``begin`` and ``end`` directly, because that is faster than ``with``.
     """
 
     __slots__ = ("_acquire", "_calls", "_is_move", "_on_their_way", "_release", "_what")

@@ -4,8 +4,8 @@
 
     source ──▶ receive ──▶ outbox of the worker's entry ──▶ collect ──▶ StepInfos or a batch ──▶ delivered
 
-The rule: a response that has arrived stays in its entry's outbox until the StepInfo or batch made from it exists. So an
-error, an interrupt or a timeout loses no response.
+The rule: a step that has arrived stays in its entry's outbox until the StepInfo or batch made from it exists, or a
+reset discards it. So another worker's error, an interrupt or a timeout loses no step.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Collector:
         return chosen
 
     def receive(self, responses: Sequence[EnvironmentResponse]) -> None:
-        """Add ``responses`` to the outboxes of their workers' entries. Then start any replacements that are due."""
+        """Queue ``responses`` in their workers' outboxes, or record failures. Then start replacements that are due."""
         table, entries, recycles = self._table, self._table.entries, self._recovery.recycles
         arrived: list[Entry] = []
         for response in responses:

@@ -2,7 +2,7 @@
 
 ::
 
-    reset   drain ── send("reset") to usable workers ── recv from them ── replace the others ── first StepInfos
+    reset   drain ── send("reset") to usable workers ── recv from them ── replace ended workers ── first StepInfos
     call    send to the workers of ``env_ids`` ── recv from all ── results in the order of ``env_ids``
 """
 
@@ -29,7 +29,7 @@ class Resets:
     """The part of a manager that implements ``reset``. It resets or replaces the workers."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
-        """``seed`` is for the first reset, unless its config has a seed. Later resets continue the random sequence."""
+        """``seed`` is for the first reset unless its config has one. A later reset uses only the seed of its config."""
         self.host: WorkerHost
         self._seed = seed
         self._table = table
@@ -54,7 +54,7 @@ class Resets:
             entries[0].require_alive()
 
     def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
-        """Reset all workers except dropped ones, and replace ended workers. Return the first StepInfo of each worker.
+        """Reset or replace all workers except dropped ones. Return their first StepInfos in order of worker_id.
 
         If a worker fails and is neither replaced nor dropped, its error is raised after all workers have responded.
         """
@@ -99,7 +99,7 @@ class Resets:
 
 
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
-    """Return ``values`` if it is a sequence (not text) or a non-scalar array, else a list that repeats it ``n`` times.
+    """Return ``values`` if it is a sequence (not text or bytes) or a non-scalar array, else ``[values] * n``.
 
     Raises UsageError if there are not ``n`` values, or if it is unclear whether ``values`` is one value or several.
     """
@@ -155,7 +155,7 @@ class Asker:
         """Send a command with ``payload(rows, places)`` to each worker of ``env_ids``. Return one result per env_id.
 
         ``rows`` are indices of environments in the worker, and ``places`` are indices in ``env_ids``. Waits for workers
-        that are being replaced. Raises the first failure after all workers have responded, and replaces ended workers.
+        that are being replaced. If workers fail, raises the first failure after all workers have responded.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

@@ -6,7 +6,7 @@
                ── worker i is replaced ──────▶ host.launch(i)
                ◀── responses ── host.step_queue
 
-The rule: a host reaches the manager only through its HostContext, so that it can be read and tested alone.
+A host reaches the manager only through its HostContext, so that it can be read and tested alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from envmanager.options import ResetConfig
 
 
 class StepQueue(Protocol):
-    """The interface of a queue of responses to "step", and of replacement workers' responses to "reset".
+    """The interface of a queue of responses to "step" and "step_rows", and of replacements' responses to "reset".
 
     ``get_nowait`` raises ``queue.Empty`` if there is no response, and ``get`` if none arrives in ``timeout`` seconds.
     """
@@ -40,7 +40,7 @@ class StepQueue(Protocol):
 
 
 class ResponseSource(ABC):
-    """The base class of the objects from which a manager takes its workers' responses, in order of completion."""
+    """The base class of the objects from which a manager takes its workers' responses to steps."""
 
     @abstractmethod
     def take(self) -> Sequence[EnvironmentResponse]:
@@ -84,7 +84,7 @@ class EnvWorker(Protocol):
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command, without waiting for its response.
 
-        The response to "step" arrives in the step queue. ``recv`` returns the responses to all other commands.
+        Responses to "step" and "step_rows", and some to "reset", arrive in the step queue. ``recv`` returns the others.
         """
 
     def recv(self) -> EnvironmentResponse:

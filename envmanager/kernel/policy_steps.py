@@ -1,4 +1,4 @@
-"""The implementation of ``step``. It calls each policy once for all idle workers and builds StepInfos from responses.
+"""The implementation of ``step``. It calls policies for the idle workers and builds StepInfos from responses.
 
 The rule: every action is checked before the first byte is sent, so a BadAction leaves the manager unchanged. A StepInfo
 is complete before the next command is sent to its worker.
@@ -80,7 +80,7 @@ class PolicyStepper:
             table.move(sent, _IN_FLIGHT)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
-        """Raise UsageError if a behavior that must act has no policy, unless environments accept partial actions."""
+        """Raise UsageError if an acting behavior has no policy. With partial actions, each worker needs one policy."""
         for info in infos:
             if self.policies.keys() >= info.current.keys():
                 continue
@@ -119,8 +119,8 @@ def call_policies(
 ) -> list[dict[str, ActionInfo]]:
     """Return a dict ``{behavior: ActionInfo}`` for each StepInfo in ``infos``, without behaviors that have no policy.
 
-    Calls each policy once, with the rows of all agents that need an action. Raises BadAction if a policy's actions or
-    outputs have the wrong shape or type. ``checked_actions`` explains ``strict`` and ``foreign``.
+    Calls each policy at most once, with the rows of all agents that need an action. Raises BadAction if a policy's
+    actions or outputs have the wrong shape or type. ``checked_actions`` explains ``strict`` and ``foreign``.
     """
     shares: list[dict[str, ActionInfo]] = []
     members: dict[str, list[dict[str, ActionInfo]]] = {}

@@ -6,9 +6,9 @@
                                 ──▶ GiveUp(error)        FAILED: each call to it raises the error; unused until a reset
                                 ──▶ GiveUp(error, drop)  DROPPED: never used again; an event is logged
 
-The rule: only this module changes an entry's generation, and a replacement affects no other worker. A failure is only
-recorded when it arrives. Replacements are started when all arrived responses are in their entries. So a Ctrl-C while a
-worker starts loses no response.
+The rule: a replacement affects no other worker, and a Ctrl-C while a worker starts loses no response. Therefore a
+failure is only recorded when it arrives. Replacements are started when all arrived responses are in their entries.
+Only this module changes an entry's generation.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Recovery:
         return min((each.start_at for each in planned if not each.is_started), default=None)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
-        """Launch a replacement and reset it, with the last reset's options and new seeds. Record any failure."""
+        """Launch a replacement and reset it with the last options and, if seeded, new seeds. Record a failed start."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
@@ -279,7 +279,7 @@ class Recovery:
     # Actions and resets.
 
     def discard_action(self, entry: Entry) -> None:
-        """Count an action as lost, without sending it, because its worker failed since the last observation."""
+        """Count an action as lost, without sending it. The worker failed or was recycled since its last observation."""
         entry.ignores_action = False
         self.steps_lost += 1
         self._table.recount()

@@ -3,7 +3,7 @@
 ::
 
     actions, env_ids ── checked ── grouped by worker ──▶ worker.send
-    Batch ◀── one copy per field ── the rows of all ready workers ◀── collect
+    Batch ◀── copied or shared ── the rows of the workers to deliver ◀── collect
 
 The rule: a batch is complete before the next command is sent to any of its workers.
 """
@@ -72,7 +72,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Queue the last reset's observations for ``recv``. Raises UsageError unless each environment has one agent."""
+        """Queue the last reset's observations for ``recv``. Raises UsageError before a reset or for multiple agents."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
@@ -85,8 +85,8 @@ class BatchStepper:
     def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
         """Send ``actions`` to the workers of ``env_ids``. ``begin``, if given, is called once all checks have passed.
 
-        Raises BadAction, before anything is sent, if the actions are invalid or a worker's last response has not been
-        delivered. If a worker was given up, raises that worker's error.
+        Raises BadAction, before anything is sent, for invalid actions or env_ids and for a worker whose response has
+        not been delivered. Raises the error of a worker that was given up.
         """
         table, host, behavior = self._table, self.host, self.behavior
         if begin is not None or len(table.specs) != self._n_specs:
@@ -214,7 +214,7 @@ def _require_batch(entry: Entry, rows: np.ndarray) -> None:
 
 
 def batches_with(entry: Entry, batch: Batch) -> list[Batch]:
-    """Return the batches that hold the last row of each of the worker's environments, oldest first.
+    """Return the latest batches that hold the last delivered row of each environment of the worker, oldest first.
 
     ``batch`` is the newest batch. Views are copied, because later steps overwrite the memory under them.
     """

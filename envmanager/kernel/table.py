@@ -3,12 +3,12 @@
 ::
 
     IDLE ── a step is sent ──▶ IN_FLIGHT ── its response arrives ──▶ READY ── delivered ──▶ IDLE
-      └── failed ──┐               └── failed ──┐                      └─────┐
-                   ▼                            ▼                            ▼
-              REPLACING ── first observations of the next generation ──▶  READY (or FAILED, DROPPED)
+    a failure ── the worker is replaced ──▶ REPLACING ── first observations of the next generation ──▶ READY
+              ── the worker is given up ──▶ READY ── the error is raised ──▶ FAILED ── reset ──▶ IDLE or REPLACING
+              ── the worker is dropped ───▶ DROPPED
 
-The rule: a response stays in the outbox of its entry until the StepInfo or batch made from it exists. An outbox has at
-most two responses: the last step, and after it a failure or the first observations of the next generation.
+The rule: a step stays in the outbox of its entry until the StepInfo or batch made from it exists, or a reset discards
+it. Of two responses in an outbox, the second is a failure or has the first observations of the next generation.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Entry:
     """Whether the worker was given up for good."""
     replacement: Replacement | None = None
     ignores_action: bool = False
-    """Whether to discard the next action, because the worker failed after its last observation was delivered."""
+    """Whether to discard the next action, because the worker failed or was recycled after its last observation."""
     generation: int = 0
     steps_of_generation: int = 0
     restarts: int = 0
@@ -265,7 +265,7 @@ class WorkerTable:
             self.move([entry], _IDLE if entry.error is None else _S.FAILED)
 
     def delivered(self, entries: Sequence[Entry]) -> None:
-        """Remove each entry's next response, because it was delivered. Count the steps and update the states."""
+        """Remove each entry's next response, which the caller returns or raises. Count steps and update the states."""
         now_ns = time.perf_counter_ns()
         for entry in entries:
             if entry.outbox[0].name is _STEP:

@@ -1,1 +1,1 @@
-"""Modules that record a manager's events, statistics, episodes, traces and metrics. They do not affect the run."""
+"""Modules that record what managers and training runs do: events, statistics, episodes, traces and metrics."""

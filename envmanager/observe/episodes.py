@@ -6,11 +6,11 @@
                             ├──▶ return and length so far, ──┤
     Batch ───── add_batch ──┘    of each agent                └──▶ on_end(Episode)
 
-An episode that was cut because its worker failed has no return: it counts as lost, not as finished. An episode
-that was already running when counting began does not count at all.
+An episode that was cut because its worker was replaced has no return. It counts as lost, not as finished. Episodes
+passed to ``pass_over_those_under_way`` do not count as finished either.
 
-This code runs for each StepInfo, tens of thousands of times a second. For speed, the agents of a worker's rows are
-looked up once and cached until they change.
+This code runs for each StepInfo that is counted. For speed, the agents of a worker's rows are looked up once and
+cached until they change.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class _RowOwners:
 class Episodes:
     """Counters of steps and episodes. ``returns`` maps each agent_id to the returns of its finished episodes, in order.
 
-    ``recent``: the last ``n_recent`` finished episodes. ``count``: number of finished episodes; ``lost``: number of
-    episodes cut because their worker failed. ``on_end`` is called with each finished episode. If ``keeps_returns`` is
-    False, ``returns`` stays empty and memory does not grow with the number of episodes.
+    ``recent``: the last ``n_recent`` finished episodes. ``count``: number of finished episodes. ``lost``: number of
+    episodes cut because their worker was replaced. ``on_end`` is called with each finished episode. Without
+    ``keeps_returns``, ``returns`` stays empty, and memory does not grow with the number of episodes.
     """
 
     on_end: Callable[[Episode], Any] | None = None
@@ -100,7 +100,7 @@ class Episodes:
 
     @classmethod
     def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:
-        """Return new counters that ignore the episodes in progress. ``under_way``: the manager's latest StepInfos."""
+        """Return new counters. Episodes of ``under_way``, the manager's latest StepInfos, do not count as finished."""
         episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
         if under_way:
             episodes.pass_over_those_under_way(under_way, n_envs)
@@ -157,7 +157,7 @@ class Episodes:
         self._end_episodes(behavior, places[ended & ~batch.lost])
 
     def pass_over_those_under_way(self, infos: Iterable[StepInfo], n_envs: int) -> None:
-        """Exclude the episodes that are in progress from the counts. ``infos``: the latest StepInfo of each worker."""
+        """Never count the episodes in progress as finished. ``infos``: the latest StepInfo of each worker."""
         for info in infos:
             for places in self._owners(info, self._owners_of.get(info.worker_id)).places:
                 self._lengths[places] = _UNSEEN
@@ -240,7 +240,7 @@ class Episodes:
     def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
         """Return the agents of the rows in ``info``. ``owners``: the result for the worker's previous StepInfo.
 
-        If the agents have changed, store the result, and free the array indices of agents that left.
+        If the agents have changed, store the result, and free the array indices of agents that left after their end.
         """
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:

@@ -5,9 +5,9 @@
     for event in manager.events:                 # the last thousand, oldest first
         if isinstance(event, events.Restarted): …
 
-Each event is stored, counted in ``stats()`` and written to the logger ``envmanager``. A restart is one line at
-WARNING. A dropped worker is logged at ERROR and each failure at DEBUG, both with the evidence: the traceback, the crash
-report and the end of the worker's output. The same evidence is in ``event.error`` or ``event.cause``.
+Each event is stored, counted by kind and written to the logger ``envmanager``. A restart is one line at WARNING. A
+dropped worker is logged at ERROR, each failure at DEBUG, both with the evidence that there is, such as a traceback or
+the end of the output. The same evidence is in ``event.error`` or ``event.cause``.
 
 The rule: text from an environment is an argument of a log call and never its format string.
 """
@@ -61,7 +61,7 @@ class Started(Event):
 
 @attrs.frozen(kw_only=True)
 class Failed(Event):
-    """Event: a worker failed. The manager raises ``error``, unless the worker's next event is Restarted or Dropped.
+    """Event: a worker failed with ``error``. If the worker is to be replaced or is dropped, the next event says so.
 
     The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
     """
@@ -79,7 +79,7 @@ class Died(Failed):
 
 @attrs.frozen(kw_only=True)
 class TimedOut(Failed):
-    """Failure: the worker did not respond in time and was killed."""
+    """Failure: the worker did not respond in time."""
 
 
 @attrs.frozen(kw_only=True)
@@ -89,7 +89,7 @@ class Raised(Failed):
 
 @attrs.frozen(kw_only=True)
 class ProtocolBroken(Failed):
-    """Failure: a game engine sent a message that violates the protocol, and was killed."""
+    """Failure: a game engine sent a message that violates the protocol."""
 
 
 @attrs.frozen(kw_only=True)

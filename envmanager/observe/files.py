@@ -1,11 +1,11 @@
-"""Atomic replacement of files.
+"""Atomic replacement of files, and opening of files for appending.
 
 ::
 
     path ◀── rename ── .path.3f9c21d0.part, newly created
 
-The rule: a file that replaces another is written under a new name and then renamed. So ``path`` is always the complete
-old file or the complete new one. A symbolic link at ``path`` is replaced and not followed. The umask sets the mode.
+The rule: ``replacing`` writes a file under a new name and then renames it, so ``path`` never has a part of the new
+file. A symbolic link at ``path`` is replaced and not followed. The umask sets the mode.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_to(path: Path) -> BinaryIO:
-    """Open an existing file for appending and return it. Raises OSError, for example for a symbolic link."""
+    """Open an existing file for appending and return it. Raises OSError, except on Windows also for a symbolic link."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY), "ab")
 
 

@@ -67,7 +67,7 @@ class Metrics:
 
     @property
     def writes_files(self) -> bool:
-        """Whether ``kind`` is a writer of this library that writes files in the training's folder."""
+        """Whether the writer may only be opened after old files were removed from the training's folder."""
         known = KINDS.get(self.kind)
         return known is not None and known.writes_files
 

@@ -15,7 +15,7 @@ class MetricsWriter(Protocol):
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> Any:
         """Write ``scalars``, values by name (``"default/loss"``). ``step``: the training's number of agent steps.
 
-        ``step`` may be smaller than in the previous call, if that call was for another behavior.
+        ``step`` may be smaller than in the previous call, if that call was for other metrics.
         """
         ...
 

@@ -24,9 +24,9 @@ _MUCH_SLOWER = 1.5
 
 @attrs.frozen
 class WorkerStats:
-    """Counts and times of one worker over all its generations. Shares are fractions of the time since the first step.
+    """Counts and times of one worker. The counts and the times of steps cover all its generations.
 
-    A worker is *idle* while it has no command. The trainer *waits* while no response is ready.
+    A worker is *idle* while it has no command. ``idle_share`` is the idle time divided by the idle and step times.
     """
 
     worker_id: int
@@ -34,7 +34,7 @@ class WorkerStats:
     generation: int = 0
     """Generation of the worker's present process; 0 is the first."""
     pid: int | None = None
-    """Process id; None for a worker in the trainer's own process."""
+    """Process id; None for a worker in the trainer's process and for a game that this library did not start."""
     waiting: bool = False
     """Whether a response is outstanding: the worker steps, is being replaced, or has a step not delivered yet."""
     replacing: bool = False
@@ -46,7 +46,7 @@ class WorkerStats:
     restarts: int = 0
     """Number of times that the worker was replaced because it had failed."""
     steps: int = 0
-    """Number of worker steps delivered. In a worker step each environment of the worker takes one environment step."""
+    """Number of worker steps delivered. In a worker step, all or some environments of the worker take a step."""
     start_s: float = 0.0
     """Duration of the last start, from the request until the environments were made."""
     step_time_s: float = 0.0
@@ -91,13 +91,13 @@ class ManagerStats:
     steps: int = 0
     """Number of worker steps delivered."""
     env_steps: int = 0
-    """Number of environment steps delivered, one per environment in each worker step."""
+    """Number of environment steps delivered: the sum over worker steps of the environments that took part."""
     late_replies: int = 0
     """Number of responses that came after their deadline and were discarded."""
     restarts: int = 0
     """Number of times that a worker was replaced because it had failed."""
     steps_lost: int = 0
-    """Number of worker steps that were sent and never delivered, because the worker failed."""
+    """Number of worker steps that were requested and never delivered, because the worker failed or was recycled."""
     wait_share: float = 0.0
     """Share of the time in which the trainer waited for steps; if ``in_process``, in which environments stepped."""
     placement: str = ""
@@ -128,8 +128,8 @@ def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
 def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     """Return the verdict on a manager with workers outside the trainer's process.
 
-    The busiest worker or the trainer, whichever is busier, limits the speed. If both are idle most of the time, the
-    messages between them limit the speed.
+    The busier side limits the speed: the busiest worker, or the trainer. If the time left over is longer than either
+    side's, the messages between them limit it.
     """
     busiest = max(measured, key=_at_work)
     at_work, trainer_at_work = _at_work(busiest), 1.0 - stats.wait_share

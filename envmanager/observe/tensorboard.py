@@ -50,7 +50,7 @@ def write_stats(
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
     """Return the statistics by tag: ``{"wait_share": …, "idle_share/worker_0": …}``.
 
-    TensorBoard groups tags by the part before the slash. Each worker has six statistics, or ten if ``every`` is set.
+    Each worker has six statistics, or ten if ``every`` is set.
     """
     scalars = {name: float(getattr(stats, name)) for name in _OF_MANAGER}
     for worker in stats.workers:

@@ -1,8 +1,8 @@
-"""Sums and histograms of times: starts, steps, idle time and queueing of workers, and waits of the trainer.
+"""Measured times: starts, steps, idle time and queueing of workers, and waits of the trainer.
 
-If a :class:`Track` is set, the times are also added to the trace.
+If a :class:`Track` is set, the starts, commands and waits are also added to the trace as spans.
 
-The rule: this code runs in every step, so it costs only a few additions per step, and its memory does not grow.
+This code runs in every step, so it does little work per step, and its memory does not grow with the number of steps.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _middle(bucket: int) -> float:
 
 @attrs.define(eq=False)
 class WorkerTimes:
-    """Start, busy, idle and queue times of one worker, over all its generations."""
+    """Busy, idle and queue times of one worker over all its generations, and the duration of its last start."""
 
     start_s: float = 0.0
     steps: int = 0

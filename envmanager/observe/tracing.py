@@ -9,8 +9,8 @@
 The format is the array form of the Trace Event Format
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), whose closing bracket may be missing.
 
-The rule: the file is valid at any moment, so a killed run loses at most its last second. If the trace can no longer be
-written, it ends, and the run goes on.
+The rule: a span that ends a second or more after the last write starts another write, and each write leaves a file that
+the viewers can read. If the trace can no longer be written, it ends, and the run goes on.
 """
 
 from __future__ import annotations
