@@ -169,11 +169,11 @@ class RestartPolicy:
 
     After a *fault* (the process died, hung, or lost its connection, for example) only that worker is replaced, at most
     ``max_restarts`` times within ``within_s`` seconds. Time spent waiting for a hung worker does not count. The first
-    of them starts at once. The k-th starts after a random time between half and all of ``backoff_s * 2**(k - 2)``
+    restart in that time begins at once, the k-th after a random time between half and all of ``backoff_s * 2**(k - 2)``
     seconds, at most 30 s. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
 
     ``on_exception``: with ``"raise"``, EnvRaised and BadObservation are raised; with ``"restart"``, they are faults.
-    ``then``: after the last restart, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the worker, if
+    ``then``: if no restart is left, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the worker, if
     others are left. ``recycle_after_steps``: replace a healthy worker at the first end of an episode after this many
     steps, for environments that leak memory. The other episodes of the worker are lost, as after a fault.
     """

@@ -1,7 +1,7 @@
-"""The link to an engine: starts it, sends commands as frames, and converts its answers to responses.
+"""The link to an engine. It sends commands as frames, and converts the engine's answers to responses.
 
 An error that one of the engine's scripts prints usually becomes a failed response. Creating a link does not wait for
-the engine, which connects to the lobby when it is ready.
+the engine, which connects to the link's Lobby, a listening socket, when it is ready.
 """
 
 from __future__ import annotations

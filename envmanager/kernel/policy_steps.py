@@ -80,7 +80,7 @@ class PolicyStepper:
             table.move(sent, _IN_FLIGHT)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
-        """Raise UsageError if an acting behavior has no policy. With partial actions, each worker needs one policy."""
+        """Raise UsageError if an acting behavior, or with partial actions each one in a worker, has no policy."""
         for info in infos:
             if self.policies.keys() >= info.current.keys():
                 continue

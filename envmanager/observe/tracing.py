@@ -145,12 +145,12 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return ``records`` and workers' idle spans as JSON objects, each after a comma. "e-3" converts ns to µs."""
+        """Convert ``records``, and the idle time between a worker's spans, to JSON objects, each after a comma."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []
         for began_ns, ended_ns, number, name, more in records:
-            at_ns = began_ns - zero_ns
+            at_ns = began_ns - zero_ns  # written with the exponent e-3, because the format has µs
             if ended_ns is None:
                 lines.append(f',\n{{"ph":"i",{head}{number},"ts":{at_ns}e-3,"name":"{name}"{more}}}')
                 if name in _DEATHS:  # also during a step, so the time until the next start is not idle

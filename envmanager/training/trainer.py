@@ -30,7 +30,7 @@ class Trainer(ABC):
     """Policy that acts during training."""
     version: int = 0
     max_policy_lag: float = 1
-    """Maximum age of a step to learn from, in policy versions. The controller's option overrides it."""
+    """Maximum age of a step in flight at an update, in policy versions. The controller's option overrides it."""
     frozen: bool = False
     """Whether the behavior only acts, greedily. ``TrainerController.freeze`` sets this."""
     learns_while_playing: bool = False
