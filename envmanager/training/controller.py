@@ -50,11 +50,11 @@ class Update:
 class TrainerController:
     """A loop that steps a manager and trains its behaviors, each with its own trainer.
 
-    Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for.
-    ``max_policy_lag`` limits the age of a step in flight, in policy versions. If an update would exceed it, the update waits.
-    With 0 each update waits for all steps in flight. None uses each trainer's default. ``rounds`` says which behaviors
-    learn in which round. Without it all unfrozen behaviors learn. ``on_update`` is called after each update, and
-    ``on_change`` when the frozen or learning behaviors change. ``step`` and ``train`` also raise the errors of ``manager``.
+    Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for. An
+    update waits while it would make a step in flight more than ``max_policy_lag`` policy versions old: with 0, for all
+    steps in flight. None uses each trainer's default. ``rounds`` says which behaviors learn in which round. Without it
+    all unfrozen behaviors learn. ``on_update`` is called after each update, and ``on_change`` when the frozen or the
+    learning behaviors change. ``step`` and ``train`` also raise the manager's errors.
     """
 
     def __init__(
