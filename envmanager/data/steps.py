@@ -409,7 +409,7 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """The reason why episodes were lost. ``cause`` is the old worker's error. ``generation`` is the new worker's.
+    """The reason why episodes were lost. ``cause``: the old worker's error. ``generation``: number of the new one.
 
     If a healthy worker was replaced due to ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """

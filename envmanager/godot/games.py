@@ -252,7 +252,7 @@ def demos() -> tuple[str, ...]:
 
 
 def major_of(project: Path) -> int:
-    """Return the major version of Godot, 4 or 3, that a project is for. Raises UsageError for any other folder."""
+    """Return the major version of Godot, 4 or 3, of a project. Raises UsageError if ``project`` is none for 4 or 3."""
     file = project / "project.godot"
     if not file.is_file():
         raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")

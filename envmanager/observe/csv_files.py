@@ -60,7 +60,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def is_of_others(path: Path, columns: Sequence[str]) -> bool:
-    """Return whether ``path`` exists and is not a CSV file with these columns. True for every symbolic link."""
+    """Return whether a file that is not ours is at ``path``. A symbolic link is not ours; a part of our header is."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     if not path.exists():
