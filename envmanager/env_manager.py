@@ -258,7 +258,7 @@ class EnvManager(ABC):
         """Send actions to some environments, without waiting for their steps.
 
         ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``. Raises BadAction, before anything
-        is sent, for invalid actions or env_ids, or if ``recv`` has not yet returned a step of an environment's worker.
+        is sent, for invalid actions or env_ids, or if ``recv`` has not yet returned a step of one of their workers.
         Raises the error of a worker that was given up, and UsageError before a reset or for multi-agent environments.
         """
         bracket = self._named["send"]

@@ -214,9 +214,9 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """Error raised when a game engine sent a message that violates the protocol, as described by ``reason``.
+    """Error raised when a game engine sent a message that violates the protocol. ``reason`` describes the message.
 
-    The engine was killed, and no part of the message was used.
+    No part of the message was used. An engine that the trainer started was killed.
     """
 
     def __init__(

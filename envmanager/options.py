@@ -169,7 +169,7 @@ class RestartPolicy:
 
     After a *fault* (the process died, hung, or lost its connection, for example) only that worker is replaced, at most
     ``max_restarts`` times within ``within_s`` seconds. Time spent waiting for a hung worker does not count. The first
-    restart in that time begins at once, the k-th after a random time between half and all of ``backoff_s * 2**(k - 2)``
+    restart within ``within_s`` begins at once, the k-th after a random part (half to all) of ``backoff_s * 2**(k - 2)``
     seconds, at most 30 s. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
 
     ``on_exception``: with ``"raise"``, EnvRaised and BadObservation are raised; with ``"restart"``, they are faults.

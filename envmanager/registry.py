@@ -95,7 +95,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     """Start and return a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
     The keys are the fields of :class:`ManagerOptions`. ``wait`` may be ``"any"``, ``"all"``, a number of workers or a
-    mapping, as may ``timeouts`` and ``restarts``. Exactly one of ``config["env"]`` and ``env_factory`` must be given.
+    mapping; ``timeouts`` and ``restarts`` are mappings. Exactly one of ``config["env"]`` and ``env_factory`` is needed.
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` apply to either. Raises ConfigError for a mistake in
     the config, and MissingExtra for a known kind whose optional dependencies are not installed.
     """

@@ -27,7 +27,7 @@ _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:
     """Return an object of the attrs class ``cls`` built from ``config``. Raises a ConfigError that lists the mistakes.
 
-    ``where`` is a prefix of the keys in messages. With ``"run"``, an unknown key is shown as ``run.stepps``.
+    ``where`` is a prefix of the keys in messages. With ``"run"``, the key ``stepps`` is shown as ``run.stepps``.
     """
     if not isinstance(config, Mapping):
         raise ConfigError(

@@ -7,7 +7,7 @@
 Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, byte for byte. They are
 slower, because the emulator then draws all frames in color. This module has it draw two of four frames, in gray.
 
-The rule: with equal seeds and actions, ``Atari`` and these wrappers give the same episodes.
+The rule: with equal seeds and actions, ``Atari`` and the two wrappers give the same episodes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def atari_vector(
 ) -> Any:
     """Return the vectorised form of ``Atari``, an AtariVectorEnv of ale_py with all environments of a worker.
 
-    Without no-ops, equal actions lead to the same frames, rewards and episode ends as in ``Atari``. The first stack of
-    an episode is padded with zeros, not with copies of the first frame. A seed gives another number of no-ops.
+    Without no-ops, equal actions lead to the same frames, rewards and episode ends as in ``Atari``. The same seed gives
+    another number of no-ops. The first stack of an episode is padded with zeros, not with copies of the first frame.
     """
     from ale_py.vector_env import AtariVectorEnv
 
@@ -66,7 +66,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     Observations are uint8[stack, size, size] with the newest frame last. Actions index the game's minimal action set.
     Each action is repeated for ``frame_skip`` frames. A reset plays 1 to ``noop_max`` no-op frames (none for 0).
     ``clip_rewards`` replaces rewards with their signs. ``terminal_on_life_loss`` ends the episode when a life is lost.
-    ``Atari.vectorised`` builds a vector environment of the game, which ``kind: auto`` also tries.
+    ``Atari.vectorised`` builds a vector environment of the game, which the manager kind ``auto`` also tries.
     """
 
     vectorised = staticmethod(atari_vector)

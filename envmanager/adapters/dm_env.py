@@ -40,7 +40,7 @@ class DmEnvironment(Environment):
     """A dm_env environment as an Environment with one agent. Lists in specs become tuples.
 
     ``reset`` passes a seed to the environment's ``seed`` method, or to the random state of a dm_control environment. If
-    there is neither, ``reset`` warns: use ``context.seed`` in the factory. ``reset`` raises UsageError for options.
+    it has neither, ``reset`` warns that the factory should use ``context.seed``. Reset options raise UsageError.
     """
 
     def __init__(self, env: Any) -> None:

@@ -81,7 +81,7 @@ class PoolGroup(VectorGroup):
 class AsyncPoolGroup(PoolGroup, LateVectorGroup):
     """A group of the environments of an asynchronous pool, whose ``batch_size`` is below ``num_envs``.
 
-    With ``rows``, ``step`` sends the actions of these rows and returns the next ready rows. An environment whose
+    ``step(actions, rows)`` sends the actions of ``rows`` and returns the next ready rows. An environment whose
     episode ended is stepped once more to begin its next episode.
     """
 

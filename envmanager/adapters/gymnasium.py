@@ -1,4 +1,4 @@
-"""Adapter for Gymnasium environments. A worker's environments with equal spaces form a group that shares its arrays.
+"""Adapter for Gymnasium environments. A worker's environments with equal spaces write into the same arrays.
 
 Speed matters, because this module steps most users' environments. Functions that read actions, and the expected dtypes
 and shapes, are prepared once rather than in each step, and views of a buffer's rows are reused.
@@ -39,7 +39,7 @@ def equal_spaces(envs: Sequence[Any]) -> bool:
 class GymnasiumEnvironment(EnvGroup):
     """A group of Gymnasium environments with equal spaces, each with one agent of the behavior ``"default"``.
 
-    Steps of all environments are written into the buffer last offered, or else into arrays that are overwritten later.
+    A step of all environments is written into the buffer last offered, or into arrays that the next one overwrites.
     An environment whose episode ends is reset in the same step, without a seed and with the options of the last
     ``reset``. Objects (texts, graphs) in observations and actions are passed on without a copy.
     """

@@ -254,7 +254,7 @@ class VectorGroup(EnvGroup):
             steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
 
     def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
-        """Reset the environments in the mask ``ended``. Put their first and final observations into ``steps``."""
+        """Reset the environments that ``ended`` selects. Put their first and final observations into ``steps``."""
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
         is_buffered = self._buffer is not None and steps is self._buffer.steps

@@ -11,7 +11,7 @@ An observation is a dict. It maps ``observations`` to a tuple of float32 arrays,
 which true means *not* available, as in ML-Agents. An action is a dict with ``continuous`` in float32, ``discrete`` in
 int32, or both.
 
-A row has ML-Agents' ``agent_id``. An agent in DecisionSteps and TerminalSteps has one row, with the terminal reward.
+A row has ML-Agents' ``agent_id``. An agent in both kinds of steps has one row, with the terminal reward.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a partial of ``called.vectorised``, a factory of vector environments, or None without that attribute.
+    """Return a partial of ``called.vectorised``, a factory of vector environments, or None if there is none.
 
     If ``called`` is itself a partial, use the attribute of its function and bind the same arguments.
     """

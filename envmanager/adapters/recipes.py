@@ -105,8 +105,8 @@ class EnvRecipe:
     is ``"module:Class"`` or, with arguments, ``{"module:Class": {"size": 4}}``; a callable may replace the string.
     ``imports``: modules to import first, in the trainer's process and the worker, because they register ids or spaces.
 
-    Raises UsageError for an invalid option. A name is looked up by the manager, which raises UsageError if it cannot be
-    found, before it starts a worker.
+    Raises UsageError for an invalid option. A manager looks up all names before it starts a worker, and raises
+    UsageError for a name that cannot be found.
     """
 
     env: Any
@@ -236,7 +236,7 @@ def _parameters(called: Any) -> list[inspect.Parameter] | None:
 
 
 def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
-    """Raise UsageError if ``maker`` declares render modes without ``mode`` and Gymnasium cannot derive ``mode``."""
+    """Raise UsageError if ``maker`` declares render modes and ``mode`` is neither one nor derived from one."""
     metadata = getattr(maker, "metadata", None)
     modes = list(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else []
     if mode is None or not modes:

@@ -1,4 +1,4 @@
-"""The check of an environment. Its findings are sentences for the author. If no call fails, it makes three instances.
+"""The check of an environment, with findings for its author. If no call fails, it makes three instances.
 
 ::
 
@@ -30,7 +30,7 @@ N_STEPS_OF_ANOTHER_SEED = 50
 
 @attrs.frozen
 class Finding:
-    """The answer to a ``question``, such as one of QUESTIONS. ``text``: what was found. ``advice`` can be "".
+    """The answer to a ``question``, for an environment one of QUESTIONS. ``text``: the finding. ``advice`` may be "".
 
     ``evidence``: the last lines of output if the environment's process ended or was killed.
     """

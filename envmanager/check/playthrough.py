@@ -26,7 +26,7 @@ Digest = Mapping[str, int]
 
 @attrs.frozen
 class Mismatch:
-    """A value that does not fit its spec: the ``path`` of its array, and a ``text`` that says what is wrong."""
+    """A value found in ``phase`` that does not fit its spec. ``path`` names its array; ``text`` says what is wrong."""
 
     phase: Phase
     path: str

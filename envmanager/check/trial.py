@@ -60,7 +60,7 @@ class Cast(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts about an environment: its casts, and whether it was seen to reuse or change arrays that it had returned."""
+    """Facts about an environment: its casts, and whether its arrays could be watched, were reused, or changed later."""
 
     casts: Sequence[Cast]
     is_watched: bool
@@ -200,7 +200,7 @@ class Subject(Environment):
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
-        """Open ``last_call_path``. ``dump_after_s``: seconds that a call may take before all stacks are printed."""
+        """Open the file for names of calls. ``dump_after_s``: seconds after which a call has all stacks printed."""
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)

@@ -348,7 +348,7 @@ def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
-    """Return the option ``metrics`` with ``directory`` as the only TensorBoard folder, or unchanged for None."""
+    """Return the option ``metrics`` with ``directory`` as the only TensorBoard folder, if ``directory`` is given."""
     if directory is None or not isinstance(metrics, list | None):
         return metrics
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]

@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return the default folder of a training run: ``runs/NAME``, or that of ``config`` if a training run wrote it."""
+    """Return a training run's default folder: ``runs/NAME``, or the folder of ``config`` if a training run wrote it."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 

@@ -107,7 +107,7 @@ class PlainDisplay:
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
-        """Show the environment, the manager and the seed. Called before the workers start, which may take a while."""
+        """Show the line of ``describe_start``. Called before the workers start, which may take a while."""
         print_text(describe_start(plan))
         self._plan = plan
 
@@ -229,7 +229,7 @@ class Rate:
 
 
 def describe_start(plan: Plan) -> str:
-    """Return one line with a run's environment, number of environments, number of workers, manager and seed."""
+    """Return a line with a run's environment, number of environments, number of workers (if set), manager and seed."""
     options = plan.manager
     workers = f" in {count(options.n_workers, 'worker')}" if isinstance(options.n_workers, int) else ""
     envs = count(options.n_envs, "environment")
@@ -265,7 +265,7 @@ def of_behavior(behavior: str, behaviors: Sized) -> str:
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Return a line per behavior with the mean, the spread and the range of its returns."""
+    """Return a line per behavior with the mean, spread and range of its returns, and the number of episodes."""
     lines = []
     for behavior, returns in evaluation.returns_of.items():
         of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""
@@ -298,7 +298,7 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    """Yield restarts, lost steps and dropped workers as pairs of name and text; nothing if there were none."""
+    """Yield pairs of name and text for restarts, lost episodes and steps, and dropped workers, if there were any."""
     stats, n_lost = summary.stats, summary.episodes.lost
     n_dropped = sum(worker.dropped for worker in stats.workers)
     if stats.restarts or n_dropped:

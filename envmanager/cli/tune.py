@@ -159,7 +159,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Probe one environment in a worker. Return None if a step ends it. Other failures raise EnvManagerError."""
+        """Probe one environment in a worker. Return None if a step ends the worker; other failures raise."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -174,7 +174,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the best config to ``plan.out``, if set. Return remarks and the best trial's command, or ``""``."""
+        """Write the best config to ``plan.out``, if set. Return remarks and a command with this config, or ``""``."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -258,7 +258,7 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until the time ``until`` or, if the deadline is later, until ``n_workers`` responses have arrived.
+        """Step until the time ``until``, then up to the deadline while fewer than ``n_workers`` responses have arrived.
 
         Add the results to ``trial``. If the trial has no steps, raise the error that caused the last restart, if any.
         """

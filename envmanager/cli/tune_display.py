@@ -54,14 +54,14 @@ class PlainTuneDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Print a table of all trials, ``lines`` and, unless it is empty, the ``command`` that runs the best trial."""
+        """Print a table of all trials, ``lines`` and the ``command`` that runs the best trial, if there is one."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
 
 
 class LiveTuneDisplay(PlainTuneDisplay):
-    """A display for terminals. It redraws a table of the trials after each trial, and up to four times a second."""
+    """A display for terminals. It redraws a table of the trials up to four times a second and when a trial is done."""
 
     EVERY_S = 0.25
 
@@ -115,7 +115,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """Return the cells of a trial's row, one per column. The last cell says "failed", ``state`` or "out"."""
+    """Return the cells of a trial's row, one per column. The last cell is "failed", ``state``, "out" or empty."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:

@@ -2,7 +2,7 @@
 
 ::
 
-    values of the spec's dtype, or numbers of one that NumPy casts to it safely   ──▶ accepted
+    values of the spec's dtype, or of a dtype that NumPy casts to it safely       ──▶ accepted
     numbers of another dtype, if the spec's dtype can hold each of them           ──▶ cast, where casts are allowed
     other values                                                                  ──▶ SpecMismatch
 
@@ -106,7 +106,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
 
 
 def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
-    """Return a PyTorch or JAX array. Raises SpecMismatch unless it has the spec's dtype and ``n`` rows of its shape."""
+    """Return ``value``, a PyTorch or JAX array. Raises SpecMismatch if its dtype or shape (``n`` rows) does not fit."""
     dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
     if shape != (n, *spec.shape) or dtype != spec.dtype.name:
         expected = f"{n} rows of {spec}: {spec.dtype}{[n, *spec.shape]}"

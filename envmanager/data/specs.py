@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Convert ``value`` to a dtype. Return NumPy's own object for numbers and bools, so that ``is`` can compare it."""
+    """Convert ``value`` to a dtype. For numbers and bools, return NumPy's shared object, which ``is`` can compare."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)

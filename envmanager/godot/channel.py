@@ -1,9 +1,9 @@
-"""The trainer's end of the connection to one engine. Answer frames carry the answered command's ticket modulo 2**32.
+"""The trainer's end of the connection to one engine. An answer has the ticket of its command, modulo 2**32.
 
 ::
 
-    Lobby ── the engine has sent hello ──▶ connection ── configure, reset, step, call ──▶
-                                                       ◀── specs, steps, value, error ──
+    Lobby ── the engine has sent hello ──▶ connection ── configure, reset, step, call, close ──▶
+                                                       ◀── specs, steps, value, error, busy, note ──
 
 A command that is sent before the engine has connected is queued. After a frame that breaks the protocol, the channel
 reads nothing more.

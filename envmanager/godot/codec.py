@@ -1,13 +1,13 @@
-"""Encodes actions as the body of a step frame, and decodes the body of a steps frame to AgentSteps.
+"""Encoding of actions as the body of a step frame, and decoding of the body of a steps frame to AgentSteps.
 
 ::
 
     {behavior: tree of [n, …]} ── encode_step ──▶ body of step      u32 sections | behavior, n, every action array | …
     {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy, sections | rows, observations, … | … | infos
 
-In most steps no agent joins or leaves, no episode ends, and all agents act. Such a frame differs from the last such
-frame only in its time, observations and rewards. ``PlainFrame`` checks that all other bytes are unchanged, and reads
-observations and rewards at known offsets. Any other frame is read block by block.
+In most steps no agent joins or leaves, no episode ends, and all agents act. The frames of such steps differ only in
+the time, observations and rewards. ``PlainFrame`` checks that all other bytes are unchanged, and reads observations
+and rewards at known offsets. Any other frame is read block by block.
 
 The rule: a body is checked completely before any part of it is returned. Returned arrays may be views of the body, so
 each body needs its own buffer at an address that is a multiple of 8. ``FrameReader`` allocates such buffers.

@@ -1,4 +1,4 @@
-"""Converts an engine's answers to responses, and finds numbers that break their spec.
+"""The conversion of an engine's answers to responses, and the search for numbers that violate their spec.
 
 An answer that breaks the protocol raises ``BadFrame``, and no part of it is returned. EngineLink converts the
 exception to an error of the worker. Specs that are too large lead to a failed response instead.
@@ -106,9 +106,9 @@ class EngineDecoder:
 
 
 def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
-    """Find the first array with invalid numbers (NaN, infinite or out of bounds). Return None if all are valid.
+    """Search for an array with invalid numbers (NaN, infinite or out of bounds). Return None if there is none.
 
-    Otherwise return the env_ids of the environments whose rows of that array are invalid, and the mismatch.
+    For the first such array, return the env_ids of its invalid rows, and the mismatch.
     """
     for name, spec in specs.behavior_specs.items():
         own = steps.get(name)

@@ -1,4 +1,4 @@
-"""The host of a GodotEnvManager: finds the game, and starts, replaces and ends the engines that play it."""
+"""The host of a GodotEnvManager. It finds a game and runs its engines, or waits for a game that the user starts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from envmanager.options import ResetConfig
 from envmanager.system.machine import count_cores
 
 LONG_SPIN_NS = 1_000_000
-"""Longest spin of a trainer that has a core to itself. A step of 64 arenas takes 1/3 to 2/3 of this time."""
+"""Maximum time that a trainer with a core to itself polls before it sleeps. Longer than a step of 64 arenas."""
 _QUIET_S = 2.0  # without a new imported file: the import of a project of Godot 3 counts as over
 _ENGINE_SEEDS = 2**31
 """Offset added to worker_ids to derive engines' own seeds, for draws before the first reset. It exceeds all env_ids."""

@@ -222,7 +222,7 @@ class EngineLink(Link):
         return self.decoder.raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
-        """Record a note frame as an event. Let a busy frame, up to the tenth, restart the timeout of its command."""
+        """Record a note frame as an event. For each of a command's first ten busy frames, restart its timeout."""
         if frame.kind is Kind.NOTE:
             name, data = read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))

@@ -1,4 +1,4 @@
-"""The output of an engine: kept for error messages, and searched for script errors.
+"""The output of an engine. It is kept for error messages and searched for script errors.
 
 After a script error, Godot prints the error, returns null and continues. The error is printed before the addon answers
 the request, so an error that is new when an answer arrives is attributed to the answered request.

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 PROTOCOL = (1, 0)
-"""Major and minor version. An engine with another major version is refused. Unknown keys are ignored."""
+"""Major and minor version. An engine with another major version is refused. Unknown keys in JSON bodies are ignored."""
 
 HEADER = struct.Struct("<IBBHI")
 """Fields of a frame's header: length of the body, kind, 0, 0, ticket."""
@@ -47,7 +47,7 @@ class Kind(enum.IntEnum):
 FROM_TRAINER = frozenset(kind for kind in Kind if kind >= 64)
 FROM_ENGINE = frozenset(Kind) - FROM_TRAINER
 WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE})
-"""Kinds that answer no request, so their ticket is 0."""
+"""Kinds that belong to no request, so their ticket is 0."""
 
 HELLO_LIMIT = 64 << 10
 JSON_LIMIT = 1 << 20
@@ -101,7 +101,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 class FrameReader:
     """A parser that receives bytes in pieces of any size and returns frames.
 
-    It can receive most of a large body from a socket directly into the buffer of that body::
+    Most of a large body can be received from a socket directly into the body's own buffer::
 
         n = connection.recv_into(reader.space())
         reader.received(n)

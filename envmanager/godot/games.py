@@ -1,4 +1,4 @@
-"""Finds a Godot game and its engine, installs the addon in games, and copies the demo games and the template.
+"""Functions that find a Godot game and its engine, install the addon, and copy the demo games and the template.
 
 ::
 
@@ -126,7 +126,7 @@ def _holds(file: Path, text: bytes) -> bool:
 def find_binary(major: int, chosen: str | None = None) -> str:
     """Return the path of an engine of Godot ``major``: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    An engine that prints no version is accepted. Raises UsageError if the engine is missing or has another version.
+    An engine that prints no version is accepted. Raises UsageError if none is found, or if ``chosen`` cannot be used.
     """
     given = chosen or os.environ.get(VARIABLE)
     where = "engine.binary" if chosen else f"${VARIABLE}"

@@ -9,7 +9,7 @@ An engine is one environment. The AIControllers in training mode are its agents,
 behaviors. The protocol has no tickets, so answers are matched to commands by their order. The protocol has no token, so
 the first program that connects to an engine's port is accepted as the engine.
 
-Commands that the protocol cannot express raise UsageError. The seed of a reset is ignored instead.
+Commands that the protocol cannot express raise UsageError. The seed of a reset is ignored, with a warning.
 """
 
 from __future__ import annotations

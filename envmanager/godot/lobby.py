@@ -1,8 +1,8 @@
 """A listener on the loopback address that accepts the connection of one engine.
 
-An engine that the trainer starts must send the token. A connection with any other hello is closed, and the engine
-can still connect after that. A game that is played in the editor has no token, so a lobby that waits for such a game
-accepts any valid hello.
+The first message of an engine is its hello. An engine that the trainer starts must send the lobby's token in it. A
+connection with any other hello is closed, and the engine can still connect after that. A game that the user plays in
+the editor has no token, so a lobby that waits for such a game accepts any valid hello.
 """
 
 from __future__ import annotations

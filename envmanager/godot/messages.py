@@ -26,10 +26,10 @@ MAX_AGENTS = 65_536
 MAX_NUMBERS = 2**24
 """Maximum number of elements of one array."""
 MAX_DIMENSIONS = 16
-"""Maximum number of dimensions of one agent's array; NumPy allows 32."""
+"""Maximum number of dimensions of one agent's array; NumPy allows at least 32."""
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64", "float64")}
-"""Dtypes of arrays. The last two are for engines other than Godot."""
+"""Dtypes of arrays. This library's Godot addon does not use the last two."""
 
 
 @attrs.frozen

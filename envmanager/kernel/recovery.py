@@ -85,7 +85,7 @@ class Supervisor:
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Return Replace or GiveUp for a worker that failed at ``now`` (monotonic seconds). Replace uses a restart."""
+        """Decide whether to replace a worker that failed at ``now`` (monotonic seconds). If so, count a restart."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
@@ -248,7 +248,7 @@ class Recovery:
                 self.arrive(response)
 
     def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
-        """Return the step that ends a replaced worker's old episodes, and a Lost with the cause. None if none were cut.
+        """Return the step that ends a replaced worker's old episodes, and the cause. Return None if no episode was cut.
 
         Episodes were cut if the worker's next response is the first after a replacement that was not made by a reset.
         """

@@ -48,9 +48,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Store the behavior. Raises UsageError before a reset, for several behaviors, or for several agents per env.
+        """Store the only behavior. Raises UsageError before a reset, for several behaviors or several agents per env.
 
-        ``is_begun``: whether ``send`` or ``recv`` was used since the reset. If so, the agents are not counted.
+        If ``is_begun`` (``send`` or ``recv`` was used since the reset), the number of agents is not checked.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -72,7 +72,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def offer_first_observations(self) -> None:
-        """Queue the last reset's observations for ``recv``. Raises UsageError before a reset or for multiple agents."""
+        """Queue the last reset's observations for ``recv``. Raises UsageError if ``recv`` cannot be used."""
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:

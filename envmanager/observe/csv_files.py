@@ -1,7 +1,7 @@
 """CSV files to which a run appends rows. A resumed run can keep earlier rows.
 
 The rule: the rows to keep are written to a new file, which replaces the old one once it is complete. Each new row is
-flushed at once. A file counts as written by this library if its first line is the expected header or begins it.
+flushed at once. A file counts as written by this library if its first line is the expected header or the start of it.
 """
 
 from __future__ import annotations

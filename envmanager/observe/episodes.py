@@ -116,7 +116,7 @@ class Episodes:
     def add(self, info: StepInfo) -> None:
         """Count the step of one StepInfo, and the episodes that end in it.
 
-        The first StepInfo after a reset or replacement does not count as a step. Truncated episodes count as ``lost``.
+        The first StepInfo after a reset or replacement is not a step. Episodes truncated in it count as ``lost``.
         """
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
@@ -240,7 +240,7 @@ class Episodes:
     def _owners(self, info: StepInfo, owners: _RowOwners | None) -> _RowOwners:
         """Return the agents of the rows in ``info``. ``owners``: the result for the worker's previous StepInfo.
 
-        If the agents have changed, store the result, and free the array indices of agents that left after their end.
+        If the agents have changed, store the result, and free the array indices of agents that left between episodes.
         """
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:

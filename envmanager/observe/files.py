@@ -4,7 +4,7 @@
 
     path ◀── rename ── .path.3f9c21d0.part, newly created
 
-The rule: ``replacing`` writes a file under a new name and then renames it, so ``path`` never has a part of the new
+The rule: ``replacing`` writes a file under a new name and then renames it, so ``path`` never holds half a new
 file. A symbolic link at ``path`` is replaced and not followed. The umask sets the mode.
 """
 
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_to(path: Path) -> BinaryIO:
-    """Open an existing file for appending and return it. Raises OSError, except on Windows also for a symbolic link."""
+    """Open an existing file for appending and return it. A symbolic link raises OSError, except on Windows."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY), "ab")
 
 

@@ -128,8 +128,8 @@ def wait_share(times: Sequence[WorkerTimes], waits: WaitTimes) -> float:
 def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     """Return the verdict on a manager with workers outside the trainer's process.
 
-    The busier side limits the speed: the busiest worker, or the trainer. If the time left over is longer than either
-    side's, the messages between them limit it.
+    The busier side limits the speed: the busiest worker, or the trainer. But if the messages between them take more
+    time than either side, the messages limit it.
     """
     busiest = max(measured, key=_at_work)
     at_work, trainer_at_work = _at_work(busiest), 1.0 - stats.wait_share

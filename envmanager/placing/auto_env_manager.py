@@ -19,8 +19,8 @@ def auto_env_manager(env_factory: EnvFactory, n_envs: int = 1, **options: Any) -
 
     If the environment has a vectorised form, that form is probed as well, and used if equivalent and clearly faster.
 
-    ``options``: the options of SubprocessEnvManager. Without ``n_workers`` the probe chooses the number. A number is
-    ignored with a SimpleEnvManager or a vector of fixed size. ``local_envs="auto"`` allows a local worker as well.
+    ``options``: the options of SubprocessEnvManager. Without ``n_workers`` the probe chooses the number; a given number
+    is ignored with a SimpleEnvManager or a vector of fixed size. ``local_envs="auto"`` allows a local worker as well.
     ``stats().placement`` states the choice and the reason. The probe may raise the errors of ``reset`` and ``step``.
     """
     checked = ProcessOptions(n_envs=n_envs, **options)

@@ -75,8 +75,8 @@ def place(
     """Probe the first environment of ``env_factory``, then log and return a placement for all environments.
 
     ``manager_class`` is SubprocessEnvManager. ``in_process``: whether environments may run in this process.
-    ``vectorised``: an optional factory of their vectorised form, which is probed as well. One environment that must
-    run in a worker is not probed. Raises the same errors as ``measure``, except ProbeEnded.
+    ``vectorised``: an optional factory of their vectorised form, which is probed as well. A single environment
+    that must run in a worker is not probed. Raises the same errors as ``measure``, except ProbeEnded.
     """
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
@@ -183,7 +183,7 @@ class ProbeFactory:
 
 
 class ProbedEnvironment(Environment):
-    """A measurement that a manager steps like an environment. Each step about doubles the number of random steps taken.
+    """An environment that measures another one. Each step about doubles the number of random steps taken in the other.
 
     An observation is ``[number of random steps, whether the measurement has ended]``. After the end, ``probe`` holds
     the result, and further steps do nothing. The observations show the trainer whether the reset or a step failed, and

@@ -1,7 +1,7 @@
 """Worker output that error messages quote: the end of a log file, and Python's report of a crash in native code.
 
 With ``log_dir`` each generation of a worker has a log file. With the native transport, a manager's workers share one
-memfd for crash reports, in which each has a part. These reports do not block on a pipe, and they outlive the process.
+memfd for crash reports, in which each has a part. A report there outlives the process, and writing it cannot block.
 
 The trainer opens a log, so that an unusable log is refused before the worker starts. Errors do not quote text that was
 in the log file before the process started.

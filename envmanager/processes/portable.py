@@ -10,7 +10,7 @@
     SharedRows ◀─────── memory of an unnamed file; named on Windows ──▶ SharedRows
 
 Standard input is also the lifeline: it ends when the trainer dies, and a thread in the worker then calls
-``end_group``. A thread in the trainer writes the call, so a worker that reads slowly, or never, delays no other one.
+``end_group``. A thread in the trainer writes the call, so a worker that reads slowly, or never, delays no other worker.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class PortableProcess:
             os.close(self._life_fd)
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process, unless it has ended. On Windows SIGTERM is ignored and others kill it."""
+        """Send a signal to the process, unless it has ended. On Windows SIGTERM is ignored; other signals kill."""
         with self._lock:
             if self._has_ended:
                 return

@@ -1,4 +1,4 @@
-"""Starts processes through the helper, without importing the user's main module in them.
+"""Functions that start processes through the helper, without importing the user's main module in them.
 
 The function of a process and its arguments are written to a memfd that the process inherits. So the trainer does not
 block if the process is stopped or ends before it has read them. The module ``helper`` describes how a process starts.
@@ -84,7 +84,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request and ``fds`` without blocking, or raise HelperGone. ``fds[0]``'s peer gets the response."""
+        """Send a request and ``fds`` without blocking, or raise HelperGone. The helper responds through ``fds[0]``."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:

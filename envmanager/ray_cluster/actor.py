@@ -103,7 +103,7 @@ class EnvActor:
         self._group: EnvGroup | None = None
         self._rows: SentRows | None = None
         self._n_reported = 0
-        """Number of behaviors in the last specs sent, other than those in the answer to "start"; initially 0."""
+        """Number of behaviors in the specs last sent, initially 0. The answer to "start" does not count."""
 
     def obey(self, command: bytes) -> Any:
         """Execute a packed command and return the packed answer. Report an error of the command in the answer."""

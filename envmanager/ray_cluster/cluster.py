@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, creates and kills actors on it, and reports its resources.
+"""The connection to a Ray cluster. This module creates and kills actors, and reports the cluster's resources.
 
 Only this module of the package imports Ray. Ray decides on which nodes the actors run. The option ``placement`` is only
 a preference.
@@ -91,7 +91,7 @@ class Cluster:
     """A cluster on which one manager creates actors, all with the same options."""
 
     def __init__(self, options: ClusterOptions, n_workers: int, environ: Mapping[str, str] | None) -> None:
-        """Prepare the actors' options. ``environ``: variables to add. Raises UsageError if ``placement`` is invalid."""
+        """Set the actors' options, with ``environ`` as additional variables. Raises UsageError for a bad placement."""
         self._wanted = options.amounts
         self._nodes = [] if isinstance(options.placement, str) else _node_ids(options.placement, n_workers)
         runtime_env = dict(options.runtime_env or {})

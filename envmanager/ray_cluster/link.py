@@ -41,7 +41,7 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """The ``channel`` and ``process`` of an ActorLink. Each message is sent as a method call on the Ray actor."""
+    """A connection to an actor, the ``channel`` and ``process`` of an ActorLink. Each message is a call to it."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class ActorConnection(Channel):
         self._make_actor = make_actor
         self._poller = poller
         self._first: tuple[bytes, float] = b"", -math.inf
-        """First command and its deadline. If the node dies before the actor has run, a new actor receives it."""
+        """First command and its deadline. If the node dies before the actor ran, a new actor receives the command."""
         self._is_asked = self._has_ended = False
         self._actor = make_actor()
         self.ask()
@@ -205,7 +205,7 @@ class ActorPoller(Poller[ActorLink]):
     def __init__(self) -> None:
         super().__init__()
         self.n_wanted = 1
-        """Number of queued steps that wakes the trainer. Each wakeup costs time that Ray's threads need."""
+        """Number of queued steps at which the trainer is woken. Each wakeup costs time that Ray's threads need."""
         self.answers_fd, self._bring_fd = descriptors.socket_pair()
         """The two ends of the bell. ``answers_fd`` becomes readable when enough steps or another answer are queued."""
         self.epoll.register(self.answers_fd, descriptors.READABLE)

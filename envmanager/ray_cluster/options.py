@@ -66,7 +66,7 @@ class ClusterOptions:
     ``address``: as for ``ray.init``, such as "10.0.0.1:6379". With None, Ray uses ``RAY_ADDRESS`` or a cluster on this
     machine, and starts one if there is none. ``resources``: amounts per worker, with the keys ``num_cpus`` (default 1),
     ``num_gpus``, ``memory`` (bytes) and ``custom`` (a mapping). ``placement``: "pack" prefers a node until half of its
-    resources are in use; "spread" uses many nodes; a list names each worker's preferred node (id, name, address).
+    resources are in use; "spread" uses many nodes; a list names each worker's preferred node by id, name or address.
     ``runtime_env``: Ray's option, such as packages and files for the workers. ``envs_per_worker``: number of
     environments per worker, given instead of ``n_workers``.
     """

@@ -1,4 +1,4 @@
-"""Chooses how many actors host the environments, for ``n_workers="auto"``.
+"""The choice of how many actors host the environments, for ``n_workers="auto"``.
 
 ::
 
@@ -7,7 +7,7 @@
     what a call of Ray costs ───┘
 
 A call costs the trainer much more than a message to a local process. Cheap environments are therefore faster
-in fewer actors with more environments each, although CPUs stay free.
+in fewer actors with more environments each, even if some CPUs then stay free.
 
 Only the environment is measured, in an actor; the cost of a call is a constant.
 """
@@ -41,7 +41,7 @@ def place_on_cluster(
 ) -> Placement:
     """Probe the first environment in an actor. Return and log the placement that suits a cluster of ``n_cpus`` CPUs.
 
-    One environment is not probed. If the probe fails, choose one actor per environment, or as many as the CPUs allow.
+    A single environment is not probed. If the probe fails, choose the most actors that the environments and CPUs allow.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:

@@ -154,7 +154,7 @@ _ONLY_OWNER = 0o600
 def open_privately(path: str, flags: int) -> int:
     """Open the file ``path`` with mode 0600 and return the descriptor. Can be the ``opener`` of ``open``.
 
-    Raises OSError if that fails or, except on Windows, ``path`` is a symbolic link. Users may see its ``strerror``.
+    Raises OSError, with a ``strerror`` fit for users, if that fails or, except on Windows, ``path`` is a symbolic link.
     """
     try:
         # O_NONBLOCK, because to open a pipe without a reader must not block.

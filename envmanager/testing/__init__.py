@@ -1,4 +1,4 @@
-"""Tools for your own tests: fake workers and environments, test classes to inherit (contracts), faults, leak checks.
+"""Tools for your own tests: fakes, contracts (test classes to inherit), faults, chaos, leak checks, environment checks.
 
 The contracts need pytest. The fakes need no further library and start no process.
 """

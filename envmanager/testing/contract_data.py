@@ -193,8 +193,8 @@ class _Chooses:
 class _Guests(Environment):
     """An environment with one agent per behavior. Some behaviors appear after the start.
 
-    The ``early`` behaviors exist from the start, ``late`` exists after the first reset, and "invited" after a call of
-    ``invite``, ``doorbell`` or ``render``. An observation is ``[env_id, last action]``.
+    The ``early`` behaviors exist from the start, ``late`` exists after the first reset, and "invited" exists after
+    ``invite``, ``doorbell`` or ``render`` was used. An observation is ``[env_id, last action]``.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))

@@ -62,7 +62,7 @@ class TwoArgumentError(Exception):
 
 
 class LockedError(Exception):
-    """An error that holds a lock, so it cannot be pickled. A logger that uses the message as a format string fails."""
+    """An error that cannot be pickled, because it holds a lock. Its message cannot be used as a format string."""
 
     def __init__(self) -> None:
         super().__init__("locked %s %d")

@@ -11,7 +11,7 @@
     pause     SIGSTOP, and a moment later SIGCONT       no fault
 
 The rule: the manager reports every fault exactly once. So a process gets a signal only after two steps of its worker
-have been delivered since its pidfd was opened. The second was requested after the opening, so this process executed it.
+have been delivered since its pidfd was opened. The second step was requested after that, so this process executed it.
 Thus the worker is not being replaced, and its last replacement was reported. No other code may end workers.
 """
 
@@ -87,7 +87,7 @@ def chaos(
     """Send signals of ``kinds`` to workers of ``manager`` during the block, about ``rate`` per second. Yield a report.
 
     The gaps between signals are exponentially distributed, but longer while no worker may be signaled. Random
-    choices depend on ``seed``. Each generation has at most one fault. A pause lasts ``pause_s`` seconds, which must be
+    choices depend on ``seed``. No process gets a second fault. A pause lasts ``pause_s`` seconds, which must be
     well below the manager's ``Timeouts.step_s``. Afterwards, step until ``manager.stats().restarts`` counts all faults.
     Raises UsageError for bad arguments and for workers in this process. Works only on Linux.
     """

@@ -48,7 +48,7 @@ def descendants(pid: int | None = None) -> dict[int, str]:
 
 
 def state_of(pid: int) -> str:
-    """Return a process's state letter, such as "Z" for a zombie. Return "" if it has ended, and "?" on Windows."""
+    """Return a process's state letter, such as "Z" for a zombie ("?" on Windows), or "" if the process has ended."""
     if sys.platform == "linux":
         return machine.state_of(pid)
     if sys.platform != "win32":

@@ -26,7 +26,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 class Discrete(nn.Module):
-    """The distribution of a discrete, multi-discrete or multi-binary action, with one categorical for each integer."""
+    """The distribution of a discrete, multi-discrete or multi-binary action: a categorical one for each integer."""
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()

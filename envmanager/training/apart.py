@@ -202,7 +202,7 @@ class Apart(Trainer):
             self._wait()
 
     def _hear(self) -> bool:
-        """Handle the next message; return whether one came. Raises LearnerFailed. Call with interrupts deferred."""
+        """Handle the learner's next message. Return False if there is none. The caller must defer interrupts."""
         try:
             message = self._pipe.receive()
         except EOFError:

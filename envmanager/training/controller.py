@@ -51,10 +51,10 @@ class TrainerController:
     """A loop that steps a manager and trains its behaviors, each with its own trainer.
 
     Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for. An
-    update waits while it would make a step in flight more than ``max_policy_lag`` policy versions old: with 0, for all
-    steps in flight. None uses each trainer's default. ``rounds`` says which behaviors learn in which round. Without it
-    all unfrozen behaviors learn. ``on_update`` is called after each update, and ``on_change`` when the frozen or the
-    learning behaviors change. ``step`` and ``train`` also raise the manager's errors.
+    update waits while it would make a step in flight older than ``max_policy_lag`` policy versions. With 0 each update
+    waits for all steps in flight. None uses each trainer's default. ``rounds`` says which behaviors learn in which
+    round. Without it all unfrozen behaviors learn. ``on_update`` is called after each update, and ``on_change`` when
+    the frozen or learning behaviors change. ``step`` and ``train`` also raise the errors of ``manager``.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class TrainerController:
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze ``behaviors`` and unfreeze all others. Raises UsageError, before any change, when ``freeze`` would."""
+        """Freeze ``behaviors`` and unfreeze all others. Raises UsageError, before any change, as ``freeze`` does."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
@@ -188,7 +188,7 @@ class TrainerController:
             self.step()
 
     def step(self, wait: Wait | None = None) -> list[Update]:
-        """Step the manager once, update each trainer that is ready, and return the updates.
+        """Step the manager, update each trainer that is ready, and return the updates.
 
         With rounds, trainers are updated only at the end of a round. ``wait`` replaces the controller's ``wait``.
         """

@@ -1,5 +1,5 @@
-"""Deep Q-learning (Mnih et al. 2015): double (van Hasselt et al. 2016), duelling (Wang et al. 2016), n-step returns
-(Sutton 1988) and prioritized replay (Schaul et al. 2016), each optional.
+"""Deep Q-learning (Mnih et al. 2015), with optional double Q-learning (van Hasselt et al. 2016), duelling networks
+(Wang et al. 2016), n-step returns (Sutton 1988) and prioritized replay (Schaul et al. 2016).
 
 ::
 
