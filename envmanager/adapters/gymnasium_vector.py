@@ -4,12 +4,12 @@
 
     VectorEnv, at the end of an episode                  what the group does, in the same step
     SAME_STEP   obs = first, infos["final_obs"] = last   uses both
-    NEXT_STEP   obs = last; the next action is ignored   resets these environments with ``options["reset_mask"]``
+    NEXT_STEP   obs = last; the next action is ignored   resets ended environments by ``options["reset_mask"]``
                                                          if the class supports it, else see ``late_vector``
-    DISABLED    obs = last; waits for a reset            resets these environments with ``options["reset_mask"]``
+    DISABLED    obs = last; waits for a reset            resets ended environments by ``options["reset_mask"]``
 
-A vector environment in the trainer's process may use arrays of PyTorch or JAX. Such observations and actions are not
-converted. Rewards and flags are converted to NumPy arrays, because the manager reads them.
+PyTorch and JAX arrays of observations and actions are not converted in the trainer's process. In a worker process they
+are. Rewards and flags are converted to NumPy arrays, because the manager reads them.
 
 ``VectorGroup.step`` returns one row per environment. If an episode ended, ``obs`` has the first observation of the next
 episode, and ``final_obs`` has the last observation of the ended episode.

@@ -15,7 +15,7 @@ from envmanager.options import KindOptions, at_least, flag, one_of
 from envmanager.structuring import structure
 
 Protocol = Literal["envmanager", "godot_rl"]
-"""Name of the protocol between trainer and engine, after this library's addon or the plugin godot_rl_agents."""
+"""Protocol between trainer and engine: that of this library's addon, or that of the plugin godot_rl_agents."""
 DEFAULT_TICKS_PER_ACTION = 4
 _ADDRESS = re.compile(r"(?P<host>[\w.]+):(?P<port>\d+)")
 _LOOPBACK = ("127.0.0.1", "localhost")

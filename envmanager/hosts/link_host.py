@@ -40,8 +40,8 @@ _DESCRIPTORS_PER_WORKER = 4
 """Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log or,
 in the portable transport, the worker's standard input."""
 _MORE_DESCRIPTORS = 32
-"""Number of all other descriptors: the manager's (a pipe, two memfds, an epoll), the helper's (a pipe, a socket, its
-pidfd), those that are open while a process starts, and some in reserve."""
+"""Number of all other descriptors: those of the manager and of the process that starts its workers, those that are open
+while a process starts, and some in reserve."""
 
 
 class Resources(Generic[AnyLink]):

@@ -278,7 +278,7 @@ class LocalStepQueue(ResponseSource):
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """Return ready responses, if any. Else step the local worker; if it has no step, wait for worker processes.
 
-        With neither worker processes nor a step, sleep ``timeout`` seconds, because the local worker will be replaced.
+        With neither worker processes nor a step, sleep ``timeout`` seconds. The caller may replace the worker then.
         """
         if self._others is not None:
             return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)

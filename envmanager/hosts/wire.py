@@ -47,7 +47,7 @@ ATTACH_CODE = 0
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
 WITH_SPECS = 16
-"""Message flag: the pickle is ``(payload, specs)``. ``specs`` are of all behaviors, or None if unchanged."""
+"""Message flag: the pickle is ``(payload, specs)``. ``specs`` maps all behaviors to specs, or is None if unchanged."""
 
 
 class Undecoded(bytes):

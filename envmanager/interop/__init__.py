@@ -30,10 +30,10 @@ __all__ = ["MlagentsEnvManager", "as_sb3_vec_env", "as_vector_env"]
 def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = "NextStep") -> ManagerVectorEnv:
     """Return ``manager`` as a ``gymnasium.vector.VectorEnv`` with the same results, seeds and infos as a SyncVectorEnv.
 
-    ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. Infos are
-    empty unless the manager has ``infos=True``. Raises UsageError for environments with several agents or
-    behaviors, for an unknown mode, for Gymnasium before 1.1, and for ``"Disabled"`` with environments that are not
-    Gymnasium environments. Raises MissingExtra if Gymnasium is not installed.
+    ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. The infos
+    of environments are included if the manager has ``infos=True``. Raises UsageError for environments with several
+    agents or behaviors, for an unknown mode, for Gymnasium before 1.1, and for ``"Disabled"`` with environments that
+    are not Gymnasium environments. Raises MissingExtra if Gymnasium is not installed.
     """
     if not hasattr(_library("as_vector_env", "gymnasium", extra="gymnasium").vector, "AutoresetMode"):
         raise UsageError("as_vector_env needs Gymnasium 1.1 or newer: pip install -U gymnasium")

@@ -5,8 +5,8 @@
     VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
-The rule: the batch of a step has a row for every environment that acted, even if its worker was replaced. If a row is
-missing, UsageError is raised. Later steps do not overwrite the arrays of the batch.
+The rule: ``receive`` returns a row for every environment that acted, even if its worker was replaced. If it cannot, for
+example because a worker was dropped, it raises UsageError. Later steps do not overwrite the arrays of the batch.
 """
 
 from __future__ import annotations

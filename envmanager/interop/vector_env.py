@@ -252,8 +252,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         """Return ``obs``, but with the previously returned observations for ``env_ids``, whose worker was replaced.
 
         Also drop the first infos of ``env_ids``, so that the next reset calls the environments' own ``reset``. The
-        manager does not record resets of single environments. So its newest observation may predate such a reset,
-        and the reset may have ended the first episode in the new worker.
+        manager does not record resets of single environments, so its observations may be from before such a reset.
         """
         for env_id in env_ids.tolist():
             del self._first_infos[env_id]

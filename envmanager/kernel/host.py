@@ -106,7 +106,7 @@ class WorkerHost(ABC):
     """The base class of hosts, which start, replace and end workers. Subclasses define ``launch`` and ``close``."""
 
     step_queue: StepQueue | ResponseSource
-    """Queue of all workers' responses to "step"."""
+    """Queue of all workers' responses to steps, and of resets' responses that ``begin_again`` does not return."""
     rewrites_arrays = True
     """Whether a worker writes its next step into the same arrays, so that the manager must copy them."""
 

@@ -80,7 +80,7 @@ class PolicyStepper:
             table.move(sent, _IN_FLIGHT)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
-        """Raise UsageError if an acting behavior, or with partial actions each one in a worker, has no policy."""
+        """Raise UsageError if any acting behavior of a worker, or with partial actions every one, has no policy."""
         for info in infos:
             if self.policies.keys() >= info.current.keys():
                 continue
@@ -165,7 +165,7 @@ def _call(
 def checked_actions(
     spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool, foreign: bool = False
 ) -> Tree:
-    """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged if ``spec`` is None. Errors call it ``what``.
+    """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged if ``spec`` is None. Errors name it ``what``.
 
     With ``foreign``, PyTorch and JAX arrays are not converted to NumPy, and their values are not checked.
 

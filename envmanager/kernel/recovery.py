@@ -136,7 +136,7 @@ class Recovery:
     def arrive(self, response: EnvironmentResponse) -> None:
         """Queue a response in its worker's outbox, or record the failure that it reports.
 
-        Raises RuntimeError if no call awaits the response, unless it reports a failure.
+        Raises RuntimeError if no call awaits the response, unless it is a failure or a replacement's first response.
         """
         response = self._table.with_specs_learned(response)
         entry = self._table.entries[response.worker_id]

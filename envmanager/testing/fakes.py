@@ -251,7 +251,7 @@ class EchoEnvironment(Environment):
         return f"{question}: env {self._env_id}"
 
     def render(self) -> str:
-        """Return a text instead of a picture, for tests of ``render``."""
+        """Return a string instead of an image, for tests of ``render``."""
         return f"picture of env {self._env_id}"
 
     def _obs(self, action: np.ndarray) -> np.ndarray:

@@ -4,8 +4,8 @@
 
     send(message) ── queue ── exchange ──▶ socket ──▶ exchange ── inbox ──▶ receive()
 
-The rule: only ``exchange`` waits, for ``timeout_s`` at most. An interrupted call splits no message: unsent bytes stay
-queued, and bytes that were read are kept.
+The rule: only ``exchange`` waits, for ``timeout_s`` at most. An interrupt never cuts a message short. Unsent bytes
+stay queued, and bytes that were read are kept.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class TrainingRun:
         """Train to the end, or until ``stop()``, and return the result.
 
         If a resumed training run has already taken all its steps, nothing is started or written, and ``ended`` is
-        ``"over"``. Raises UsageError, for example if another training runs in the folder or has left files there.
+        ``"over"``. Raises UsageError, for example if another training run uses the folder or has left files.
         """
         training, directory = self.plan.training, self.plan.directory
         run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)

@@ -1,4 +1,4 @@
-"""A view of a running training: the newest policies play the training's Godot game in a window.
+"""A live view of a training run. The newest policies play the run's Godot game in a window.
 
 ::
 
