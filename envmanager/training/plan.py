@@ -26,7 +26,7 @@ from envmanager.training.rounds import Rounds
 CHECKPOINTS = "checkpoints"
 """Name of the folder of checkpoints in a training run's folder."""
 CONTROL = "control.toml"
-"""Name of the file that a person edits to change a running training. The training only reads the file."""
+"""Name of the file that a person edits to change a training run in progress. The training only reads it."""
 ANY_BEHAVIOR = "*"
 """Key in the table ``trainers`` whose entry applies to every behavior without an entry of its own."""
 NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})

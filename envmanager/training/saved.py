@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from envmanager.training.trainer import Trainer
 
 _TRIES = 5
-"""Number of retries when a checkpoint cannot be read, because a running training may remove it after it was found."""
+"""Number of retries when a checkpoint cannot be read, because its training run may remove it after it was found."""
 
 
 def load_policy(
