@@ -87,7 +87,7 @@ def export_policy(
     ``action`` or ``action_KEY``. The first axis of each input and output is the batch, of any size.
 
     Raises UsageError for an unknown format or opset or a trainer without export, MissingExtra if a library is missing,
-    ExportFailed if the export fails or acts differently, and NotWritten if ``file`` cannot be written.
+    ExportFailed if the export fails or changes the actions, and NotWritten if ``file`` cannot be written.
     """
     check_format(to, opset)
     spec = policy.spec

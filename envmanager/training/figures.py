@@ -1,4 +1,4 @@
-"""Metrics of a training run. Figures of updates are written about every ``EVERY_S`` seconds and at each checkpoint.
+"""Metrics of a training run. Figures of updates are written about every ``Figures.EVERY_S`` seconds and at checkpoints.
 
 ::
 
@@ -7,8 +7,8 @@
     default/frozen           0 or 1                                      training/steps_per_s
     return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
 
-Each behavior has a timer of its own. Behaviors that learn together are updated at nearly the same moment, so a shared
-timer would omit most of them.
+Each behavior, such as ``default`` above, has a timer of its own. Behaviors that learn together are updated at nearly
+the same moment, so a shared timer would omit most of them.
 
 The rule: a writer that fails is removed with a warning, and the training continues.
 """

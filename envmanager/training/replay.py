@@ -62,7 +62,7 @@ class Replay:
         self._highest = 1.0
 
     def add(self, info: StepInfo, behavior: str) -> int:
-        """Add one worker's step. Return how many agent steps it completes, with an action and a reward."""
+        """Add one worker's step. Return the number of agent steps that now have an action and a reward."""
         rows = self.store.add(info, behavior)
         if self._tree is not None and len(rows):
             self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))

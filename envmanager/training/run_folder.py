@@ -35,7 +35,7 @@ _FILES: dict[str, Callable[[Path], bool]] = {
 def check(directory: Path, *, resume: bool, force: bool) -> None:
     """Raise UsageError if ``directory`` is a file, or has files of others under names that a training run uses.
 
-    Checkpoints and episodes of an earlier training run raise it too, unless ``resume`` or ``force`` is true.
+    Also raises UsageError on checkpoints or episodes of an earlier run, unless ``resume`` or ``force`` is true.
     """
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder: a training run needs one. Train elsewhere (--dir).")
