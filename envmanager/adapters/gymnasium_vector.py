@@ -351,7 +351,7 @@ class VectorGroup(EnvGroup):
         return self._by_row(self._vector_env.render(), rows)
 
     def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
-        """For each row, return ``result[row]`` if ``result`` has one entry per environment, else ``result`` itself."""
+        """Return ``result[row]`` for each row, or ``result`` for each if it does not have one entry per environment."""
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)

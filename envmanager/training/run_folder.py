@@ -46,7 +46,8 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
         go_on = "go on with it (--resume)" if _latest(directory).exists() else "(no checkpoint: --resume cannot go on)"
         raise UsageError(
             f"{directory} holds a training run already: {', '.join(found)}. Either {go_on}, or delete its files and "
-            "begin again (--force), or use another folder (--dir). In Python: TrainingPlan(resume, force, directory)."
+            "begin again (--force), or train elsewhere (--dir). In Python: "
+            "TrainingPlan(resume=…, force=…, directory=…)."
         )
 
 

@@ -145,7 +145,11 @@ def test_numbers_in_yaml_are_those_that_look_like_numbers(tmp_path, text, value)
 @pytest.mark.parametrize(
     ("tables", "text", "message"),
     [
-        (RUN_TABLES, "trainers: {}", "config of a training run: it has the table trainers. Use: envmanager train "),
+        (
+            RUN_TABLES,
+            "trainers: {}",
+            "is the config of a training run: it has the table trainers. Use: envmanager train ",
+        ),
         (RUN_TABLES, "training: {}", "Use: envmanager train "),
         (TRAINING_TABLES, "run: {}", "is the config of a run: it has the table run. Use: envmanager run "),
     ],
