@@ -1,7 +1,7 @@
 """Functions to create, register, wait for and close the library's file descriptors.
 
-In a child that the user's code forks, all registered descriptors are closed, so that the child can neither keep workers
-alive nor stop them.
+Register each descriptor that the library keeps open in the trainer. In a child that the user's code forks, all
+registered descriptors are closed, so that the child can neither keep workers alive nor stop them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A worker in the trainer's own process, the buffers for its environments, and the step queue of its responses.
 
 Large observations may be lent to the trainer without a copy. With zero_copy or shared memory, environments may write
-into buffers in rotation, whose views stay valid for a while.
+into buffers in rotation, whose views stay valid for a while. No array is written while the trainer may still read it.
 
 The worker steps when its response is requested, or when a command other than a reset follows. So an exception in a step
 is not raised by the call that sends the actions.

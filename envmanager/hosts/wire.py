@@ -214,7 +214,8 @@ class Channel:
         ``deadline`` is in monotonic seconds. If it has passed, the write does not block and may be incomplete.
 
         Also reads messages, because the worker may block on writing them. Another thread may close the channel between
-        any two system calls.
+        any two system calls. A manager's calls defer interrupts, so no interrupt leaves half a message behind. While
+        workers start or end, interrupts are not deferred, but then an interrupt ends the worker.
         """
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:

@@ -5,7 +5,7 @@
     run/config.json      the config without secrets, with defaults and each behavior's trainer; for `envmanager train`
     run/versions.json    versions of Python, the operating system and every installed package
 
-The key ``envmanager`` marks a file as written by a training run.
+Each file is complete or absent. The key ``envmanager`` marks a file as written by a training run.
 """
 
 from __future__ import annotations
