@@ -108,7 +108,7 @@ class Apart(Trainer):
         self._has_started = False
         self._failure = ""
         """Reason why the learner is unusable; empty while it is usable."""
-        self._process, self._pipe = _start(cloudpickle.dumps(make), self._model)
+        self._process, self._pipe, self._copies = _start(cloudpickle.dumps(make), self._model)
         self._release = weakref.finalize(self, _release, self._process, self._pipe, self._owner_pid)
 
     def __enter__(self) -> Apart:
@@ -125,9 +125,14 @@ class Apart(Trainer):
         with defer_interrupts():
             try:
                 with allow_interrupts():
-                    self._ask_to_end(time.monotonic() + _CLOSE_S)
+                    deadline = time.monotonic() + _CLOSE_S
+                    self._pipe.send(("close", None))
+                    while not self._pipe.hung_up and self._pipe.exchange(deadline - time.monotonic()):
+                        pass
+                    descriptors.wait_for([self._process.pidfd], deadline - time.monotonic())
             finally:
                 self._release()
+        self._copies = []
         for tensor in [*self._model.parameters(), *self._model.buffers()]:
             tensor.data = tensor.data.clone()  # otherwise the shared memory stays mapped
 
@@ -152,14 +157,14 @@ class Apart(Trainer):
 
     def update(self, progress: float) -> dict[str, float]:
         """Send ``progress`` to the learner. Return the figures of its last update, and set ``version`` accordingly."""
-        self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
+        self._use_learned()
         self._send("progress", progress)
         return self._figures
 
     def pause(self) -> None:
         """Wait until the learner has learned from all steps sent to it. Set ``version`` to the learner's version."""
         self._ask("pause")
-        self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
+        self._use_learned()
 
     def greedy_policy(self) -> Policy:
         return self._here.greedy_policy()
@@ -174,10 +179,17 @@ class Apart(Trainer):
         return self._ask("state")  # type: ignore[no-any-return]
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        self.version = self._learned_version = int(self._ask("restore", (dict(arrays), dict(facts))))
-        self._here.policy.version = self.version  # type: ignore[attr-defined]
+        self._learned_version = int(self._ask("restore", (dict(arrays), dict(facts))))
+        self._use_learned()
         self._n_before = int(facts.get("n_steps", 0)) - self._n_sent
         self._here.collected(self._n_before + self._n_sent)
+
+    def _use_learned(self) -> None:
+        """Set ``version`` to the learner's, and copy the learner's weights to a model that is on a GPU."""
+        self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
+        with torch.no_grad():
+            for tensor, shared in self._copies:
+                tensor.copy_(shared)
 
     def _send(self, what: str, payload: Any = None) -> None:
         self._require_usable()
@@ -238,12 +250,6 @@ class Apart(Trainer):
             "learner_timeout_s."
         )
 
-    def _ask_to_end(self, deadline: float) -> None:
-        self._pipe.send(("close", None))
-        while not self._pipe.hung_up and self._pipe.exchange(deadline - time.monotonic()):
-            pass
-        descriptors.wait_for([self._process.pidfd], deadline - time.monotonic())
-
     def _fail(self, why: str) -> NoReturn:
         self._failure = why
         raise LearnerFailed(why)
@@ -255,8 +261,14 @@ class Apart(Trainer):
             raise LearnerFailed(self._failure)
 
 
-def _start(pickled: bytes, model: nn.Module) -> tuple[Process | PortableProcess, MessagePipe]:
-    """Move the model's weights to shared memory and start a learner. Return the learner's process and pipe."""
+def _start(
+    pickled: bytes, model: nn.Module
+) -> tuple[Process | PortableProcess, MessagePipe, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Start a learner that writes its weights to shared memory. Return its process, its pipe, and tensors to copy.
+
+    The model's tensors on the CPU are moved to the shared memory. Those on a GPU are returned, each with the shared
+    tensor that holds its newest value.
+    """
     from envmanager.processes.portable import PortableProcess, close_memory, open_memory
 
     transport = choose_transport()
@@ -268,17 +280,23 @@ def _start(pickled: bytes, model: nn.Module) -> tuple[Process | PortableProcess,
         with theirs:
             state = model.state_dict(keep_vars=True)
             allocate(memory, _size_of(state), "the weights")
+            copies = []
             for name, shared in _lay_out(state, memory).items():
                 shared.copy_(state[name].detach())
-                state[name].data = shared
+                if state[name].device.type == "cpu":
+                    state[name].data = shared
+                else:
+                    copies.append((state[name], shared))
             who, function, arguments = "envmanager-learner", f"{__name__}:_learn", (pickled, torch.get_num_threads())
             if transport == "portable":
-                return PortableProcess(
-                    who, function, arguments, connection=theirs, memory=memory, environ=os.environ
-                ), pipe
+                return (
+                    PortableProcess(who, function, arguments, connection=theirs, memory=memory, environ=os.environ),
+                    pipe,
+                    copies,
+                )
             from envmanager.processes.starting import start  # imported here because it needs Linux
 
-            return start("spawn", who, function, arguments, fds=(theirs.fileno(), int(memory))), pipe
+            return start("spawn", who, function, arguments, fds=(theirs.fileno(), int(memory))), pipe, copies
     except BaseException:
         pipe.close()
         raise
@@ -373,18 +391,15 @@ class _Learner:
         self._n_learned = 0
 
     def run(self) -> None:
-        self._send("started", None)
+        _send_whole(self._pipe, "started", None)
         goes_on = True
         while goes_on:
             if self._trainer.is_ready():
                 figures = self._trainer.update(self._progress)
                 self._publish()
-                self._send("updated", (self._trainer.version, figures))
+                _send_whole(self._pipe, "updated", (self._trainer.version, figures))
             else:
                 goes_on = self._obey(*self._next())
-
-    def _send(self, what: str, payload: Any) -> None:
-        _send_whole(self._pipe, what, payload)
 
     def _next(self) -> tuple[str, Any]:
         while (message := self._pipe.receive()) is None:
@@ -394,14 +409,14 @@ class _Learner:
     def _obey(self, what: str, payload: Any) -> bool:
         if what == "add":
             self._n_learned += self._trainer.add(payload)
-            self._send("learned", self._n_learned)
+            _send_whole(self._pipe, "learned", self._n_learned)
         elif what == "progress":
             self._progress = payload
         elif what == "reset":
             self._trainer.environments_were_reset()
         elif what in ("pause", "state", "restore"):
             number, told = payload
-            self._send("answer", (number, self._answer(what, told)))
+            _send_whole(self._pipe, "answer", (number, self._answer(what, told)))
         return what != "close"
 
     def _answer(self, what: str, told: Any) -> Any:

@@ -162,7 +162,7 @@ class OffPolicyTrainer(Trainer):
         return n
 
     def is_ready(self) -> bool:
-        return self._n_since_update >= self.options.train_every
+        return self._n_since_update >= self.options.train_every and self.replay.can_draw()
 
     def environments_were_reset(self) -> None:
         self.replay.store.abandon_all()

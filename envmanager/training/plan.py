@@ -107,8 +107,9 @@ class TrainingPlan:
         """Build a plan from ``config``. Raises ConfigError for a mistake, UsageError for ``resume`` with ``force``."""
         tables = config.get("training") or {}
         training = structure(TrainingOptions, _without_rounds(tables), where="training")
-        of_manager = config.get("manager") or {}
-        manager = structure(ManagerOptions, {"seed": training.seed, **of_manager}, where="manager")
+        table = config.get("manager") or {}
+        with_seed = {"seed": training.seed, **table} if isinstance(table, Mapping) else table
+        manager = structure(ManagerOptions, with_seed, where="manager")
         if manager.env is None:
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
         trainers = config.get("trainers") or {}

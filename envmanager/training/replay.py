@@ -60,6 +60,7 @@ class Replay:
         self._exponent = priority_exponent
         self._tree = None if priority_exponent is None else SumTree(capacity)
         self._highest = 1.0
+        self._can_draw = False
 
     def add(self, info: StepInfo, behavior: str) -> int:
         """Add one worker's step. Return the number of agent steps that now have an action and a reward."""
@@ -67,6 +68,12 @@ class Replay:
         if self._tree is not None and len(rows):
             self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))
         return len(rows)
+
+    def can_draw(self) -> bool:
+        """Return whether a row can be drawn. The first one may come late if agents take turns."""
+        if not self._can_draw:
+            self._can_draw = len(self._usable(np.arange(self.store.first, self.store.n_rows))) > 0
+        return self._can_draw
 
     def sample(
         self,
@@ -76,7 +83,7 @@ class Replay:
         reward_factor: float = 1.0,
         reward_clip: float | None = None,
     ) -> Drawn:
-        """Return ``n`` random rows, possibly with repeats. The store must hold at least one row that can be drawn.
+        """Return ``n`` random rows, possibly with repeats. ``can_draw`` must be true.
 
         Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then discounted and summed.
         ``importance_exponent``: exponent of the importance-sampling weights, used only with priorities.

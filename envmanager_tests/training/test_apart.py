@@ -41,8 +41,14 @@ from envmanager_tests.start_methods import loses
 OPTIONS = DQNOptions(capacity=1000, learning_starts=50, train_every=10, batch=16, hidden=(8,))
 
 
-def make(spec: Any) -> Any:
-    return lambda: DQN("default", spec, OPTIONS, device="cpu")
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+]
+
+
+def make(spec: Any, device: str = "cpu") -> Any:
+    return lambda: DQN("default", spec, OPTIONS, device=device)
 
 
 @pytest.fixture
@@ -51,12 +57,13 @@ def manager() -> Iterator[Any]:
         yield manager
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_updates_keep_up_with_steps_and_the_policy_has_the_weights_that_were_learned(
-    manager: Any, transport: str, monkeypatch: pytest.MonkeyPatch
+    manager: Any, transport: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENVMANAGER_TRANSPORT", transport)
-    with Apart(make(manager.behavior_specs["default"]), max_ahead=40) as trainer:
+    with Apart(make(manager.behavior_specs["default"], device), max_ahead=40) as trainer:
         before = {name: tensor.clone() for name, tensor in trainer._model.state_dict().items()}
         TrainerController(manager, {"default": trainer}).train(1000)
         arrays, facts = trainer.state()  # everything that was sent before is dealt with
@@ -64,23 +71,27 @@ def test_updates_keep_up_with_steps_and_the_policy_has_the_weights_that_were_lea
         assert most - 5 <= facts["version"] <= most, "updates do not run ahead of the steps"
         assert facts["n_steps"] == 1000
         assert trainer.version >= (1000 - 40 - 50) // 10 - 1
+        trainer.pause()
         for name, tensor in trainer._model.state_dict().items():
-            np.testing.assert_array_equal(tensor.numpy(), arrays[f"model.{name}"])
+            assert tensor.device.type == device
+            np.testing.assert_array_equal(tensor.cpu().numpy(), arrays[f"model.{name}"])
         assert any(not torch.equal(tensor, before[name]) for name, tensor in trainer._model.state_dict().items())
 
 
 @pytest.mark.load
-def test_it_is_restored_on_both_sides(manager: Any) -> None:
-    with Apart(make(manager.behavior_specs["default"])) as trainer:
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_is_restored_on_both_sides(manager: Any, device: str) -> None:
+    with Apart(make(manager.behavior_specs["default"], device)) as trainer:
         TrainerController(manager, {"default": trainer}).train(300)
         arrays, facts = trainer.state()
-    with Apart(make(manager.behavior_specs["default"])) as again:
+    with Apart(make(manager.behavior_specs["default"], device)) as again:
         again.restore(arrays, facts)
         assert again.version == facts["version"] > 0
         arrays_again, facts_again = again.state()
         assert facts_again == facts
         np.testing.assert_array_equal(arrays_again["model.last.0.weight"], arrays["model.last.0.weight"])
-        assert torch.equal(again._model.state_dict()["last.0.weight"], torch.from_numpy(arrays["model.last.0.weight"]))
+        weight = again._model.state_dict()["last.0.weight"].cpu()
+        assert torch.equal(weight, torch.from_numpy(arrays["model.last.0.weight"]))
 
 
 class Fails(DQN):
@@ -215,7 +226,7 @@ def faked(manager: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     """Makes trainers whose learner is a function in a thread, which gets the learner's end of the pipe."""
     monkeypatch.setattr(apart, "_CLOSE_S", 0.1)
     monkeypatch.setattr(apart, "_START_S", 0.1)
-    monkeypatch.setattr(apart, "_start", lambda *_: (start("spawn", "idle", f"{__name__}:idle", ()), ours))
+    monkeypatch.setattr(apart, "_start", lambda *_: (start("spawn", "idle", f"{__name__}:idle", ()), ours, []))
     ours, theirs = (MessagePipe(end.detach()) for end in socket.socketpair())
     threads: list[threading.Thread] = []
 

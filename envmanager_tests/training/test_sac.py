@@ -347,7 +347,9 @@ def test_it_learns_apart_and_its_policy_here_knows_when_to_look(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("more", [{}, {"normalize_observations": True, "normalize_rewards": True}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"normalize_observations": True, "normalize_rewards": True}, {"apart": 50}], ids=str
+)
 def test_on_a_gpu_it_trains_is_saved_and_goes_on(tmp_path: Path, more: dict[str, Any]) -> None:
     config = tables("Pendulum-v1", {**SMALL, **more}, device="cuda")
     TrainingRun(TrainingPlan.parse(config, tmp_path), Silent()).go()

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import gymnasium
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from envmanager.cli.app import run_command_line
 from envmanager.training import checkpoints, episode_log
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.trainers import known_kinds, make_trainer
+from envmanager_tests.envs import Duel
 
 CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
 SMALL_PPO = {"kind": "ppo", "rollout": 64, "epochs": 2, "minibatch": 32}
@@ -247,6 +249,42 @@ def test_mistakes_in_a_config_are_named(tmp_path: Path, trainers: Any, words: st
     tables = {"manager": CARTPOLE, "training": {}, "trainers": trainers}
     with pytest.raises(ConfigError, match=words):
         TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go()
+
+
+@pytest.mark.parametrize("table", ["manager", "training", "trainers"])
+def test_a_list_is_not_taken_for_a_table(tmp_path: Path, table: str) -> None:
+    tables = {"manager": CARTPOLE, "training": {}, "trainers": {"*": SMALL_PPO}, table: [1]}
+    with pytest.raises(ConfigError, match=table):
+        TrainingPlan.parse(tables, tmp_path)
+
+
+class Turns(Duel):
+    """Two targets that act in turn, so that the first steps have no next observation yet."""
+
+    SPECS = {"target": Duel.SPECS["target"]}
+    AGENTS = {"target": Duel.AGENTS["target"]}
+
+    def step(self, actions: Any) -> Any:
+        return super().step({"hero": actions["target"], **actions})
+
+    def _steps(self, rewards: Any, *, ended: bool) -> Any:
+        first_acts = self._in_episode % 2 == 0
+        steps = super()._steps(rewards, ended=ended)
+        return {"target": attrs.evolve(steps["target"], acting=np.array([first_acts, not first_acts]))}
+
+
+@pytest.mark.parametrize("learning_starts", [0, 1])
+@pytest.mark.parametrize("more", [{}, {"prioritized": True}, {"apart": 100}], ids=str)
+def test_an_update_waits_for_the_first_step_whose_next_observation_is_known(
+    tmp_path: Path, more: dict[str, Any], learning_starts: int
+) -> None:
+    trainer = {**SMALL_DQN, "learning_starts": learning_starts, "train_every": 1, "batch": 4, **more}
+    tables = {
+        "manager": {"kind": "simple", "env": Turns, "n_envs": 1},
+        "training": {"steps": 40, "evaluation_episodes": 0, "device": "cpu"},
+        "trainers": {"target": trainer},
+    }
+    assert TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go().n_steps == 40
 
 
 def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class OnDevice(torch.Tensor):
         raise TypeError("can't convert a tensor on a device to NumPy: call cpu() first")
 
     def cpu(self) -> Any:
-        return self.as_subclass(torch.Tensor)
+        return super().cpu().as_subclass(torch.Tensor)
 
 
 class TensorVector(gymnasium.vector.VectorEnv):  # type: ignore[misc]
