@@ -91,6 +91,7 @@ class ArraySpec:
         """Return True only if ``batch`` is an array ``[n]`` of allowed integers. May return False for a valid batch."""
         return (
             batch.__class__ is np.ndarray
+            and not self.is_object  # objects may be unhashable
             and (batch.dtype is self.dtype or batch.dtype == self.dtype)
             and batch.ndim == 1
             and self._choices.issuperset(batch.tolist())

@@ -14,6 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from envmanager import (
+    ActionInfo,
     BadAction,
     BadObservation,
     EnvManager,
@@ -62,6 +63,39 @@ def test_what_most_people_return_is_cast(make_manager: Any) -> None:
             batch = manager.recv(ALL)
             assert (batch.obs.dtype, batch.obs.tolist()) == (np.float32, [[0.5, 1.5]] * 2)
             assert (batch.reward.tolist(), batch.terminated.tolist()) == ([1.0, 1.0], [False, False])
+
+
+class Sums(gymnasium.Env):  # type: ignore[misc]
+    """Its actions are graphs, which cannot be hashed; the reward is the sum of their nodes."""
+
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+    action_space = spaces.Graph(spaces.Box(0, 9, (2,)), None)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(2, np.float32), float(action.nodes.sum()), False, False, {}
+
+
+@managers
+def test_graphs_are_actions(make_manager: Any) -> None:
+    def graphs(*n_nodes: int) -> Any:
+        made = np.empty(len(n_nodes), object)
+        made[:] = [spaces.GraphInstance(np.ones((n, 2), np.float32), None, None) for n in n_nodes]
+        return made
+
+    with make_manager(Sums, 2) as manager:
+        manager.reset()
+        manager.send(graphs(1, 2), manager.recv(ALL).env_ids)
+        assert manager.recv(ALL).reward.tolist() == [2.0, 4.0]
+
+    policy = types.SimpleNamespace(get_action=lambda steps: ActionInfo(graphs(*[3] * len(steps))))
+    with make_manager(Sums, 2) as manager:
+        manager.set_policy("default", policy)
+        manager.reset()
+        rewards = np.concatenate([info.current["default"].reward for info in manager.step(ALL)])
+        assert rewards.tolist() == [6.0, 6.0]
 
 
 @managers
