@@ -158,7 +158,7 @@ class _Helper:
                     _kill_group(self._awaited.pop(fd))
                 elif fd in self._children:
                     self._reap(self._children.pop(fd))
-                elif not self._obey():
+                elif fd == self._requests.fileno() and not self._obey():  # fd may be of a child just reaped
                     return
 
     def _obey(self) -> bool:

@@ -52,6 +52,22 @@ def test_a_helper_that_is_about_to_stop_does_not_keep_close_waiting() -> None:
 
 
 @native_only
+def test_a_helper_reaps_on_after_a_process_whose_end_and_release_it_finds_at_once() -> None:
+    first, second = (starting.start("spawn", "sleeper", f"{scripts.__name__}:sleep", ()) for _ in range(2))
+    helper = starting.find_helper()
+    try:
+        os.kill(helper.pid, signal.SIGSTOP)
+        until(lambda: not helper.responds())
+        first.signal(signal.SIGKILL)
+        first.release()
+        os.kill(helper.pid, signal.SIGCONT)
+        second.signal(signal.SIGKILL)
+        assert second.exit_name() == "SIGKILL"
+    finally:
+        second.release()
+
+
+@native_only
 def test_when_the_next_helper_stops_too_that_is_said() -> None:
     with program(scripts.train_across_helpers_that_stop_when_asked, 2) as trainer:
         ((phase, *cause),) = trainer.announced("error")
