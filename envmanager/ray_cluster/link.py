@@ -116,7 +116,7 @@ class ActorConnection(Channel):
             self._exit_name = _EXIT_NAMES.get(kind, kind)
         message, deadline = self._first
         if self._exit_name == _NODE_DIED and self.pid is None and time.monotonic() < deadline:
-            self._actor, self._is_asked = self._make_actor(), False
+            self._actor, self._is_asked, self.error, self._exit_name = self._make_actor(), False, "", "KILLED"
             self.ask()
             self._call(message)
         else:

@@ -381,3 +381,14 @@ def test_an_actor_that_its_node_took_along_before_it_ran_is_asked_for_again() ->
     assert len(stage.cluster.actors) == 2
 
     assert stage.started().worker.state is State.RUNNING
+
+
+def test_the_end_of_an_actor_that_was_replaced_is_not_told_of_the_next_one() -> None:
+    stage = Stage(timeouts=Timeouts(step_s=0.01))
+    stage.actor.die()
+    stage.ready().step()
+    (response,) = stage.queue.wait(10)
+
+    assert isinstance(response.payload, WorkerTimedOut)
+    assert "node" not in str(response.payload)
+    assert stage.worker.process.exit_name() == "KILLED"
