@@ -386,6 +386,7 @@ def test_an_actor_that_its_node_took_along_before_it_ran_is_asked_for_again() ->
 def test_the_end_of_an_actor_that_was_replaced_is_not_told_of_the_next_one() -> None:
     stage = Stage(timeouts=Timeouts(step_s=0.01))
     stage.actor.die()
+    assert stage.taken() == []
     stage.ready().step()
     (response,) = stage.queue.wait(10)
 
