@@ -55,10 +55,10 @@ __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost",
 
 
 class EnvManager(ABC):
-    """The base class of managers, which run environments in workers. Leaving a manager's ``with`` block closes it."""
+    """The base class of managers, which run environments in workers. Leaving a ``with`` block closes the manager."""
 
     placement = ""
-    """Sentence on the placement that a probe chose for ``"auto"``, and why. Empty if the user set the placement."""
+    """Text that says which placement was chosen for ``"auto"``, and why. Empty if the user set the placement."""
 
     @abstractmethod
     def __init__(
@@ -76,16 +76,16 @@ class EnvManager(ABC):
 
         ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
         "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
-        ``trace``: path of a trace file. ``check_values``: whether to refuse actions whose dtype is of a different kind
-        than the spec's (floats for integers) instead of casting them. ``zero_copy``: whether to return a worker's
-        arrays without a copy. The host must then keep them unchanged for one more step.
+        ``trace``: path of a trace file. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
+        floats for integers) even if a cast would change no value. ``zero_copy``: whether to return a worker's arrays
+        without a copy. The host must then keep the arrays unchanged for one more step.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._use = _UNDECIDED
         self._undelivered: Any = None
-        """Result or error that ``step()`` or ``recv()`` has not yet returned or raised. If a Ctrl-C is raised instead,
-        the next call returns or raises it."""
+        """Result or error that ``step()`` or ``recv()`` has not yet returned or raised. If a Ctrl-C comes first, the
+        next call returns the result or raises the error."""
         self._host: WorkerHost | None = None
         self._given_back = False
         self._episodes: Episodes | None = None
@@ -157,7 +157,7 @@ class EnvManager(ABC):
 
     @property
     def n_workers(self) -> int:
-        """Number of workers, including the local worker."""
+        """Number of workers, including any local worker."""
         return len(self._env_rows.blocks)
 
     @property
@@ -220,10 +220,10 @@ class EnvManager(ABC):
         """Begin new episodes in all workers that were not dropped. Return a StepInfo for each, sorted by worker_id.
 
         ``seed`` is a number, or a sequence with a seed per environment. ``options`` is passed to the environments' own
-        reset. Instead of ``seed`` and ``options``, pass a ResetConfig or a mapping as ``config``; mixing them raises
-        UsageError. Steps in flight are completed and discarded. Failed workers are reset or replaced. If this fails for
-        a worker, raises its WorkerError; ``reset`` can be called again. Takes up to ``Timeouts.step_s + reset_s``, and
-        longer if workers are replaced.
+        reset. Both can be passed in ``config`` instead, as a ResetConfig or a mapping; mixing the two ways raises
+        UsageError. Steps in flight are completed and discarded. Failed workers are reset or replaced. If a worker can
+        be neither reset nor replaced, raises its WorkerError; ``reset`` can be called again. Takes up to
+        ``Timeouts.step_s + reset_s``, and longer if workers are replaced.
         """
         has_begun = False
         try:
@@ -241,9 +241,9 @@ class EnvManager(ABC):
         return infos
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
-        """Send actions to all idle workers, wait as ``wait`` specifies, and return a StepInfo for each ready worker.
+        """Send actions to idle workers, wait for steps, and return StepInfos of ready workers, as ``wait`` specifies.
 
-        Each policy is called at most once, for all agents in these workers that must act. ``wait`` (a Wait, "any",
+        Each policy is called at most once, for all acting agents of the idle workers. ``wait`` (a Wait, "any",
         "all" or a number of workers) overrides the manager's own. Raises UsageError before a reset or without a policy.
         Raises BadAction if an action violates its spec; then no action was sent. Raises the WorkerError of a failed
         worker; the next call returns the steps of other workers.
@@ -258,7 +258,7 @@ class EnvManager(ABC):
         """Send actions to some environments, without waiting for their steps.
 
         ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``. Raises BadAction, before anything
-        is sent, for invalid actions or env_ids, or if ``recv`` has not yet returned a step of one of their workers.
+        is sent, for invalid actions or env_ids, or if ``recv`` has not yet returned the last step of a worker involved.
         Raises the error of a worker that was given up, and UsageError before a reset or for multi-agent environments.
         """
         bracket = self._named["send"]
@@ -360,16 +360,16 @@ class EnvManager(ABC):
         return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
-        """Return a list of the attribute ``name`` of all environments, or of ``env_ids``. Errors are as in ``call``."""
+        """Return the attribute ``name`` of each environment, or each of ``env_ids``. Errors are as in ``call``."""
         return self._asker.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set the attribute ``name`` in all environments, or only in ``env_ids``. Errors are as in ``call``.
 
-        A sequence, such as a list, or an array with at least one axis must have one value for each environment. Text,
-        bytes, a mapping or any object that is not a sequence is one value for all. To set the same list in all
-        environments, pass ``[the_list] * n``. Raises UsageError for a wrong number of values, and for an object with
-        ``len()`` and ``[i]`` that is not a Sequence.
+        A Sequence, such as a list, or an array with at least one axis must have one value for each environment. Text,
+        bytes, a mapping, an array without axes or an object that cannot be indexed is one value for all. To set the
+        same list in n environments, pass ``[the_list] * n``. Raises UsageError for a wrong number of values, and for
+        any other object with ``len()`` and ``[i]``.
         """
         ids = self._asker.ids(env_ids)
         each = one_for_each(values, len(ids))
@@ -380,7 +380,7 @@ class EnvManager(ABC):
         return self._asker.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
-        """Return the counters and times of all workers, and a ``verdict``, a text that says what limits the speed."""
+        """Return a ManagerStats with the counters and times of all workers and a verdict on what limits the speed."""
         self._calls.require_owner("stats")
         entries, host, policies = self._table.entries, self._some_host, self._policy_steps.policies
         known = ManagerStats(
@@ -400,7 +400,7 @@ class EnvManager(ABC):
         """Stop all workers and release all resources, within ``Timeouts.close_s``. May be called repeatedly.
 
         A call in progress (in another thread, or one whose policy closes the manager) raises ManagerClosed. The memory
-        that the call uses is released when the call ends. Does nothing in a process forked from the trainer.
+        that the call uses is released when the call ends. Does nothing in a process forked from the manager's process.
         """
         if self._calls.owner_pid != os.getpid():
             return

@@ -75,7 +75,7 @@ class Environment(ABC):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         """Begin an episode. Return its first observations by behavior, with reward 0.
 
-        ``seeds`` has one entry, or in a group one per environment. A seed of None keeps the random generator's state.
+        ``seeds`` has one entry; in an EnvGroup, one per environment. A seed of None keeps the random generator's state.
         """
 
     @abstractmethod
@@ -103,8 +103,8 @@ class EnvGroup(Environment):
     steps_some_rows = True
     """Whether ``step`` accepts ``rows``, to step only some of the environments."""
     batch_size = 0
-    """Number of environments in each result of ``step`` with ``rows``, possibly stepped by earlier calls; 0 if results
-    have exactly ``rows``. An environment whose episode has ended is in a later result, with its next episode."""
+    """Maximum number of environments in a result of ``step`` with ``rows``; 0 if each result has exactly ``rows``.
+    If not 0, a result has the next ready environments. An episode's last step comes once the next episode began."""
     returns_new_arrays = False
     """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
     generation = 0
@@ -117,7 +117,7 @@ class EnvGroup(Environment):
 
     @abstractmethod
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments, or those at ``rows``, each of which must have exactly one agent. Return the steps."""
+        """Step all environments, or only those at ``rows``, which must have one agent each. Return the steps."""
 
     @property
     @abstractmethod
@@ -293,7 +293,7 @@ class SideBySide(EnvGroup):
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
     """Raise SpecMismatch unless ``steps``, a result of one environment for one behavior, satisfies ``spec``.
 
-    Checks structure, shapes, dtypes, agent ids and infos. With ``check_numbers``, checks for finite numbers and bounds.
+    Checks structure, shapes, dtypes, agent ids and infos. With ``check_numbers``, also checks finiteness and bounds.
     """
     if not isinstance(steps, AgentSteps):
         raise SpecMismatch("the result", "AgentSteps", describe_value(steps))

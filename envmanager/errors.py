@@ -3,7 +3,7 @@
 ::
 
     EnvManagerError
-    ├── WorkerError              an error of one worker or in one of its environments
+    ├── WorkerError              an error in one worker or in one of its environments
     │   ├── EnvRaised            the environment's own code raised
     │   ├── BadObservation       the environment returned a value that violates its spec
     │   ├── WorkerDied           the worker's process ended unexpectedly
@@ -12,7 +12,7 @@
     │   ├── ProtocolError        the worker is an engine that broke the protocol
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                invalid actions or env_ids; raised before anything is sent
-    ├── ManagerClosed            a call came after close(), or was running then
+    ├── ManagerClosed            a call was made after close(), or was still running during close()
     ├── UsageError               an invalid or untimely call, or invalid or contradictory options
     │   └── ConfigError          an invalid config
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
@@ -48,8 +48,8 @@ class WorkerError(EnvManagerError):
     """An error in a worker or in one of its environments.
 
     ``headline`` is a one-line summary for logs. ``cause`` says what went wrong, such as ``"SIGSEGV"``. ``phase`` says
-    what the worker was doing: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``. A healthy
-    worker that is replaced as planned has the phase ``"recycled"``.
+    what the worker was doing: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``. The phase
+    ``"recycled"`` means that a healthy worker was replaced as planned.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ _AFTER_EXCEPTION = {
 
 
 class EnvRaised(WorkerError):
-    """Error raised when an environment's own code raised an exception. The text ends with the traceback in the worker.
+    """Error raised when an environment's own code raised an exception. The text ends with the worker's traceback.
 
     ``__cause__`` is the original exception, or None if a worker's process could not send it. ``type_name`` is the
     name of the exception's class. ``remote_traceback`` is the traceback as text, or ``""`` if there is none.

@@ -5,7 +5,7 @@
     with needed_by("envmanager.training", extra="torch"):
         import torch
 
-If the library is not installed, the context raises MissingExtra, whose text quotes the pip command to install it.
+If the library is not installed, the context raises MissingExtra, whose text ends with the pip command that installs it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Plugins(NamedTuple):
 def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
     """Return a context manager that turns ModuleNotFoundError into MissingExtra, whose text begins with ``what``.
 
-    ``extra``: the extra of ``envmanager`` with the library, or None. Missing modules of ``envmanager`` do not count.
+    ``extra``: the extra that installs the library, or None. Errors about modules of ``envmanager`` are not converted.
     """
     try:
         yield

@@ -61,10 +61,10 @@ class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
 
     With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses the value.
-    But ``kind="godot"`` derives ``n_workers`` from the number of cores. ``kind="simple"`` accepts but ignores
-    ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and ``worker_env``, so that
-    only ``kind`` need be changed. In this library only ``kind="godot"`` accepts the mapping ``engine``, and only
-    ``kind="ray"`` accepts ``cluster``.
+    But ``kind="godot"`` derives ``n_workers`` from ``n_envs`` and the number of cores. ``kind="simple"`` accepts but
+    ignores ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and ``worker_env``, so that one
+    can switch to it by changing ``kind`` alone. In this library only ``kind="godot"`` accepts the mapping ``engine``,
+    and only ``kind="ray"`` accepts ``cluster``.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.

@@ -1,7 +1,7 @@
 """A manager whose environments run in the trainer's process.
 
-One worker runs all environments. It executes a step when the response is requested or when another command follows, so
-that an environment's exception is raised by the same call as with worker processes.
+One worker runs all environments. It executes a step when the response is requested, or when a command other than a
+reset follows. So an environment's exception is raised by the same call as with worker processes.
 """
 
 from __future__ import annotations

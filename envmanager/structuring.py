@@ -52,7 +52,7 @@ class Misfit(ValueError):
 
 
 class PartMisfit(Exception):
-    """Error that wraps the ``error`` of a list or mapping item found at ``place``, such as ``[3]`` or ``.name``."""
+    """Error that adds an item's ``place`` in a list or mapping, such as ``[3]`` or ``.name``, to its ``error``."""
 
     def __init__(self, place: str, error: Exception) -> None:
         super().__init__(place, error)
@@ -70,7 +70,7 @@ def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
 
 
 def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
-    """Return a cattrs converter that raises for values of a wrong type, such as ``"8"`` for an int."""
+    """Return a cattrs converter that raises an error for a value of a wrong type, such as ``"8"`` for an int."""
     converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys)
     # cattrs would turn "8" into 8 and "no" into True.
     converter.register_structure_hook(int, _strict("a whole number", int))

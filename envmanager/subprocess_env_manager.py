@@ -38,10 +38,10 @@ class SubprocessEnvManager(EnvManager):
 
     With ``n_workers="auto"``, a probe chooses the number. The probe is a worker that steps the first environment for a
     short time before the others start; ``stats().placement`` has the number and the reason. The last ``local_envs``
-    environments run in the trainer's process, in an additional worker, the local worker, which ``n_workers`` does not
-    count. The local worker steps when the trainer would otherwise wait, and no other response is received meanwhile. If
-    the local worker crashes or hangs, so does the trainer. With ``local_envs="auto"``, a probe chooses ``local_envs``
-    and, unless given, ``n_workers``.
+    environments run in the trainer's process, in the local worker. ``n_workers`` does not include this worker. The
+    local worker steps when the trainer would otherwise wait, and no other response is received meanwhile. If the local
+    worker crashes or hangs, so does the trainer. With ``local_envs="auto"``, a probe chooses ``local_envs`` and, unless
+    given, ``n_workers``.
 
     ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
     be defined anywhere, even in a notebook or in a script without a ``__main__`` guard. ``start_method``: "forkserver"

@@ -5,7 +5,7 @@
     Atari("Pong")          4 frames per action ──▶ maximum of the last two, gray ──▶ 84×84 ──▶ a stack of 4
 
 Gymnasium's ``AtariPreprocessing`` and ``FrameStackObservation`` give the same observations, byte for byte. They are
-slower, because the emulator then draws all frames in color. This module has it draw two of four frames, in gray.
+slower, because they make the emulator draw all frames in color. Here the emulator draws two of four frames, in gray.
 
 The rule: with equal seeds and actions, ``Atari`` and the two wrappers give the same episodes.
 """
@@ -41,8 +41,8 @@ def atari_vector(
 ) -> Any:
     """Return the vectorised form of ``Atari``, an AtariVectorEnv of ale_py with all environments of a worker.
 
-    Without no-ops, equal actions lead to the same frames, rewards and episode ends as in ``Atari``. The same seed gives
-    another number of no-ops. The first stack of an episode is padded with zeros, not with copies of the first frame.
+    With ``noop_max=0``, equal actions lead to the same frames, rewards and episode ends as in ``Atari``; otherwise the
+    number of no-ops may differ, even with equal seeds. The first stack of an episode has zeros before its one frame.
     """
     from ale_py.vector_env import AtariVectorEnv
 
@@ -64,9 +64,9 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     """An Atari game as a Gymnasium environment. ``game`` is the game's name, such as ``"Pong"``.
 
     Observations are uint8[stack, size, size] with the newest frame last. Actions index the game's minimal action set.
-    Each action is repeated for ``frame_skip`` frames. A reset plays 1 to ``noop_max`` no-op frames (none for 0).
+    An action lasts ``frame_skip`` frames. A reset plays 1 to ``noop_max`` no-op frames, or none with ``noop_max=0``.
     ``clip_rewards`` replaces rewards with their signs. ``terminal_on_life_loss`` ends the episode when a life is lost.
-    ``Atari.vectorised`` builds a vector environment of the game, which the manager kind ``auto`` also tries.
+    ``Atari.vectorised`` makes the game's vectorised form, which the manager kind ``auto`` tries as well.
     """
 
     vectorised = staticmethod(atari_vector)

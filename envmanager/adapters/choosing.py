@@ -40,7 +40,7 @@ ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.
 
 
 def _aec_advice(env: Any) -> str:
-    """Return advice that names the PettingZoo function to convert ``env``, an AECEnv, to a ParallelEnv."""
+    """Return advice that names the PettingZoo function that converts ``env``, an AECEnv, to a ParallelEnv."""
     metadata = getattr(env, "metadata", None)
     is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
     name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
@@ -120,7 +120,7 @@ _INWARDS = ("subject", "unwrapped", "env")
 
 
 def innermost(subject: Any) -> Any:
-    """Return the environment inside all wrappers of ``subject``, ignoring wrapped objects that are not environments."""
+    """Return the environment inside all wrappers of ``subject``, or ``subject`` itself if it wraps no environment."""
     seen = {id(subject)}
     while True:
         inner = next((each for each in _wrapped_by(subject) if id(each) not in seen), None)

@@ -1,6 +1,6 @@
 """Adapter for dm_env environments, each of which has one agent.
 
-An episode is terminated if the discount of its last step is 0, and truncated if it is any other number.
+An episode is terminated if the discount of its last step is 0, and truncated if the discount is any other number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DmEnvironment(Environment):
     """A dm_env environment as an Environment with one agent. Lists in specs become tuples.
 
     ``reset`` passes a seed to the environment's ``seed`` method, or to the random state of a dm_control environment. If
-    it has neither, ``reset`` warns that the factory should use ``context.seed``. Reset options raise UsageError.
+    there is neither, ``reset`` warns that the factory should use ``context.seed``. Reset options raise UsageError.
     """
 
     def __init__(self, env: Any) -> None:

@@ -86,7 +86,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
     """
 
     def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:
-        """Wrap a pool. Raises UsageError unless ``num_envs`` fits ``env_ids`` and is a multiple of ``batch_size``."""
+        """Wrap a pool. Raises UsageError unless ``num_envs`` is ``len(env_ids)`` and a multiple of ``batch_size``."""
         super().__init__(pool, env_ids, infos=infos, check_values=check_values)
         self.batch_size = pool.config["batch_size"]
         if self._n % self.batch_size:

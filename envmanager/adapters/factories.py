@@ -62,8 +62,8 @@ def vectorised(env_factory: Any) -> EnvRecipe | None:
     """Return an EnvRecipe for the vectorised form of ``env_factory``, or None if ``env_factory`` has no such form.
 
     A Gymnasium id without arguments has this form if a ``vector_entry_point`` is registered for it. A callable has this
-    form if it has an attribute ``vectorised``, a factory of a vector environment that takes the same arguments. A list
-    of factories or a recipe with wrappers has no vectorised form.
+    form if its attribute ``vectorised`` is a function that takes the same arguments and makes a vector environment. A
+    list of factories or a recipe with wrappers has no vectorised form.
     """
     if isinstance(env_factory, list | tuple):
         return None
@@ -99,7 +99,7 @@ def check_travel(factories: Sequence[Any]) -> None:
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:
-    """Call the factory, passing ``context`` if accepted, and return the result. Raises UsageError if this is None."""
+    """Call the factory, with ``context`` if accepted. Return the result. Raises UsageError if the result is None."""
     if isinstance(env_factory, Prepared):
         return env_factory.wrapped(call_factory(env_factory.inner(), context))
     env_factory = loaded(env_factory)

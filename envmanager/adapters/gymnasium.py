@@ -1,4 +1,4 @@
-"""Adapter for Gymnasium environments. A worker's environments with equal spaces write into the same arrays.
+"""Adapter for Gymnasium environments. If all environments of a worker have equal spaces, they use the same arrays.
 
 Speed matters, because this module steps most users' environments. Functions that read actions, and the expected dtypes
 and shapes, are prepared once rather than in each step, and views of a buffer's rows are reused.
@@ -25,7 +25,7 @@ from envmanager.environment import EnvGroup
 BEHAVIOR = "default"
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
-"""Function ``(views of one row's leaves, observation, casting)`` that copies a valid observation to the views."""
+"""Function ``(views, obs, casting)`` that checks an observation and copies its parts into the views of one row."""
 
 
 def equal_spaces(envs: Sequence[Any]) -> bool:
@@ -39,9 +39,9 @@ def equal_spaces(envs: Sequence[Any]) -> bool:
 class GymnasiumEnvironment(EnvGroup):
     """A group of Gymnasium environments with equal spaces, each with one agent of the behavior ``"default"``.
 
-    A step of all environments is written into the buffer last offered, or into arrays that the next one overwrites.
+    A step of all environments is written into the last offered buffer, else into arrays that later steps overwrite.
     An environment whose episode ends is reset in the same step, without a seed and with the options of the last
-    ``reset``. Objects (texts, graphs) in observations and actions are passed on without a copy.
+    ``reset``. Objects (strings, graphs) in observations and actions are passed on without a copy.
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
@@ -224,7 +224,7 @@ class _BufferViews:
         self.truncated: Any = steps.truncated.data
         self.no_flags = np.zeros(n, np.bool_).data
         self.plain_obs: Any = None
-        """Flat memory of all observations if plain and 1-D, else None. ``places`` has the slice of each row."""
+        """Flat memoryview of all rows if observations are plain and 1-D, else None. ``places`` has each row's slice."""
         self.plain_class: type | None = None
         """Class of observations to copy through ``plain_obs``: ``np.ndarray``, or None if ``plain_obs`` is not used."""
         self.places: Sequence[Any] = self.rows

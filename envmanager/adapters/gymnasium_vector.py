@@ -8,8 +8,8 @@
                                                          if the class supports it, else see ``late_vector``
     DISABLED    obs = last; waits for a reset            resets ended environments by ``options["reset_mask"]``
 
-PyTorch and JAX arrays of observations and actions are not converted in the trainer's process. In a worker process they
-are. Rewards and flags are converted to NumPy arrays, because the manager reads them.
+In the trainer's process, observations and actions may stay PyTorch or JAX arrays. In a worker process, observations are
+converted to NumPy arrays. Rewards and flags are always converted, because the manager reads them.
 
 ``VectorGroup.step`` returns one row per environment. If an episode ended, ``obs`` has the first observation of the next
 episode, and ``final_obs`` has the last observation of the ended episode.
@@ -304,7 +304,7 @@ class VectorGroup(EnvGroup):
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
-        """Reset the environments at indices ``numbers`` (mask ``ended``). Return their first observations and infos."""
+        """Reset the environments at ``numbers``, which ``ended`` selects. Return their first observations and infos."""
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
@@ -394,7 +394,7 @@ def _copy_into(target: Tree, source: Tree) -> None:
 
 
 def batch(column: Any) -> Any:
-    """Return a column of actions in the form that a VectorEnv takes: objects in a tuple, numbers in a new array."""
+    """Convert actions for a VectorEnv: objects to a tuple, NumPy numbers to a copy. Keep PyTorch and JAX arrays."""
     if is_foreign(column):  # a copy already
         return column
     return tuple(column) if column.dtype.kind == "O" else column.copy()

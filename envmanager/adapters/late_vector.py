@@ -41,7 +41,7 @@ class LateVectorGroup(VectorGroup):
         self._actions = zeros(self.behavior_specs[BEHAVIOR].action, self._n)
         """Last action of each row, sent again as a valid action in the step that begins the next episode."""
         self._acting = np.ones(self._n, np.bool_)
-        """Mask of the rows whose next action is used; false where the last step of all rows ended an episode."""
+        """Mask of the rows whose next action is used; false where the next step of all rows only begins an episode."""
         self._is_late = np.zeros(self._n, np.bool_)
         """Mask of the rows in flight whose episode has ended and whose next episode has not begun."""
         self._last = AgentSteps.first(agent_id=self._agent_id.copy(), obs=zeros(self._spec, self._n))

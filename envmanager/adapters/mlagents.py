@@ -2,7 +2,7 @@
 
 ::
 
-    get_steps(behavior)    DecisionSteps ──▶ rows that act, first and in this order    one AgentSteps
+    get_steps(behavior)    DecisionSteps ──▶ rows that act (placed first, in order)    one AgentSteps
                            TerminalSteps ──▶ rows that ended
                            neither       ──▶ no row: such an agent has not requested a decision
 

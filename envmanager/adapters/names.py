@@ -72,7 +72,7 @@ class VectorId(GymnasiumId):
 
 @attrs.frozen
 class PoolId:
-    """A factory of a worker's EnvPool for the task ``env_id``. The pool is seeded with ``context.seed``."""
+    """A factory of a worker's EnvPool for the task ``env_id``. The pool is seeded with ``context.seed`` by default."""
 
     env_id: str
 
@@ -144,9 +144,9 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a partial of ``called.vectorised``, a factory of vector environments, or None if there is none.
+    """Return a partial of ``called.vectorised``, a factory of vector environments, or None without this attribute.
 
-    If ``called`` is itself a partial, use the attribute of its function and bind the same arguments.
+    If ``called`` is a partial, take the attribute from its function and bind the arguments of ``called``.
     """
     bound = called if isinstance(called, functools.partial) else functools.partial(called)
     form = getattr(bound.func, "vectorised", None)
@@ -235,7 +235,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Return ``spec`` with an entry point in ``__main__`` replaced by the callable. Workers lack this ``__main__``."""
+    """Return ``spec`` with an entry point ``"__main__:name"`` replaced by its object. Workers lack that module."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)

@@ -35,7 +35,7 @@ class ParallelEnvironment(Environment):
     have appeared so far.
 
     If PettingZoo's ``turn_based_aec_to_parallel`` made the ParallelEnv, all agents have rows, but only the agent whose
-    turn it is needs an action. The ``info`` of an agent that joins with a new episode comes from the reset.
+    turn it is needs an action. If an agent joins in the reset after an episode, its ``info`` comes from that reset.
     """
 
     def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:

@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError if an argument is neither in ``also`` nor a parameter of ``called`` after the first ``skip``."""
+    """Raise UsageError for an argument not in ``also`` that ``called`` does not take after ``skip`` parameters."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
@@ -236,7 +236,7 @@ def _parameters(called: Any) -> list[inspect.Parameter] | None:
 
 
 def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
-    """Raise UsageError if ``maker`` declares render modes and ``mode`` is neither one nor derived from one."""
+    """Raise UsageError if ``mode`` is set but ``maker`` declares only others. ``by_id`` allows what Gymnasium adds."""
     metadata = getattr(maker, "metadata", None)
     modes = list(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else []
     if mode is None or not modes:

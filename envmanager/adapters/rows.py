@@ -27,7 +27,7 @@ _FLAG = ArraySpec((), np.bool_)
 _FLOAT = np.dtype(np.float64)
 
 RowReader = Callable[[Tree, int], Any]
-"""Function ``(tree of [n, …], row)`` that returns one agent's action as an element of its space, not as a view."""
+"""Function ``(batch, row)`` that returns one agent's action: an element of the action space, never a view."""
 
 
 def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
@@ -64,7 +64,7 @@ def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
 
 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
-    """Stack ``values`` into a tree of arrays ``[n, …]``. A bad value raises SpecMismatch with its name in ``roots``."""
+    """Stack ``values`` into a tree of arrays ``[n, …]``. Raises SpecMismatch for a bad value, as named in ``roots``."""
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):

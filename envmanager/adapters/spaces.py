@@ -67,7 +67,7 @@ def _(space: Any) -> Tree:
 
 @functools.singledispatch
 def row_reader(_space: Any) -> RowReader:
-    """Return a function ``(batch, row)`` that returns one agent's action as an element of the space, not as a view."""
+    """Return a function ``(batch, row)`` that returns one agent's action: an element of the space, never a view."""
     return operator.getitem
 
 

@@ -1,4 +1,4 @@
-"""Checks of an environment and of a Godot game. Their findings are sentences for the author."""
+"""Checks of an environment and of a Godot game. The findings are written for the author of the environment or game."""
 
 from envmanager.check.environment import Finding, check_environment
 

@@ -1,4 +1,4 @@
-"""The check of an environment, with findings for its author. If no call fails, it makes three instances.
+"""The check of an environment, with findings for its author. If no call fails, the check makes three instances.
 
 ::
 
@@ -30,9 +30,9 @@ N_STEPS_OF_ANOTHER_SEED = 50
 
 @attrs.frozen
 class Finding:
-    """The answer to a ``question``, for an environment one of QUESTIONS. ``text``: the finding. ``advice`` may be "".
+    """The answer to a question about an environment or a game. ``text`` states the answer; ``advice`` may be empty.
 
-    ``evidence``: the last lines of output if the environment's process ended or was killed.
+    For an environment, ``question`` is in QUESTIONS. ``evidence``: the last output of an ended or killed process.
     """
 
     question: str

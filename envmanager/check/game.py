@@ -194,7 +194,7 @@ def _seeding_finding(first: _Played, again: _Played) -> Finding:
 
 
 def _first_difference(ours: Mapping[str, Mapping[str, Any]], theirs: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Describe the first difference between a step's arrays and their repetition. Return None if there is none."""
+    """Describe the first difference between the arrays of a step and of its repetition, or return None."""
     for behavior in {**ours, **theirs}:
         arrays, others = ours.get(behavior, {}), theirs.get(behavior, {})
         n, n_other = (len(each.get("reward", ())) for each in (arrays, others))

@@ -112,7 +112,7 @@ class Playthrough:
 
     @property
     def ended_process(self) -> bool:
-        """Whether the environment ended its process, or was killed because it did not return."""
+        """Whether the environment's process died, or was killed because a call did not return."""
         return self.failure is not None and self.failure.kind in ("died", "timed out")
 
     def of_phase(self, phase: Phase) -> list[tuple[int, Mismatch]]:
@@ -129,7 +129,7 @@ class Playthrough:
 
 
 class ByRow:
-    """A random policy whose actions depend on rows, not on agent ids. Agent ids can differ after a second reset."""
+    """A random policy whose actions depend on an agent's row, not on its id, because ids can differ between resets."""
 
     def __init__(self, spec: BehaviorSpec, seed: int) -> None:
         self._policy = RandomPolicy(spec, seed)
@@ -160,7 +160,7 @@ def _hash(leaf: np.ndarray) -> int:
 
 
 class ArrayWatch:
-    """A monitor of the arrays that an environment returns. It sees the arrays themselves, before they are copied.
+    """A monitor of the arrays in the observations, or AgentSteps, that an environment returns, before they are copied.
 
     ``n_resets``: number of resets. ``reused``: whether the environment returned the same array object again.
     ``changed``: whether a returned array changed later. Both consider only the last ``KEPT`` arrays. ``on_call`` is
@@ -207,7 +207,7 @@ def _same(array: np.ndarray, copy: np.ndarray) -> bool:
 
 
 def _observation(result: Any) -> Any:
-    """Return the observation from the result of a reset or step."""
+    """Return the observation in the result of a reset or step. Other results, such as Steps, are returned unchanged."""
     if hasattr(result, "observation"):  # dm_env's TimeStep
         return result.observation
     return result[0] if isinstance(result, tuple) and result else result  # Gymnasium and PettingZoo: (observation, …)

@@ -118,12 +118,12 @@ class Trial:
         return self._ask("begin", seed, env_seed)  # type: ignore[no-any-return]
 
     def advance(self, at_step: int) -> Moment | Failure:
-        """Take step number ``at_step`` with random actions. Return its data (a Moment), or a Failure."""
+        """Take the next step, which is step number ``at_step``, with random actions. Return a Moment, or a Failure."""
         self._on_call(f"step {at_step:,}")
         return self._ask("advance")  # type: ignore[no-any-return]
 
     def facts(self) -> Facts:
-        """Return the Facts about the most recently made environment."""
+        """Return the Facts about the most recently made environment. Its process must still be running."""
         return self._ask("facts")  # type: ignore[no-any-return]
 
     def finish(self) -> Failure | None:
@@ -145,7 +145,7 @@ class Trial:
         return attrs.evolve(failure, in_restart=name == "advance" and self._last_call() == "reset")
 
     def _last_call(self) -> str:
-        """Return the name of the environment's last call: ``"reset"``, ``"step"``, or "" before the first."""
+        """Return the name of the last call to the environment: ``"reset"``, ``"step"``, or "" if none was recorded."""
         with open(os.path.join(self._folder, _LAST_CALL), encoding="utf-8") as file:
             return file.read().strip()
 
@@ -200,7 +200,7 @@ class Subject(Environment):
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str, dump_after_s: float | None) -> None:
-        """Open the file for names of calls. ``dump_after_s``: seconds after which a call has all stacks printed."""
+        """Open the file for the last call's name. If a call takes ``dump_after_s`` seconds, all stacks are printed."""
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)

@@ -261,7 +261,7 @@ def tune_command(
 
     The exit code is 0 when a combination was found, 1 after an error, 2 after a
     usage error, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
-    SIGTERM. After an error or a signal, the fastest one found so far is shown.
+    SIGTERM. After an error or a signal, the fastest combination so far is shown.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
     console = Console(highlight=False)
@@ -338,7 +338,7 @@ app.command("export")(export_command)
 
 
 def _number_or_text(given: str | None) -> int | str | None:
-    """Convert a text of digits to an int. Return None and other texts unchanged; other code checks them later."""
+    """Convert a string of digits to an int. Return None and other strings unchanged; other code checks the result."""
     return int(given) if given is not None and given.isdecimal() else given
 
 
@@ -357,7 +357,7 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return the table ``restarts`` of a config with ``max_restarts`` set, or unchanged if ``max_restarts`` is None."""
+    """Return the table ``restarts`` with ``max_restarts`` set if given. An invalid ``table`` is returned unchanged."""
     if max_restarts is None or not isinstance(table, Mapping | None):
         return table
     return {**(table or {}), "max_restarts": max_restarts}

@@ -83,7 +83,7 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Parse YAML and return its content. Raises ConfigError, naming ``what``, or MissingExtra if PyYAML is missing.
+    """Return the content of YAML. Raises ConfigError if it is invalid, MissingExtra without PyYAML; both name ``what``.
 
     ``1e-3``, ``3e5`` and ``.5`` are numbers, as in YAML 1.2. ``yes``, ``no``, ``on`` and ``off`` are true and false, as
     in YAML 1.1, because many configs use them.
@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return a training run's default folder: ``runs/NAME``, or the folder of ``config`` if a training run wrote it."""
+    """Return a training run's default folder: the parent of a ``config`` that a run wrote, else ``runs/<its stem>``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table that holds the option at ``path``. Create missing tables. Raises ConfigError with ``text``."""
+    """Return the table for the option at ``path``. Create missing inner tables. A ConfigError quotes ``text``."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")

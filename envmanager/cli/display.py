@@ -107,7 +107,7 @@ class PlainDisplay:
     EVERY_S = 2.0
 
     def show_start(self, plan: Plan) -> None:
-        """Show the line of ``describe_start``. Called before the workers start, which may take a while."""
+        """Show the line that ``describe_start`` returns. Called before the workers start, which may take a while."""
         print_text(describe_start(plan))
         self._plan = plan
 
@@ -238,7 +238,7 @@ def describe_start(plan: Plan) -> str:
 
 
 def describe(episodes: Episodes) -> str:
-    """Return a text with the number of episodes, each behavior's mean return, and the number of lost episodes."""
+    """Return a line with the numbers of ended and lost episodes, and the mean recent return of each behavior."""
     lost = f", {episodes.lost:,} lost" if episodes.lost else ""
     if not episodes.count:
         return f"no episode has ended yet{lost}"
@@ -249,7 +249,7 @@ def describe(episodes: Episodes) -> str:
 
 
 def describe_returns(returns: Sequence[float]) -> str:
-    """Format returns or lengths: a single one as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
+    """Format returns or episode lengths: one value as ``"12.3"``, several as ``"12.3 ± 0.4, from 11.7 to 12.9"``.
 
     The numbers are mean ± standard deviation, minimum and maximum.
     """
@@ -298,7 +298,7 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    """Yield pairs of name and text for restarts, lost episodes and steps, and dropped workers, if there were any."""
+    """Yield pairs of name and text about restarts, losses and dropped workers, if a worker was restarted or dropped."""
     stats, n_lost = summary.stats, summary.episodes.lost
     n_dropped = sum(worker.dropped for worker in stats.workers)
     if stats.restarts or n_dropped:
@@ -309,7 +309,7 @@ def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
 
 
 def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
-    """Return the texts of a worker's row in the table of workers, in the order of WORKER_COLUMNS."""
+    """Return the cells of a worker's row in the table of workers, in the order of WORKER_COLUMNS."""
     return (
         str(worker.worker_id),
         describe_env_ids(worker.env_ids),

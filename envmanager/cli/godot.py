@@ -41,7 +41,7 @@ def new_command(
 def install_addon_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with project.godot.")],
 ) -> None:
-    """Install the addon in a game, or replace an older version of it."""
+    """Install the addon in a game, or replace an older version of the addon."""
     addon = install_addon(directory)
     typer.echo(
         f"The addon is in {addon}. Next: enable its plugin, add an EnvManagerArena to the scene that is to be "

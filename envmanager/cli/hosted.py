@@ -36,7 +36,7 @@ class HostedFactory:
 
 
 class HostedManager(Environment):
-    """An environment that wraps a manager. ``reset`` resets the manager. ``step`` and ``run`` take random actions."""
+    """An environment that wraps a manager. ``step`` and ``run`` step the manager with random actions."""
 
     SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
 

@@ -24,7 +24,7 @@ from envmanager.registry import ManagerOptions, structure
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
-    ``seed`` seeds environments and random actions; None seeds them by chance. ``policy`` is ``"module:callable"``. The
+    ``seed`` seeds environments and random actions; None means a random seed. ``policy`` is ``"module:callable"``. The
     callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
@@ -61,7 +61,7 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Check a config's tables ``manager`` and ``run``, and return the Plan. Raises UsageError or MissingExtra."""
+        """Check a config's two tables and the file ``out``, and return the Plan. Raises UsageError or MissingExtra."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = manager.get("restarts")
@@ -75,7 +75,7 @@ class Plan:
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
-        """Return a policy for ``behavior``, by default random. Raises UsageError if it is not a valid policy."""
+        """Return a policy for ``behavior``, by default a RandomPolicy. Raises UsageError if the policy is not valid."""
         if self.policy is None:
             return RandomPolicy(spec, self.policy_seed)
         policy: Policy = self.policy(behavior, spec)

@@ -80,7 +80,7 @@ class Lines:
     """A display of ``envmanager train`` that prints events as lines, and progress at most every ``EVERY_S`` seconds.
 
     Between checkpoints, ``show_update`` is called at most once per behavior in ``TOLD_EVERY_S`` seconds. When a
-    checkpoint is saved, ``show_update`` is first called with each update that is still pending.
+    checkpoint is saved, ``show_update`` is first called with each behavior's latest update, if that is still pending.
     """
 
     TOLD_EVERY_S = 0.5
@@ -186,7 +186,7 @@ class Screen(Lines):
 
 
 def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
-    """Return the progress of ``run`` at the time ``now`` as texts by label, such as ``{"episodes": "1,024", …}``."""
+    """Return a dict that describes the progress of ``run`` at time ``now``, such as ``{"episodes": "1,024", …}``."""
     controller, goal = run.controller, run.plan.training.steps
     assert controller is not None
     episodes = controller.episodes
@@ -208,7 +208,7 @@ def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
 
 
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
-    """Return a training run's summary, or a note that it was already complete, as pairs of name and text."""
+    """Return a training run's summary, or a note that the run was already complete, as ``(name, text)`` pairs."""
     if result.ended == "over":
         return [
             (

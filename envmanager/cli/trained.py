@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from envmanager.training.playing import PlayedEpisode
 
 N_CHECKED = 300
-"""Number of recorded observations on which an exported policy must choose the same actions as the original."""
+"""Minimum number of recorded observations on which an exported policy must choose the same actions as the original."""
 VIDEO = ".mp4"
 """Suffix of the videos that Gymnasium writes."""
 
@@ -87,8 +87,8 @@ def evaluate_command(
 ) -> None:
     """Play whole episodes greedily with the policies of a training run, and print the episodes' returns and lengths.
 
-    The exit code is 0, 1 after an error, 2 after a usage error, 3 when a file
-    cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
+    The exit code is 0 on success, 1 after an error, 2 after a usage error, 3 when
+    a file cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
     """
     check_out(out)
     with loading():
@@ -168,9 +168,9 @@ def play_command(
 ) -> None:
     """Play episodes greedily with the policies of a training run, and show them in a window or in a video.
 
-    The exit code is 0, 1 after an error, 2 after a usage error or if the environment
-    cannot be shown, 3 when a video cannot be written, 130 after Ctrl-C and 143
-    after SIGTERM.
+    The exit code is 0 on success, 1 after an error, 2 after a usage error or if the
+    environment cannot be shown, 3 when a video cannot be written, 130 after Ctrl-C
+    and 143 after SIGTERM.
     """
     with loading():
         from envmanager.training.playing import FRAMES, WINDOW, has_display, play, require_video
@@ -258,11 +258,11 @@ def export_command(
     opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
     env: OtherEnvOption = None,
 ) -> None:
-    """Export a training run's greedy policy for other programs, and check that it then chooses the same actions.
+    """Export a training run's greedy policy for other programs, and check that the exported policy acts the same.
 
-    The exit code is 0, 1 after an error or when the actions differ (then no file
-    is written), 2 after a usage error, 3 when the file cannot be written, 130
-    after Ctrl-C and 143 after SIGTERM.
+    The exit code is 0 on success, 1 after an error or when the actions differ (then
+    no file is written), 2 after a usage error, 3 when the file cannot be written,
+    130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():
         from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record

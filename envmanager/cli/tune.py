@@ -5,8 +5,8 @@
     probe ──▶ trials, the most promising first ──▶ rounds: equal time for each trial, then the slower half is dropped
                                                        └──▶ the best so far ──▶ table, config file
 
-The time limit begins after the probe. A start, reset or step in progress can exceed it. Ctrl-C ends the command
-earlier. In either case the best placement so far is shown. No environment runs in the command's own process.
+The time limit begins after the probe. A start, reset or step in progress can exceed it. At the limit, or earlier after
+Ctrl-C, the command ends and shows the best placement so far. No environment runs in the command's own process.
 The placement "in process" is measured in a worker, and counts as failed once any trial has restarted a worker.
 """
 
@@ -159,7 +159,7 @@ class _Tuning:
         self._require_some_result()
 
     def _probe(self, make: Callable[..., Any]) -> Probe | None:
-        """Probe one environment in a worker. Return None if a step ends the worker; other failures raise."""
+        """Probe an environment in a worker. Return None if the worker dies or hangs in a step. Raise other failures."""
         options = structure(ManagerOptions, self.plan.settings())
         own, patience_s = options.timeouts, max(LEAST_PATIENCE_S, self.plan.seconds)
         timeouts = attrs.evolve(own, reset_s=min(own.reset_s, patience_s), step_s=min(own.step_s, patience_s))
@@ -174,7 +174,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the best config to ``plan.out``, if set. Return remarks and a command with this config, or ``""``."""
+        """Write the best config to ``plan.out``, if set. Return remarks and a command to run next (``""`` if none)."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -249,7 +249,7 @@ class _Tuning:
         )
 
     def _measure_hosted(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step the HostedManager in the worker until ``until``, at least once, and add the results to ``trial``."""
+        """Step the worker's HostedManager until the time ``until``, but at least once. Add the results to ``trial``."""
         is_done = False
         while not is_done:
             left_s = until - time.perf_counter()

@@ -54,7 +54,7 @@ class PlainTuneDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Print a table of all trials, ``lines`` and the ``command`` that runs the best trial, if there is one."""
+        """Print a table of all trials, then ``lines``, then ``command`` (it runs the best trial) unless it is empty."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)

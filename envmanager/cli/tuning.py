@@ -137,7 +137,7 @@ def trials_for(candidates: Sequence[Candidate], probe: Probe | None, n_cores: in
 
 
 def n_rounds(n_trials: int) -> int:
-    """Return the number of rounds for ``n_trials``. Halving after each round leaves at most two for the last round."""
+    """Return the number of rounds for ``n_trials`` trials. Halving between rounds leaves at most two for the last."""
     return max(1, math.ceil(math.log2(n_trials))) if n_trials else 0
 
 
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the fastest trial (see AS_FAST) with the fewest environments, then workers, or None without results."""
+    """Return the smallest (by environments, then workers) of the fastest trials (see AS_FAST); None without results."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]

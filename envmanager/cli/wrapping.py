@@ -49,7 +49,7 @@ def show_notice(console: Console, errors: Console, level: str, text: str) -> Non
 
 
 def describe_notice(level: str, text: str) -> str:
-    """Return a notice as one text, such as ``"Warning: …"``, without trailing whitespace."""
+    """Return a notice as one string, such as ``"Warning: …"``, without trailing whitespace."""
     return f"{level.capitalize()}: {text}".rstrip()
 
 

@@ -39,8 +39,8 @@ _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 class Casting:
     """Options for casting values whose dtype differs from their spec's.
 
-    A value is cast if nothing but a float's rounding changes it. Otherwise, and always with ``strict``, the cast is
-    refused. After each cast ``on_cast(path, expected, value)`` is called. Only ``envmanager check`` sets ``on_cast``.
+    A cast may round a float, but not change a value otherwise. Other casts, and all casts with ``strict``, are refused.
+    After each cast ``on_cast(path, expected, value)`` is called. Only ``envmanager check`` sets ``on_cast``.
     """
 
     strict: bool = False
@@ -55,7 +55,7 @@ class Casting:
 
 
 def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """Return ``array`` cast to ``dtype``, or None if the cast could change a value by more than rounding."""
+    """Return ``array`` as ``dtype``, or None if either is not numeric or the cast could do more than round values."""
     if array.dtype.kind not in _NUMBERS or dtype.kind not in _NUMBERS:
         return None
     if array.dtype.kind == "c" and dtype.kind != "c":
@@ -76,7 +76,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
     """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype and shape.
 
     A Python number of a scalar spec's kind and range, and an array whose dtype NumPy casts safely, need no cast. Other
-    values of the right shape are cast if ``casting`` allows it. Otherwise raises SpecMismatch for ``path``.
+    numbers and arrays of the right shape are cast if ``casting`` allows it. Otherwise raises SpecMismatch for ``path``.
     """
     if spec.is_object:
         return value

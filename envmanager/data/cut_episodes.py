@@ -43,8 +43,8 @@ def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
 def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
     """Return ``old``, the result of ``lost``, joined with ``first``, the first steps of the new generation.
 
-    ``final_obs`` has the last observations of old episodes, and ``obs`` of acting agents the first observations of new
-    episodes. Acting agents are in the order of ``first``, because the new generation expects actions in that order.
+    ``final_obs`` has the last observations of old episodes. For acting agents, ``obs`` has the first observations of
+    new episodes. Acting agents are in the order of ``first``, because the new generation expects actions in that order.
     """
     joined = {}
     for name in dict.fromkeys([*old, *first]):
@@ -60,7 +60,7 @@ def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
 
 
 def _ended(old: AgentSteps) -> AgentSteps:
-    """Return ``old``, whose agents have all left, as final rows: no agent acts, ``obs`` is a copy of ``final_obs``."""
+    """Return ``old``, whose agents are all gone, with no agent acting and with ``obs`` copied from ``final_obs``."""
     no_infos: list[Any] | None = None if old.info is None else [{} for _ in range(len(old))]
     return attrs.evolve(old, obs=copy_tree(old.final_obs), acting=np.zeros(len(old), np.bool_), reset_info=no_infos)
 
@@ -71,7 +71,7 @@ def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Join the rows of two generations with different agents. Agents that are only in ``old`` have the last rows."""
+    """Join the rows of generations whose agents or their order differ. Agents that are only in ``old`` come last."""
     old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
     old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
     returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)

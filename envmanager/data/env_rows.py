@@ -29,7 +29,7 @@ def split_evenly(n_envs: int, n_workers: int) -> list[range]:
 class EnvsOfWorker(NamedTuple):
     """The environments of one worker among the ``env_ids`` of a call.
 
-    ``rows``: indices in the worker's block. ``places``: indices in the caller's arrays, as an array or a slice.
+    ``rows``: indices in the worker's block of envs. ``places``: indices in ``env_ids``, as an array or a slice.
     """
 
     worker_id: int

@@ -34,7 +34,7 @@ def derive_seeds(
 
 
 def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | list[int | None] | None:
-    """Return the ``seed`` with which to reset a replaced worker, so that it does not repeat its old episodes.
+    """Return the ``seed`` with which to reset a worker's replacement, so that no old episode is repeated.
 
     None and an int are returned unchanged. From an int, ``derive_seeds`` derives different seeds in each generation
     anyway. In a sequence, each seed that is not None is replaced by a seed derived from it.

@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Convert ``value`` to a dtype. For numbers and bools, return NumPy's shared object, which ``is`` can compare."""
+    """Convert ``value`` to a dtype. Native dtypes of numbers and bools are shared objects, comparable with ``is``."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -54,8 +54,8 @@ class ArraySpec:
     """The shape, dtype and bounds of one array (leaf) of an observation or action, for one agent.
 
     ``shape`` excludes the first axis of the data, which counts agents. A leaf with the dtype ``object`` has shape
-    ``()``, holds any Python object per agent (a text, a graph, an array whose shape changes), and is sent pickled.
-    ``minimum`` and ``maximum`` are inclusive. They are None or can be broadcast to ``shape``.
+    ``()``, holds one Python object of any type per agent (a string, a graph, an array whose shape changes), and is sent
+    pickled. ``minimum`` and ``maximum`` are inclusive. Each is None or can be broadcast to ``shape``.
     """
 
     shape: tuple[int, ...] = attrs.field(default=(), converter=_shape)
@@ -204,7 +204,7 @@ def check_structure(spec: Tree, value: Tree, path: str) -> None:
 
 
 def check_values(spec: ArraySpec, value: Any, path: str) -> None:
-    """Raise SpecMismatch unless all numbers in ``value`` are within the spec's bounds, and all floats are finite."""
+    """Raise SpecMismatch unless all of ``value`` is within the bounds and, for a float or complex spec, finite."""
     if spec.is_object:
         return
     if spec.span is not None and value.__class__ is np.ndarray and value.size <= _SMALL and value.dtype.kind in "biuf":
@@ -266,7 +266,7 @@ class SpecConflict(UsageError):
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new``, found in ``now_in``, to ``known``, found in ``seen_in``. Raises SpecConflict if two specs differ."""
+    """Add ``new`` (in ``now_in``) to ``known`` (in ``seen_in``). Raises SpecConflict if a behavior's specs differ."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
             raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

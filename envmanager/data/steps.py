@@ -6,7 +6,7 @@
     manager ◀─ EnvironmentResponse ── worker         ActionInfo    a policy's actions for AgentSteps
                                                      StepInfo      previous steps, actions, current steps of one worker
 
-The arrays of one AgentSteps belong to the same step. ``reward`` belongs to the action just taken and to its
+The arrays of one AgentSteps belong to the same step. ``reward`` is for the last action, and counts toward that action's
 episode. ``obs`` has the observations to act on next. ``final_obs`` has the last observations of ended episodes.
 """
 
@@ -24,7 +24,7 @@ from envmanager.data.trees import Tree, concat_rows, copy_tree, no_rows, take_ro
 from envmanager.errors import WorkerError
 
 AGENT_BITS = 32
-"""Number of bits below the env_id in an agent_id. Agent k of an environment has ``env_id << AGENT_BITS | k``."""
+"""Number of bits below the env_id in an agent_id. Agent k of an environment has the id ``env_id << AGENT_BITS | k``."""
 
 
 def only_agents(env_ids: Sequence[int]) -> np.ndarray:
@@ -101,7 +101,7 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start". Its fields are attributes of ``EnvGroup`` and are documented there."""
+    """The payload of the response to "start": attributes of an EnvGroup. ``specs`` is the ``behavior_specs``."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
@@ -223,7 +223,7 @@ class AgentSteps:
         )
 
     def with_final(self, final_obs: Tree) -> AgentSteps:
-        """Return new steps with ``final_obs`` and without infos. They share all other arrays with ``self``."""
+        """Return steps with ``final_obs`` and without infos. The result shares all other arrays with ``self``."""
         return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def take(self, rows: np.ndarray) -> AgentSteps:
@@ -254,10 +254,10 @@ class Batch:
     """Steps of n environments with one agent each, one row per environment: the result of ``EnvManager.recv``.
 
     ``env_ids`` int64[n]; ``obs`` a tree of ``[n, …]``; ``reward`` float32[n]; ``terminated``, ``truncated``, ``lost``
-    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m rows whose episode ended, or None; ``info`` (n dicts) and
-    ``reset_info`` (m dicts) if the manager has ``infos=True``. The rows are in order of ``env_id`` if the batch has all
-    environments, else in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``, ``step`` or
-    ``reset``.
+    bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m rows whose episode ended, or None. If the manager has
+    ``infos=True``, ``info`` has n dicts and ``reset_info`` m dicts. The rows are sorted by ``env_ids`` if the batch has
+    all environments, else they are in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``,
+    ``step`` or ``reset``.
     """
 
     env_ids: np.ndarray
@@ -322,7 +322,7 @@ class Batch:
 
     @property
     def lost(self) -> np.ndarray:
-        """Whether each environment's episode was cut because its worker was replaced: bool[n]."""
+        """Whether each environment's worker was just replaced, which truncates an episode in progress: bool[n]."""
         if self._lost is None:
             self._lost = np.zeros(len(self.env_ids), np.bool_)
         return self._lost
@@ -360,7 +360,7 @@ class TerminalSteps(NamedTuple):
 
 
 LEAST_LENT_BYTES = 1 << 16
-"""Minimum size in bytes of observations that a local worker returns without a copy. Smaller data is faster to copy."""
+"""Minimum size in bytes of observations that a local worker lends without a copy. Copying smaller ones is faster."""
 
 
 @attrs.define(eq=False)
@@ -409,7 +409,7 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """The reason why episodes were lost. ``cause``: the old worker's error. ``generation``: number of the new one.
+    """The reason for lost episodes. ``cause``: error of the old worker. ``generation``: generation of the new worker.
 
     If a healthy worker was replaced due to ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """
@@ -475,7 +475,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """Return transitions with 0 rows. Shapes and dtypes are those of the spec if known, else of this StepInfo."""
+        """Return transitions with 0 rows. Shapes and dtypes are the spec's if known, else those of this StepInfo."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)

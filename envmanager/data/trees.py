@@ -1,7 +1,7 @@
 """Functions on trees. A tree is a leaf, or a dict or tuple of trees. Observations, actions and their specs are trees.
 
-Leaves of observations and actions are NumPy arrays. A vector environment in this process may also use PyTorch or JAX
-arrays, which stay on their device. The last functions of this module select, replace and concatenate rows of arrays.
+Leaves of observations and actions are NumPy arrays. Vector environments in the trainer's process may also use PyTorch
+or JAX arrays, which stay on their device. The last functions of this module select, replace and concatenate rows.
 
 The rule: if a function takes several trees, the dict keys of the first tree set the order of the leaves. Leaves are
 paired correctly even if the dict keys of other trees are in another order.
@@ -38,7 +38,7 @@ def leaves(tree: Tree) -> list[Any]:
 
 
 def leaves_like(structure: Tree, tree: Tree) -> list[Any]:
-    """Return the leaves of ``tree`` in the order of the leaves of ``structure``, which has the same structure."""
+    """Return the leaves of ``tree`` in the order of ``leaves(structure)``. Both trees must have the same structure."""
     if isinstance(structure, dict):
         return [leaf for key, child in structure.items() for leaf in leaves_like(child, tree[key])]
     if isinstance(structure, tuple):

@@ -5,8 +5,8 @@
     Lobby ── the engine has sent hello ──▶ connection ── configure, reset, step, call, close ──▶
                                                        ◀── specs, steps, value, error, busy, note ──
 
-A command that is sent before the engine has connected is queued. After a frame that breaks the protocol, the channel
-reads nothing more.
+The Lobby is a listener that accepts the engine's connection. A command that is sent before the engine has connected is
+queued. After a frame that breaks the protocol, the channel reads nothing more.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class EngineChannel(Channel):
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__()
         self.hello: Hello | None = None
-        """Hello of the engine; None until the engine has connected."""
+        """Hello message of the engine; None until the engine has connected."""
         self.last_ticket = 0
-        """Ticket of the last command, from which the full tickets of answers are derived."""
+        """Ticket of the last command, used to compute the full tickets of frames, which arrive modulo 2**32."""
         self.on_aside: Callable[[Frame, int], None]
         """Callback for note and busy frames, which answer no command. It receives the frame and the full ticket."""
         self.on_hung_up: Callable[[], None] = lambda: None
@@ -52,7 +52,7 @@ class EngineChannel(Channel):
         self.broken, self.hung_up = reason, True
 
     def close(self) -> None:
-        """Close the connection, or the lobby if no engine has connected. A second call does nothing."""
+        """Close the connection, or the listener if no engine has connected yet. A second call does nothing."""
         if self._lobby is not None:
             self._lobby.close()
             self._lobby, self.fd = None, descriptors.CLOSED

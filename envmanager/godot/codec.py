@@ -203,7 +203,7 @@ class StepsDecoder:
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
     def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior, or None if none were requested. Raises BadFrame if they are malformed."""
+        """Return the infos by behavior, or None if not requested. Raises BadFrame for invalid or unrequested infos."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
@@ -343,7 +343,7 @@ class Cursor:
         return {layout.name: self.array(layout, n, what) for layout in layouts}
 
     def array(self, layout: ArrayLayout, n: int, what: str) -> np.ndarray:
-        """Return the next block as an array ``[n, …]``. It is a copy if a view of 8-byte numbers would be unaligned."""
+        """Return the next block as an array ``[n, …]``: a view, or a copy if 8-byte numbers are unaligned in memory."""
         n_numbers = n * layout.n_numbers
         if n_numbers > MAX_NUMBERS:
             raise BadFrame(
@@ -390,7 +390,7 @@ class PlainFrame:
         self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []
-        """Offsets and contents of the ranges of bytes that must be equal."""
+        """Offsets and contents of the byte ranges that must be the same in each frame that is read."""
         self._sections: list[tuple[str, np.ndarray, list[_Place], _Place]] = []
         """Behavior, agent ids, places of the observations, place of the rewards."""
         arrays, at = iter(arrays_read), COUNT.size  # busy_us comes first and may differ

@@ -19,7 +19,7 @@ from envmanager.godot.messages import EngineError, EngineSpecs, read_error, read
 from envmanager.hosts.wire import Message, describe_failure
 
 _ANSWERS = {CommandName.START: Kind.SPECS, CommandName.RESET: Kind.STEPS, CommandName.STEP: Kind.STEPS}
-"""Kind of the frame that answers a command. Commands that are not listed are answered by a VALUE frame."""
+"""Kind of the frame that answers a command if it succeeds. Commands that are not listed get a VALUE frame."""
 _STEP, _RESET, _ERROR, _VALUE = CommandName.STEP, CommandName.RESET, Kind.ERROR, Kind.VALUE
 _REWARD = ArraySpec()
 
@@ -44,7 +44,7 @@ class EngineDecoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Convert a message to the response to the command ``asked``. Raises BadFrame if it is not a valid answer."""
+        """Convert a message to the response to the command ``asked``. Raises BadFrame for an invalid answer."""
         if message.code == _ERROR:
             error = self.error = read_error(message.data, len(self._env_ids))
             env_ids = self.env_ids_of(error)

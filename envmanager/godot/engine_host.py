@@ -35,7 +35,7 @@ LONG_SPIN_NS = 1_000_000
 """Maximum time that a trainer with a core to itself polls before it sleeps. Longer than a step of 64 arenas."""
 _QUIET_S = 2.0  # without a new imported file: the import of a project of Godot 3 counts as over
 _ENGINE_SEEDS = 2**31
-"""Offset added to worker_ids to derive engines' own seeds, for draws before the first reset. It exceeds all env_ids."""
+"""Offset added to a worker_id to derive its engine's own seed, used until the first reset. It exceeds all env_ids."""
 
 
 def engines_may_spin(n_engines: int) -> bool:

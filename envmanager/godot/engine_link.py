@@ -35,7 +35,7 @@ from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process, execute
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
-"""Environment variables with the trainer's address and the token to send. Without them a game plays by heuristic."""
+"""Environment variables with the trainer's address and the token to send. Without ADDRESS a game plays by heuristic."""
 _STEP, _FAILED = CommandName.STEP, CommandName.FAILED
 _VERBS: dict[CommandName, Any] = {
     CommandName.CALL: "method",
@@ -77,7 +77,7 @@ class AttachedGame:
         channel.on_hung_up = self.signal
 
     def signal(self, _: int = 0) -> None:
-        """Mark the game as ended, without sending a signal. The game detects the closed connection by itself."""
+        """Mark the game as ended, without sending a signal. The game notices when its connection is closed."""
         if self.pidfd != descriptors.CLOSED:
             os.eventfd_write(self.pidfd, 1)
 
@@ -222,7 +222,7 @@ class EngineLink(Link):
         return self.decoder.raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
-        """Record a note frame as an event. For each of a command's first ten busy frames, restart its timeout."""
+        """Record a note frame as an event. Restart a pending command's timeout at each of its first ten busy frames."""
         if frame.kind is Kind.NOTE:
             name, data = read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))

@@ -1,7 +1,7 @@
 """The output of an engine. It is kept for error messages and searched for script errors.
 
-After a script error, Godot prints the error, returns null and continues. The error is printed before the addon answers
-the request, so an error that is new when an answer arrives is attributed to the answered request.
+After a script error, Godot prints the error, and the game continues with null as the result. The error is printed
+before the addon answers the request, so an error that is new when an answer arrives is attributed to that request.
 
 The output goes to a file, because a full pipe would block the game. Without a log_dir the file is in memory and is
 truncated when it gets long.

@@ -69,7 +69,7 @@ class BadFrame(Exception):
 
 
 class TooLarge(BadFrame):
-    """Error raised for specs of a game whose arrays are larger than the protocol allows."""
+    """Error raised for specs in which an array, or the number of agents, is larger than the protocol allows."""
 
 
 class Frame(NamedTuple):
@@ -140,7 +140,7 @@ class FrameReader:
             self._filled += n_bytes
 
     def next(self) -> Frame | None:
-        """Return the next frame; None while it is incomplete. Raises BadFrame for an invalid header."""
+        """Return the next complete frame; None if there is none yet. Raises BadFrame for an invalid header."""
         frame = self._frame = self._frame or self._begin()
         if frame is None or self._filled < len(frame.body):
             return None

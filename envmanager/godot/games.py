@@ -126,7 +126,7 @@ def _holds(file: Path, text: bytes) -> bool:
 def find_binary(major: int, chosen: str | None = None) -> str:
     """Return the path of an engine of Godot ``major``: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    An engine that prints no version is accepted. Raises UsageError if none is found, or if ``chosen`` cannot be used.
+    Raises UsageError if none is found, if ``chosen`` cannot be used, or if $ENVMANAGER_GODOT names no program.
     """
     given = chosen or os.environ.get(VARIABLE)
     where = "engine.binary" if chosen else f"${VARIABLE}"
@@ -252,7 +252,7 @@ def demos() -> tuple[str, ...]:
 
 
 def major_of(project: Path) -> int:
-    """Return the major version of Godot, 4 or 3, of a project. Raises UsageError if ``project`` is none for 4 or 3."""
+    """Return the major version of Godot, 4 or 3, that a project is for. Raises UsageError for any other folder."""
     file = project / "project.godot"
     if not file.is_file():
         raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")
@@ -298,7 +298,7 @@ def _find_autoload(project: Path) -> tuple[str, bool]:
 def copy_addon(major: int, project: Path) -> Path:
     """Copy the addon for Godot 4 or 3 into ``addons/envmanager`` of a project, and return that folder.
 
-    Scripts and icons in that folder that this addon lacks are deleted, together with their .uid and .import files.
+    Any other scripts and icons in that folder are deleted, together with their .uid and .import files.
     """
     to, shipped = project / "addons" / "envmanager", set()
     for source in (HERE / "addon", HERE / f"addon{major}"):  # what both versions have, then the scripts
@@ -320,7 +320,7 @@ def copy_demo(name: str, major: int, to: Path | str) -> Path:
 
 
 def new_project(to: Path | str, major: int = 4) -> Path:
-    """Copy the template game into the folder ``to``. Return ``to``. Raises UsageError if ``to`` contains a project."""
+    """Copy the template game and the addon into ``to``. Return ``to``. Raises UsageError if ``to`` has a project."""
     to = Path(to)
     if (to / "project.godot").exists():
         raise UsageError(f"{to} has a project.godot already. install_addon() is for games that are there.")

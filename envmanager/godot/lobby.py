@@ -1,8 +1,8 @@
 """A listener on the loopback address that accepts the connection of one engine.
 
-The first message of an engine is its hello. An engine that the trainer starts must send the lobby's token in it. A
-connection with any other hello is closed, and the engine can still connect after that. A game that the user plays in
-the editor has no token, so a lobby that waits for such a game accepts any valid hello.
+The first message of an engine is its hello. The hello of an engine that the trainer starts must contain the listener's
+token. A connection with any other hello is closed, and the engine can still connect after that. A game that the user
+plays in the editor has no token, so a listener that waits for such a game accepts any valid hello.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Lobby:
     """A listener that accepts connections until an engine has sent its hello. Call ``look`` when ``fd`` is readable."""
 
     how_to_play = "play it in the editor with ENVMANAGER_ADDRESS set to that"
-    """Advice for the user on how to make a game connect to ``attach``."""
+    """Advice for the user on how to make a game in the editor connect to the listener."""
 
     def __init__(self, attach: str | None = None) -> None:
-        """Listen for one engine. ``attach`` is the address for a game that the user starts, None for any other game.
+        """Listen for one engine. If the user starts the game, ``attach`` is the address to listen at; otherwise None.
 
         With ``attach``, logs how to start the game, and raises UsageError if the port cannot be used.
         """

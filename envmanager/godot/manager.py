@@ -37,17 +37,17 @@ class GodotEnvManager(EnvManager):
     """A manager that runs ``n_envs`` arenas of a Godot game in ``n_workers`` engines (by default one). It needs Linux.
 
     ``env``: a folder with ``project.godot``, a ``.pck``, an exported game, or a demo such as ``"demo:rolling_ball"``.
-    The game needs this library's addon (``envmanager godot install-addon``) or the plugin godot_rl_agents, with which
-    each environment gets its own engine. ``n_workers="auto"``: at most one per core. ``engine``: an EngineOptions or a
-    mapping of its fields. ``worker_env``: environment variables of the engines, instead of the trainer's. ``log_dir``:
-    folder for the engines' output. The other parameters mean the same as in SubprocessEnvManager.
+    The game needs this library's addon (``envmanager godot install-addon``) or the plugin godot_rl_agents. With this
+    plugin each environment has its own engine; otherwise ``n_workers="auto"`` is one per 16 arenas, up to one per core.
+    ``engine``: an EngineOptions or a mapping of its fields. ``worker_env``: environment variables of the engines,
+    instead of the trainer's. ``log_dir``: folder for the engines' output. Other parameters: see SubprocessEnvManager.
 
     With ``engine.attach`` no engine is started, and ``env`` need not exist. The user plays the game in the editor. The
     game is one worker. When its connection ends, WorkerDied ("EOF") is raised, and a reset waits for a new connection.
 
-    All arenas of an engine step together, so ``send`` needs actions for all of them. Reset options, ``parameters`` and
-    the arguments of ``call`` and ``set_attr`` must be JSON values. An error in a script raises EnvRaised, usually with
-    the file and line. A frame that breaks the protocol raises ProtocolError.
+    All arenas of an engine step together, so ``send`` needs actions for all of them. Reset options,
+    ``engine.parameters`` and the arguments of ``call`` and ``set_attr`` must be JSON values. An error in a script
+    raises EnvRaised, usually with the file and line. A frame that breaks the protocol raises ProtocolError.
 
     The constructor waits until all engines are ready, at most ``timeouts.start_s``. It raises UsageError if the game or
     an engine for the game is not found. If an engine cannot start, the others are stopped and WorkerError is raised.

@@ -47,7 +47,7 @@ class ArrayLayout:
 class BehaviorLayout:
     """The name and spec of a behavior, its ``number`` in frames, and its arrays' layouts in the order that frames use.
 
-    In the trainer's trees, a single array is a leaf, and several arrays are a dict by name.
+    In the trainer, an observation or action that has one array is that array; otherwise it is a dict of arrays by name.
     """
 
     number: int
@@ -154,7 +154,7 @@ def read_values(body: Body, n: int) -> list[Any]:
 
 @attrs.frozen
 class EngineError:
-    """An error that an engine reported. Location fields that the engine did not report are None.
+    """An error that an engine reported. Location fields that the engine did not report are None or empty.
 
     ``broken`` is (path, expected, got) for a value that breaks its spec. Godot does not report ``broken``, ``type`` or
     ``traceback``, but engines in languages with exceptions do.

@@ -54,11 +54,11 @@ class EngineOptions:
     detects it. ``ticks_per_action``: physics ticks per step; None is 4, or with godot_rl the game's own number.
     ``speed``: "max" (as fast as possible) or "realtime", with equal results. ``fixed_fps``: frames per simulated second
     with "max"; None is the project's number of ticks, or 60 if unknown or with godot_rl. ``window``: whether to show
-    the game. ``shown``: number of arenas visible in the window. ``isolate``: whether each arena has its own physics
-    world, so that results do not depend on the number of arenas. ``pin``: whether each engine is bound to one core.
-    ``user_data``: "shared", or "private", a temporary ``user://`` per engine. ``parameters``: defaults of reset
-    options; with godot_rl, command-line arguments. ``max_frame_mb``: maximum size of a step in MiB. ``attach``: address
-    at which to wait for a game that the user plays in the editor; no engine is started then.
+    the game. ``shown``: number of arenas (environments) visible in the window. ``isolate``: whether each arena has its
+    own physics world, so that results do not depend on the number of arenas. ``pin``: whether each engine is bound to
+    one core. ``user_data``: "shared", or "private", a temporary ``user://`` per engine. ``parameters``: defaults of
+    reset options; with godot_rl, command-line arguments. ``max_frame_mb``: maximum size of a step in MiB. ``attach``:
+    address (127.0.0.1:PORT) at which to wait for a game that the user plays in the editor; no engine is started then.
     """
 
     scene: str | None = attrs.field(default=None, validator=_optional_text)

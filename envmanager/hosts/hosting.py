@@ -28,7 +28,7 @@ from envmanager.options import KindOptions, ResetConfig
 def make_contexts(
     env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
 ) -> list[EnvContext]:
-    """Return one EnvContext per environment of a worker. The first environment's ``slot`` is ``first_slot``."""
+    """Return one EnvContext per environment of a worker. The values of ``slot`` count up from ``first_slot``."""
     seeds = derive_seeds(seed, env_ids, generation)
     return [
         EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir, len(env_ids))
@@ -69,7 +69,7 @@ class GroupFactory:
         return cls(own, contexts, options.infos, options.check_values)
 
     def __call__(self) -> EnvGroup:
-        """Make the environments and return their group. If one cannot be made, close the others and raise the error."""
+        """Make the environments and return their group. If this fails, close those already made and raise an error."""
         made: list[Any] = []
         own_pid = os.getpid()
         raised = partial(env_raised, worker_id=self.contexts[0].worker_id, phase="start")

@@ -9,8 +9,8 @@ A ``Link`` drives a Python process, an engine, or a Ray actor, which may be on a
 the ``channel``, which carries messages, in the ``process``, which reports or forces the worker's end, and in ``encode``
 and the ``decoder``, which turn commands into messages and messages into responses.
 
-Commands and responses are matched by ticket. A response to an older command is discarded and logged, so no response is
-paired with the wrong command after an interrupt. A worker's end is reported by ``recv`` or by the poller.
+Every response repeats the ticket (number) of its command. A response that is no longer awaited is discarded and logged,
+so no response is paired with the wrong command after an interrupt. ``recv`` or the poller reports a worker's end.
 """
 
 from __future__ import annotations
@@ -128,15 +128,15 @@ class ResponseDecoder(Protocol):
 class Link:
     """The manager's side of one worker outside this process. It sends commands and receives responses.
 
-    A poller waits for the responses to steps, and for replacements. Set ``process`` and ``decoder`` after construction.
-    Subclasses override methods such as ``encode`` and ``output_tail``.
+    A poller waits for the responses to steps, and for the first observations of replacements. Set ``process`` and
+    ``decoder`` after construction. Subclasses override methods such as ``encode`` and ``output_tail``.
     """
 
     FAILED: ClassVar[int] = FAILED_CODE
     """Command code of messages that report a failure."""
 
     slot = 0
-    """Slot of shared memory in which the last step is or will be; 0 for workers without shared memory."""
+    """Slot of shared memory for the response to the last step command; 0 for workers without shared memory."""
 
     process: WorkerProcess
     decoder: ResponseDecoder
@@ -153,11 +153,11 @@ class Link:
         self.step_ticket = 0
         """Ticket of the step in flight, or 0."""
         self.asked_ticket = 0
-        """Ticket of the last command other than a step. 0 after ``recv`` has returned or raised."""
+        """Ticket of the last non-step command that ``send`` sent. 0 after ``recv`` has returned or raised."""
         self.awaited: CommandName | None = None
-        """Command whose response the poller awaits: a step, a replacement's "start" or "reset", or "close"."""
+        """Command whose end the poller awaits: a step, a replacement's "start" or "reset", or "close"."""
         self.due_at = math.inf
-        """Deadline (monotonic seconds) of the awaited response."""
+        """Deadline (monotonic seconds) of the ``awaited`` command. Infinity if there is none."""
         self.alarm = Alarm()
         self._events = events
         self._launched_ns = self._ready_ns = time.perf_counter_ns()
@@ -204,7 +204,7 @@ class Link:
     # Responses.
 
     def recv(self) -> EnvironmentResponse:
-        """Return the last command's response when it arrives, or a "failed" response if the worker fails first."""
+        """Await and return the response to the last non-step command, or a "failed" response if the worker fails."""
         try:
             return self._received()
         finally:
@@ -283,7 +283,7 @@ class Link:
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Send the reset once a replacement has started. Return the reset's response or a failure; None before that."""
+        """Send the reset once a replacement has started. Return the response to the reset or a failure, else None."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -305,7 +305,7 @@ class Link:
             self.alarm.at = due_at
 
     def await_nothing(self) -> None:
-        """Stop awaiting a response through the poller. A step's response that arrives afterwards is discarded."""
+        """Make the poller stop waiting for a response. A step's response that arrives afterwards is discarded."""
         self.awaited, self.due_at, self.step_ticket = None, math.inf, 0
 
     # The end.

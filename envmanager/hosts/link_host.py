@@ -80,7 +80,7 @@ class Resources(Generic[AnyLink]):
         link.release()
 
     def retire(self, link: AnyLink) -> None:
-        """Ask a running worker that is being replaced to exit. Kill and release it at once in any other state."""
+        """Ask a worker that is being replaced to exit. If it is not RUNNING, kill it and release it at once instead."""
         if link.state is State.RUNNING:
             link.retire()
             self.poller.retire(link)
@@ -178,7 +178,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             self._starting.clear()  # await_start() is for the first workers only
 
     def _replace(self, worker: Any) -> None:
-        """Ask a worker that is about to be replaced to exit. Do nothing for an object that is not a Link."""
+        """Retire a worker that is about to be replaced. Do nothing for an object that is not a Link."""
         if isinstance(worker, Link):
             self._resources.retire(worker)
 

@@ -31,9 +31,9 @@ def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = 
     """Return ``manager`` as a ``gymnasium.vector.VectorEnv`` with the same results, seeds and infos as a SyncVectorEnv.
 
     ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. The infos
-    of environments are included if the manager has ``infos=True``. Raises UsageError for environments with several
-    agents or behaviors, for an unknown mode, for Gymnasium before 1.1, and for ``"Disabled"`` with environments that
-    are not Gymnasium environments. Raises MissingExtra if Gymnasium is not installed.
+    of environments are included if the manager has ``infos=True``. Raises UsageError for several behaviors, an unknown
+    mode, Gymnasium before 1.1, and ``"Disabled"`` with environments that are not Gymnasium environments. If an
+    environment has several agents, ``reset`` raises UsageError. Raises MissingExtra if Gymnasium is not installed.
     """
     if not hasattr(_library("as_vector_env", "gymnasium", extra="gymnasium").vector, "AutoresetMode"):
         raise UsageError("as_vector_env needs Gymnasium 1.1 or newer: pip install -U gymnasium")
@@ -51,8 +51,8 @@ def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
     """Return ``manager`` as a Stable-Baselines3 ``VecEnv`` with the same results, seeds and infos as a ``DummyVecEnv``.
 
     The infos of environments are included if the manager has ``infos=True``. The entries that Stable-Baselines3 adds
-    (``terminal_observation``, ``TimeLimit.truncated``) are always included. Raises UsageError for environments with
-    several agents or behaviors, and MissingExtra if Stable-Baselines3 is not installed.
+    (``terminal_observation``, ``TimeLimit.truncated``) are always included. Raises UsageError for several behaviors. If
+    an environment has several agents, ``reset`` raises it. Raises MissingExtra if Stable-Baselines3 is not installed.
     """
     _library("as_sb3_vec_env", "stable_baselines3", extra=None)
     bridge = importlib.import_module("envmanager.interop.sb3")

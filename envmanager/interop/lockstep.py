@@ -5,8 +5,8 @@
     VectorEnv, VecEnv ── send(actions) ──▶ Lockstep ── send ─────────────▶ manager
                       ◀── receive() ──────          ◀── recv(Wait.all()) ──
 
-The rule: ``receive`` returns a row for every environment that acted, even if its worker was replaced. If it cannot, for
-example because a worker was dropped, it raises UsageError. Later steps do not overwrite the arrays of the batch.
+The rule: ``receive`` returns a row for every environment that acted, even if its worker was replaced. It raises
+UsageError if a row is missing, as when a worker was dropped. Later steps do not overwrite the returned arrays.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Lockstep:
         return batch
 
     def reset_some(self, seeds: Mapping[int, int | None], options: Mapping[str, Any]) -> tuple[Tree, dict[int, Info]]:
-        """Reset the environments in ``seeds`` (by env_id). Return the batch of first observations, and infos by env_id.
+        """Reset the environments in ``seeds``, which maps env_ids to seeds. Return first observations and infos.
 
-        Calls each environment's own ``reset``, which only Gymnasium's environments have (see ``require_gymnasium``).
-        The manager does not record these resets. Environments with equal seeds are reset in one call of the manager.
-        Raises UsageError if a step is pending.
+        The observations have one row per environment, in the order of ``seeds``. The infos are a dict by env_id. Calls
+        the ``reset`` of the environments themselves, which must be Gymnasium environments (see ``require_gymnasium``).
+        The manager does not record these resets. Raises UsageError if a step is pending.
         """
         self._require_no_pending_step()
         begun: dict[int, tuple[Tree, Info]] = {}
@@ -173,7 +173,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos, by env_id ({} without ``infos=True``). Add LOST if the worker was replaced."""
+    """Return copies of the step infos by env_id, all {} without ``infos=True``. Add LOST if the worker was replaced."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True

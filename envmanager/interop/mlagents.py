@@ -6,8 +6,8 @@
                       ── process_steps ──▶ agent managers ──▶ trajectories ──▶ trainers ──▶ policies
                                                                 └────── policy queues, emptied before each step
 
-The EnvManager takes the steps, with one policy call for all workers that are ready. A recurrent policy is called for
-each worker instead. Inherited ML-Agents code passes the steps on to the trainers.
+The manager of this library takes the steps, with one policy call for all workers that are ready. A recurrent policy is
+called once for each worker instead. Inherited ML-Agents code passes the steps on to the trainers.
 
 The rule: ML-Agents' agent managers receive the same steps as from ML-Agents' own env manager. When a worker is
 replaced, only that worker's unfinished trajectories are dropped; no other environment is reset.
@@ -159,7 +159,7 @@ def _parameter(name: str, value: Any) -> float | bytes:
 
 
 def _stats_of(info: StepInfo) -> dict[str, list[Any]]:
-    """Return the statistics in a worker's step infos, by name, each as one list of all environments' values."""
+    """Return the statistics in a worker's step infos: for each name, a list of the values from all its environments."""
     together: dict[str, list[Any]] = {}
     for steps in info.current.values():
         for own in steps.info or ():

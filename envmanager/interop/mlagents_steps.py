@@ -141,7 +141,7 @@ def share_of(actions: ActionInfo) -> MlagentsActionInfo:
 
 
 def _rows(value: Any, rows: slice, n: int) -> Any:
-    """Return ``rows`` of ``value`` or of its parts. An array without ``n`` rows is for all agents; return all of it."""
+    """Return ``rows`` of ``value`` or of its parts. A value that does not have ``n`` rows is returned whole."""
     if hasattr(value, "to_log_probs_tuple"):
         value = value.to_log_probs_tuple()
     if hasattr(value, "continuous") and hasattr(value, "discrete"):

@@ -47,7 +47,7 @@ def has_attribute(env: Any, name: str) -> bool:
 
 
 def names_of_wrappers(env: Any) -> set[str]:
-    """Return the full names of the classes of all wrappers around ``env``, including their base classes."""
+    """Return the full names of the classes and base classes of all wrappers in the chain that begins with ``env``."""
     names: set[str] = set()
     while isinstance(env, Wrapper):
         names.update(map(full_name, type(env).__mro__))

@@ -1,7 +1,7 @@
 """A manager as a Stable-Baselines3 ``VecEnv``.
 
 The rule: with ``infos=True`` and no options, steps return what ``DummyVecEnv`` returns, unless a worker was replaced.
-When an episode ends, ``obs`` is the first of the next episode, and ``info["terminal_observation"]`` is the last.
+When an episode ends, ``info["terminal_observation"]`` is its last observation, and ``obs`` is the next episode's first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return self._lockstep.batch_obs(batch.obs)
 
     def step_async(self, actions: Any) -> None:
-        """Start a step of all environments. Raises BadAction for unfit actions, and UsageError if a step is pending."""
+        """Start a step of all environments. Raises BadAction if actions do not fit, UsageError if a step is pending."""
         if isinstance(self.action_space, spaces.Dict | spaces.Tuple):  # one action per environment, not a tree of rows
             actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
         self._lockstep.send(actions)

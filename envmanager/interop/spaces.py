@@ -28,7 +28,7 @@ BatchMaker = Callable[[Tree], Any]
 
 
 def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
-    """Return the observation and action spaces of environment 0 if they match ``spec``; else build both from it."""
+    """Return environment 0's observation and action spaces if they match ``spec``, else spaces made from ``spec``."""
     try:
         own = [manager.get_attr(name, env_ids=[0])[0] for name in ("observation_space", "action_space")]
     except EnvRaised:  # not a Gymnasium environment
@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return a function that converts a tree of arrays ``[n, …]`` to a batched space element, by default a tuple."""
+    """Return a function that converts arrays ``[n, …]`` to an element of the batched space, by default a tuple."""
     return tuple
 
 

@@ -1,4 +1,4 @@
-"""A manager as a Gymnasium ``VectorEnv``. The table is for an episode that ends at step t.
+"""A manager as a Gymnasium ``VectorEnv``. The table shows the results for an episode that ends at step t.
 
 ::
 
@@ -63,7 +63,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.DISABLED:
             lockstep.require_gymnasium()
         self._restarting = np.zeros(self.num_envs, np.bool_)
-        """Mask (bool[n_envs]) of environments that have not yet returned the first observation of a new episode."""
+        """Whether each environment's episode ended and the next one has returned no observation yet, bool[n_envs]."""
         self._obs: Tree = None
         """Newest observation of each environment; the first one of the new episode if the environment is restarting."""
         self._shown: Tree = None
@@ -135,7 +135,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return tuple(self._lockstep.get_attr(name))
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set ``env.name`` in all environments. A list or tuple has one value for each. Any other value is for all."""
+        """Set ``env.name`` in all environments. ``values``: one value for all, or a list or tuple with one for each."""
         self.manager.set_attr(name, values if isinstance(values, list | tuple) else [values] * self.num_envs)
 
     def render(self) -> tuple[Any, ...]:

@@ -118,7 +118,7 @@ class Calls:
             raise ManagerClosed(what)
 
     def end(self, stop: Callable[[], None] | None) -> None:
-        """Release the manager's resources. During a call, run ``stop`` instead. The call releases them at its end."""
+        """Release the manager's resources. If a call is running, only run ``stop``. That call releases them later."""
         with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
@@ -146,7 +146,7 @@ class Calls:
             end_deferring()
 
     def wait_for_turn(self, what: str) -> None:
-        """Acquire the lock for the call ``what``. While waiting, raises ManagerClosed after ``close()``."""
+        """Acquire the lock for the call ``what``. Raises ManagerClosed if the manager is closed during the wait."""
         while not self.lock.acquire(timeout=_TURN_S):
             self.require_open(what)
             with allow_interrupts():
@@ -183,7 +183,7 @@ class _Call:
         self.end(error)
 
     def begin(self) -> None:
-        """Begin a call and acquire the lock. Raises UsageError for a forbidden call and ManagerClosed after close()."""
+        """Acquire the lock and defer interrupts for a call. Raises UsageError or ManagerClosed for a forbidden call."""
         calls = self._calls
         if calls.closed or calls.n_forks != _forks.count:
             calls.require_usable(self._what)
@@ -203,7 +203,7 @@ class _Call:
         self._on_their_way.append(self._what)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Release the lock after a call, which may have raised ``error``. Raises ManagerClosed after ``close()``."""
+        """Release the lock after a call. Raises ManagerClosed after ``close()``, unless ``error`` is an interrupt."""
         calls = self._calls
         if calls.closed:
             calls.leave()

@@ -88,7 +88,7 @@ class Collector:
             self._recovery.start_due()
 
     def _wait_for_more(self, wait: Wait, deadline: float | None, max_lead: int | None) -> None:
-        """Wait until ``wait`` has enough responses or ``deadline`` passes. Raises UsageError if none can arrive."""
+        """Wait for as many responses as ``wait`` needs, or until ``deadline``. Raises UsageError if none can arrive."""
         table = self._table
         if not table.n_waiting:
             errors = [entry.error for entry in table.entries if entry.error is not None]
@@ -149,7 +149,7 @@ class Collector:
             self.receive(responses)
 
     def drain(self) -> tuple[dict[int, EnvironmentResponse], EnvManagerError | None]:
-        """Await all outstanding responses. Return the last per worker_id, and the first failure or None."""
+        """Await all outstanding responses. Return the workers' last responses by id, and the first failure or None."""
         responses: dict[int, EnvironmentResponse] = {}
         failure: EnvManagerError | None = None
         while self._table.n_waiting:

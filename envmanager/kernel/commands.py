@@ -29,7 +29,7 @@ class Resets:
     """The part of a manager that implements ``reset``. It resets or replaces the workers."""
 
     def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
-        """``seed`` is for the first reset unless its config has one. A later reset uses only the seed of its config."""
+        """``seed`` is used only for the first reset, and only if the config of that reset contains no seed."""
         self.host: WorkerHost
         self._seed = seed
         self._table = table
@@ -152,10 +152,10 @@ class Asker:
         return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
 
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        """Send a command with ``payload(rows, places)`` to each worker of ``env_ids``. Return one result per env_id.
+        """Send a command with ``payload(rows, places)`` to the workers that run ``env_ids``. Return one result per id.
 
-        ``rows`` are indices of environments in the worker, and ``places`` are indices in ``env_ids``. Waits for workers
-        that are being replaced. If workers fail, raises the first failure after all workers have responded.
+        ``rows`` are indices of environments in the worker, ``places`` indices in ``env_ids``. Waits for replacements.
+        Raises a given-up worker's error before sending, or the first failure after all workers have responded.
         """
         with self._calls[name]:
             return self._ask(name, self.ids(env_ids), payload)

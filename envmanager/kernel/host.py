@@ -29,7 +29,7 @@ from envmanager.options import ResetConfig
 
 
 class StepQueue(Protocol):
-    """The interface of a queue of responses to "step" and "step_rows", and of replacements' responses to "reset".
+    """The interface of a queue of responses to "step" and "step_rows", and to the first "reset" of a replacement.
 
     ``get_nowait`` raises ``queue.Empty`` if there is no response, and ``get`` if none arrives in ``timeout`` seconds.
     """
@@ -84,7 +84,7 @@ class EnvWorker(Protocol):
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command, without waiting for its response.
 
-        Responses to "step" and "step_rows", and some to "reset", arrive in the step queue. ``recv`` returns the others.
+        Responses to "step", "step_rows" and some "reset" commands arrive in the step queue. ``recv`` returns the rest.
         """
 
     def recv(self) -> EnvironmentResponse:
@@ -93,7 +93,7 @@ class EnvWorker(Protocol):
 
 @attrs.frozen
 class HostContext:
-    """The parts of a manager that it passes to ``WorkerHost.open``."""
+    """The parts of a manager that its host can access. The manager passes them to ``WorkerHost.open``."""
 
     entries: Sequence[Entry]
     calls: Calls
@@ -106,7 +106,7 @@ class WorkerHost(ABC):
     """The base class of hosts, which start, replace and end workers. Subclasses define ``launch`` and ``close``."""
 
     step_queue: StepQueue | ResponseSource
-    """Queue of all workers' responses to steps, and of resets' responses that ``begin_again`` does not return."""
+    """Queue of responses to steps, and of a replacement's first response if ``begin_again`` returns None."""
     rewrites_arrays = True
     """Whether a worker writes its next step into the same arrays, so that the manager must copy them."""
 
@@ -176,7 +176,7 @@ class WorkerHost(ABC):
         """Raise UsageError if ``payload`` cannot be sent to a worker. Called before anything is sent."""
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return ``parts`` (one per worker, in order) as views in one AgentSteps, without ``final_obs`` and infos.
+        """Return one AgentSteps with views of all ``parts`` (one per worker, in order), but no ``final_obs`` or infos.
 
         Return None unless the arrays of the parts are adjacent in memory.
         """

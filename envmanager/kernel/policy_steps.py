@@ -80,7 +80,7 @@ class PolicyStepper:
             table.move(sent, _IN_FLIGHT)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
-        """Raise UsageError if any acting behavior of a worker, or with partial actions every one, has no policy."""
+        """Raise UsageError if an acting behavior has no policy. Partial actions need only one policy per worker."""
         for info in infos:
             if self.policies.keys() >= info.current.keys():
                 continue
@@ -120,7 +120,7 @@ def call_policies(
     """Return a dict ``{behavior: ActionInfo}`` for each StepInfo in ``infos``, without behaviors that have no policy.
 
     Calls each policy at most once, with the rows of all agents that need an action. Raises BadAction if a policy's
-    actions or outputs have the wrong shape or type. ``checked_actions`` explains ``strict`` and ``foreign``.
+    actions or outputs have a wrong shape, type or value. ``checked_actions`` explains ``strict`` and ``foreign``.
     """
     shares: list[dict[str, ActionInfo]] = []
     members: dict[str, list[dict[str, ActionInfo]]] = {}
@@ -165,7 +165,7 @@ def _call(
 def checked_actions(
     spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool, foreign: bool = False
 ) -> Tree:
-    """Return ``action`` as new arrays of shape ``[n, …]``, or unchanged if ``spec`` is None. Errors name it ``what``.
+    """Return ``action`` as new arrays ``[n, …]``, or unchanged if ``spec`` is None. Errors refer to it as ``what``.
 
     With ``foreign``, PyTorch and JAX arrays are not converted to NumPy, and their values are not checked.
 

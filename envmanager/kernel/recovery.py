@@ -57,7 +57,7 @@ _RECYCLED = "recycled"
 
 @attrs.frozen
 class Replace:
-    """A decision to replace a worker after ``delay_s`` seconds. ``number`` is the number of recent restarts."""
+    """A decision to replace a worker after ``delay_s`` seconds. ``number``: recent restarts, including this one."""
 
     delay_s: float
     number: int
@@ -125,7 +125,7 @@ class Recovery:
         self.steps_lost = 0
         """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)
-        """Arguments for the reset of replacements: the options of the last reset, and the last seed of any reset."""
+        """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy

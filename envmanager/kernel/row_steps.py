@@ -48,7 +48,7 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Store the only behavior. Raises UsageError before a reset, for several behaviors or several agents per env.
+        """Store the behavior. Raises UsageError before a reset, or if there are several behaviors or agents per env.
 
         If ``is_begun`` (``send`` or ``recv`` was used since the reset), the number of agents is not checked.
         """

@@ -30,7 +30,7 @@ class WorkerState(enum.IntEnum):
     """The state of a worker, as its manager sees it."""
 
     IDLE = 0
-    """Ready for actions, because its last response was delivered."""
+    """Ready for actions, because no response is outstanding."""
     IN_FLIGHT = 1
     """Has not yet responded to a step."""
     READY = 2
@@ -169,16 +169,16 @@ class WorkerTable:
         self.replacing: list[Entry] = []
         """Entries with a replacement."""
         self.n_changes = 0
-        """Number of rare changes to the table: failures, replacements, resets."""
+        """Number of rare changes to the table, such as failures, replacements and resets."""
         self.env_steps = 0
         """Number of environment steps delivered."""
         self.specs: dict[str, BehaviorSpec] = {}
-        """Specs of all behaviors so far."""
+        """Specs of the behaviors that workers have reported, by name."""
         self.has_objects = False
         """Whether the specs contain Python objects, which may not be picklable."""
         self._slowest = 0
         self._n_slowest = 0
-        """Number of workers with ``_slowest`` steps since the reset, or 0 if they must be counted again."""
+        """Number of workers with ``_slowest`` steps since the reset, or 0 or less if they must be counted again."""
 
     def learn(self, specs: BehaviorSpecs, worker_id: int) -> None:
         """Add the specs of a worker's behaviors. Raise SpecConflict if a behavior already has a different spec."""

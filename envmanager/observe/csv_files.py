@@ -1,6 +1,6 @@
 """CSV files to which a run appends rows. A resumed run can keep earlier rows.
 
-The rule: the rows to keep are written to a new file, which replaces the old one once it is complete. Each new row is
+The rule: the rows to keep are written to a new file. When complete, the new file replaces the old one. Each new row is
 flushed at once. A file counts as written by this library if its first line is the expected header or the start of it.
 """
 
@@ -19,7 +19,7 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A CSV file that replaces ``path`` and begins with the rows ``kept``. Raises NotWritten if creating it fails."""
+    """A new CSV file at ``path`` with a header and the rows ``kept``. Raises NotWritten if it cannot be created."""
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):
@@ -45,7 +45,7 @@ def _text(file: BinaryIO) -> io.TextIOWrapper:
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """Return the rows below the header of ``path`` as dicts by column; [] if there is no such file.
+    """Return the rows below the header of ``path`` as dicts by column name, or [] if the file does not exist.
 
     Rows with missing or extra values are skipped. Raises UsageError if the file cannot be read.
     """
@@ -60,7 +60,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def is_of_others(path: Path, columns: Sequence[str]) -> bool:
-    """Return whether a file that is not ours is at ``path``. A symbolic link is not ours; a part of our header is."""
+    """Return whether ``path`` exists and this library did not write it. True for every symbolic link and folder."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     if not path.exists():

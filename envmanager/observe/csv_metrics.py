@@ -20,7 +20,7 @@ _NUMBER = re.compile("[0-9]{1,18}")
 
 
 class CsvMetrics:
-    """A metrics writer for ``metrics.csv``. Raises UsageError if there is such a file that no training run wrote."""
+    """A metrics writer for ``metrics.csv``. Raises UsageError if the file exists and no training run wrote it."""
 
     def __init__(self, facts: RunFacts) -> None:
         path = facts.directory / FILE

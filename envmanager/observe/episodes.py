@@ -7,7 +7,7 @@
     Batch ───── add_batch ──┘    of each agent                └──▶ on_end(Episode)
 
 An episode that was cut because its worker was replaced has no return. It counts as lost, not as finished. Episodes
-passed to ``pass_over_those_under_way`` do not count as finished either.
+in progress at a call of ``pass_over_those_under_way`` do not count as finished either.
 
 This code runs for each StepInfo that is counted. For speed, the agents of a worker's rows are looked up once and
 cached until they change.
@@ -31,7 +31,7 @@ RECENT = 100
 _KEPT_OF_A_MANAGER = 10_000
 """Number of episodes that a manager keeps (2 MB). With thousands of environments, many episodes end at once."""
 _UNSEEN = -(1 << 62)
-"""Initial length of an episode already running when counting began. It stays negative, which marks it as ignored."""
+"""Initial length of an episode that began before counting. The length stays negative, so the episode is ignored."""
 
 
 class Episode(NamedTuple):
@@ -100,7 +100,7 @@ class Episodes:
 
     @classmethod
     def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:
-        """Return new counters. Episodes of ``under_way``, the manager's latest StepInfos, do not count as finished."""
+        """Return counters that ignore the episodes in progress. ``under_way``: the manager's latest StepInfos."""
         episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
         if under_way:
             episodes.pass_over_those_under_way(under_way, n_envs)

@@ -16,7 +16,7 @@ processes that it starts. When a process ends, even while the trainer computes, 
 group. Only then does it reap the process, because the number of the group may be reused after that.
 *Lifelines* kill all these processes when the trainer dies, for whatever reason::
 
-    trainer ── write end ──▶ life pipe ◀── lifelines: one in each process, and two for each in the helper
+    trainer ── write end ──▶ life pipe ◀── lifelines: one in each process; two per process in the helper
 
 The trainer holds the write end of one pipe for as long as it lives. A lifeline is the read end of this pipe, opened
 again through /proc/self/fd, so that it has an open file description and an owner (F_SETOWN) of its own. The kernel
@@ -60,14 +60,14 @@ from typing import NamedTuple
 from envmanager.processes.boot import Inheritance, end_group, set_environ, take_over
 
 RESPONSE = struct.Struct("<q")
-"""First response to a start: a pid, or a negative errno. Second response: the exit code, negative for a signal."""
+"""Format of both responses to a start: first a pid or a negative errno, later an exit code (negative: a signal)."""
 LOAD, FORK, EXECUTE = "load", "fork", "execute"
-"""Kinds of requests. A request also names modules to import. FORK and EXECUTE are sent with descriptors."""
+"""Kinds of requests. A request may also name modules to import. FORK and EXECUTE are sent with descriptors."""
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _COULD_NOT_EXECUTE = 127
 _exit_code_of_fork: int | None = None
-"""Exit code of this process if the helper has forked it; None in the helper."""
+"""Exit code of this process if it is a fork of the helper that calls ``run``; None in any other process."""
 
 
 class Birth(NamedTuple):
@@ -279,7 +279,7 @@ VARIABLE = "ENVMANAGER_LIFELINE"
 
 
 def line_for(life_fd: int, owner: int) -> int:
-    """Return a descriptor that makes the kernel kill ``owner`` (pid or -pgid) when the trainer dies. Raises OSError."""
+    """Return a descriptor that makes the kernel kill ``owner`` (pid or -pgid) if the trainer dies, or raise OSError."""
     if os.environ.get(VARIABLE) == "thread":
         raise OSError(f"{VARIABLE}=thread")
     line = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -3,8 +3,8 @@
 With ``log_dir`` each generation of a worker has a log file. With the native transport, a manager's workers share one
 memfd for crash reports, in which each has a part. A report there outlives the process, and writing it cannot block.
 
-The trainer opens a log, so that an unusable log is refused before the worker starts. Errors do not quote text that was
-in the log file before the process started.
+The trainer opens a log, so that a log that cannot be written is reported before the worker starts. Errors do not quote
+text that was in the log file before the process started.
 """
 
 from __future__ import annotations

@@ -146,11 +146,11 @@ class PortableProcess:
                 self._popen.kill()
 
     def core_wait_ns(self) -> int:
-        """Return the time (ns) that the process has waited for a free core; 0 if the system does not report it."""
+        """Return the time (ns) that the process's main thread has waited for a free core, or 0 if it is unknown."""
         return core_wait_ns(self.pid)
 
     def exit_name(self) -> str:
-        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if still unknown after a second."""
+        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if this is unknown after a second."""
         self._thread.join(_REAP_S)
         return exit_name(self._exit_code)
 
@@ -197,7 +197,7 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
 
 
 def open_memory() -> int | str:
-    """Return the descriptor of an empty, unnamed file to map as shared memory, or on Windows a name for it."""
+    """Return a descriptor of an empty, unnamed file to map as shared memory; on Windows, a name for the memory."""
     if sys.platform == "win32":
         return f"envmanager-{secrets.token_hex(16)}"
     folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
@@ -207,7 +207,7 @@ def open_memory() -> int | str:
 
 
 def close_memory(memory: int | str) -> None:
-    """Close the memory that ``open_memory`` returned. Processes that have mapped the memory keep it."""
+    """Close a descriptor from ``open_memory``; do nothing with a name. Mapped memory stays mapped."""
     if isinstance(memory, int):
         descriptors.close(memory)
 
@@ -220,7 +220,7 @@ class PortableChannel(Channel):
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, number of final rows, busy and end ns of step ``ticket``, or None if ``pump`` must read it."""
+        """Return flags, final row count, busy_ns and ended_ns of step ``ticket``, or None if ``pump`` must be used."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:

@@ -111,7 +111,7 @@ class ProcessLink(Link):
             super().send(command, payload)
 
     def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
-        """Send a step without blocking. Put actions in shared memory if they fit. Call with interrupts deferred."""
+        """Send a step, and block only if the socket is full. Call this method with interrupts deferred."""
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
@@ -140,7 +140,7 @@ class ProcessLink(Link):
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
         """Schedule the reset of this replacement, which is attached to ``worker_rows`` (if any) before the reset.
 
-        ``slot`` is the last slot that the other workers used. With equal slots, one view covers all workers' rows.
+        ``slot`` is the last slot that the other workers used. If all use one slot, one view covers all workers' rows.
         """
         self.slot, self._rows_to_attach = slot, worker_rows
         self.begin_again(config)
@@ -183,7 +183,7 @@ class ProcessHost(LinkHost[ProcessLink]):
         self._whole: dict[str, list[AgentSteps]] = {}
         """Views of all workers' rows, by behavior and slot, for behaviors with one agent per environment."""
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
-        """Reward arrays of ``_whole``, by behavior, slot and worker. They identify steps that were written in place."""
+        """Workers' reward arrays, by behavior, slot and worker. ``whole`` uses them to find steps written in place."""
         self.rewrites_arrays = False  # until memory is shared; fakes never share any
 
     def open(self, context: HostContext) -> None:
@@ -292,7 +292,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return a view of all workers' rows if all ``parts`` were written in place into the same slot, else None."""
+        """Return a view of all rows if one exists and all ``parts`` were written in place in its slot, else None."""
         written = [steps.reward for steps in parts]
         for slot, rewards in enumerate(self._rewards.get(behavior, ())):
             if all(map(is_, written, rewards)):

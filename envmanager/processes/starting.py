@@ -41,18 +41,18 @@ PRELOADABLE = {
 _REAP_S = 1.0
 """Timeout in seconds for a killed process to end, and for the helper to report its exit code."""
 _LOOK_EVERY_S = 0.5
-"""Seconds between checks whether the helper has ended or is stopped, while a response is awaited."""
+"""Interval in seconds at which a wait for a response checks whether the helper has ended or is stopped."""
 
 
 class HelperGone(OSError):
-    """Error raised when the helper has ended or is stopped by a signal, so that it cannot start processes."""
+    """Error raised when the helper cannot start processes: it has ended, is stopped by a signal or reads nothing."""
 
     def __init__(self) -> None:
         super().__init__(errno.ECONNRESET, "the helper process has ended or is stopped")
 
 
 class Helper:
-    """The trainer's side of one helper process, which runs until this process dies or calls ``stop``."""
+    """The trainer's side of one helper process, which ends at the latest when this process dies or calls ``stop``."""
 
     def __init__(self, life_fd: int) -> None:
         """Start the helper, without waiting until it is ready. ``life_fd``: the read end of the life pipe."""
@@ -84,7 +84,7 @@ class Helper:
             return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request and ``fds`` without blocking, or raise HelperGone. The helper responds through ``fds[0]``."""
+        """Send a request and ``fds`` without blocking, or raise HelperGone. Any response comes through ``fds[0]``."""
         if self._is_stopped:  # by another thread
             raise HelperGone
         try:
@@ -94,7 +94,7 @@ class Helper:
             raise HelperGone from error
 
     def wait_for(self, fd: int, deadline: float) -> None:
-        """Wait until ``fd`` is readable. Raises HelperGone if the helper ends, or TimeoutError at ``deadline``."""
+        """Wait until ``fd`` is readable. Raises TimeoutError at ``deadline``, HelperGone if ``responds()`` is False."""
         while True:
             left_s = deadline - time.monotonic()
             with allow_interrupts():
@@ -147,7 +147,7 @@ def find_helper() -> Helper:
 
 
 def load(*modules: str) -> None:
-    """Ask the helper to import modules that workers will need, without waiting for it. Raises HelperGone."""
+    """Ask the helper to import modules that workers will need. Do not wait for the imports. May raise HelperGone."""
     find_helper().ask(" ".join([LOAD, *modules]))
 
 
@@ -205,16 +205,16 @@ class Process:
                 signal.pidfd_send_signal(self.pidfd, number)
 
     def core_wait_ns(self) -> int:
-        """Return the time (ns) that the process has waited for a free core; 0 if the kernel does not report it."""
+        """Return the time (ns) that the process's main thread has waited for a free core, or 0 if it is unknown."""
         return core_wait_ns(self.pid)
 
     def exit_name(self) -> str:
-        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if the helper cannot report it."""
+        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if the exit code is unknown."""
         self._await_reaping()
         return exit_name(self._exit_code)
 
     def _await_reaping(self) -> None:
-        """Wait briefly for the process to end and for its exit code. If the helper has ended, kill the group."""
+        """Wait briefly for the process to end and for its exit code. If the helper no longer runs, kill the group."""
         with self._reaping:
             if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
                 return

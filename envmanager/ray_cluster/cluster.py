@@ -74,7 +74,7 @@ class ActorHandle:
     def obey(self, command: bytes, on_answer: Callable[[Any], None]) -> None:
         """Send a command to the actor, which executes commands in order.
 
-        A thread of Ray calls ``on_answer`` with the answer's future. Raises UsageError after ray.shutdown().
+        A thread of Ray calls ``on_answer`` with a Future of the answer. Raises UsageError after ray.shutdown().
         """
         if not ray.is_initialized():  # otherwise Ray would start another cluster
             raise UsageError("ray.shutdown() was called, and has ended the actors: make a new manager.")
@@ -91,7 +91,7 @@ class Cluster:
     """A cluster on which one manager creates actors, all with the same options."""
 
     def __init__(self, options: ClusterOptions, n_workers: int, environ: Mapping[str, str] | None) -> None:
-        """Set the actors' options, with ``environ`` as additional variables. Raises UsageError for a bad placement."""
+        """Set the actors' options. ``environ`` adds environment variables. Raises UsageError for a bad placement."""
         self._wanted = options.amounts
         self._nodes = [] if isinstance(options.placement, str) else _node_ids(options.placement, n_workers)
         runtime_env = dict(options.runtime_env or {})

@@ -41,7 +41,7 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """A connection to an actor, the ``channel`` and ``process`` of an ActorLink. Each message is a call to it."""
+    """A connection to an actor: ``channel`` and ``process`` of an ActorLink. Each message is a call to the actor."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class ActorConnection(Channel):
         self.node = ""
         """Name of the host on which the actor runs; empty until the actor has been placed."""
         self.error = ""
-        """Ray's message about the actor's end; empty while the actor runs."""
+        """Ray's message about the actor's end; empty before the end."""
         self._exit_name = "KILLED"
         self._make_actor = make_actor
         self._poller = poller
         self._first: tuple[bytes, float] = b"", -math.inf
-        """First command and its deadline. If the node dies before the actor ran, a new actor receives the command."""
+        """First command and its deadline. A new actor receives the command if the node dies before the actor runs."""
         self._is_asked = self._has_ended = False
         self._actor = make_actor()
         self.ask()
@@ -207,7 +207,7 @@ class ActorPoller(Poller[ActorLink]):
         self.n_wanted = 1
         """Number of queued steps at which the trainer is woken. Each wakeup costs time that Ray's threads need."""
         self.answers_fd, self._bring_fd = descriptors.socket_pair()
-        """The two ends of the bell. ``answers_fd`` becomes readable when enough steps or another answer are queued."""
+        """The ends of the bell. ``answers_fd`` becomes readable when enough steps, or any other answer, are queued."""
         self.epoll.register(self.answers_fd, descriptors.READABLE)
         self._came: deque[tuple[ActorConnection, ActorHandle, Answer | BaseException]] = deque()
         self._lock = threading.Lock()

@@ -40,7 +40,7 @@ class RayHost(LinkHost[ActorLink]):
 
     options: RayOptions
     rewrites_arrays = True
-    """Whether a step overwrites earlier steps' arrays. True, because a worker writes all steps into the same rows."""
+    """Whether a step overwrites the arrays of earlier steps. True, because all steps of a worker use the same rows."""
 
     def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__(env_factory, options)

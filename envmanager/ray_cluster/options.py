@@ -19,7 +19,7 @@ _NOT_ASKED_FOR = ("node:", "object_store_memory")
 
 
 def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]], free: Mapping[str, float]) -> str:
-    """Return a text for error messages that explains why no node has room for a worker.
+    """Return the part of an error message that explains why no node has room for a worker.
 
     ``wanted``: resources of one worker. ``nodes``: total resources per node. ``free``: the cluster's unused resources.
     """
@@ -38,7 +38,7 @@ def why_no_room(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]
 
 
 def in_words(resources: Mapping[str, float]) -> str:
-    """Return resources as text, such as ``"12 CPU, 2 license"``."""
+    """Return resources in words, such as ``"12 CPU, 2 license"``. Omit resources that workers never request."""
     told = [
         f"{amount / 2**30:.3g} GiB memory" if name == "memory" else f"{amount:g} {name}"
         for name, amount in resources.items()
@@ -67,7 +67,7 @@ class ClusterOptions:
     machine, and starts one if there is none. ``resources``: amounts per worker, with the keys ``num_cpus`` (default 1),
     ``num_gpus``, ``memory`` (bytes) and ``custom`` (a mapping). ``placement``: "pack" prefers a node until half of its
     resources are in use; "spread" uses many nodes; a list names each worker's preferred node by id, name or address.
-    ``runtime_env``: Ray's option, such as packages and files for the workers. ``envs_per_worker``: number of
+    ``runtime_env``: Ray's option, such as packages and files for the workers. ``envs_per_worker``: maximum number of
     environments per worker, given instead of ``n_workers``.
     """
 
@@ -83,7 +83,7 @@ class ClusterOptions:
     def amounts(self) -> dict[str, float]:
         """Nonzero amounts that a worker requests, keyed by Ray's names: ``CPU``, ``GPU``, ``memory``, and custom names.
 
-        Raises UsageError if ``resources`` is no mapping, a name is unknown, or an amount is not finite and at least 0.
+        Raises UsageError for anything but mappings, for unknown keys, and for amounts that are negative or not finite.
         """
         if self.resources is not None and not isinstance(self.resources, Mapping):
             raise UsageError(f"resources must be a mapping of amounts, not {self.resources!r}.")

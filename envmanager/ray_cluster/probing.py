@@ -31,7 +31,7 @@ CALL_S = 400e-6
 ANSWER_S = 600e-6
 """Time from a call to its answer in seconds, without the steps of the environments."""
 AS_GOOD = 1.05
-"""Largest accepted ratio of a round's time to the shortest time. The fewest workers within this ratio are chosen."""
+"""Factor on the least time for a step of all environments. The fewest workers within this limit are chosen."""
 
 _logger = logging.getLogger("envmanager")
 
@@ -39,7 +39,7 @@ _logger = logging.getLogger("envmanager")
 def place_on_cluster(
     manager_class: Callable[..., Any], env_factory: Any, options: RayOptions, cluster: ClusterOptions, n_cpus: int
 ) -> Placement:
-    """Probe the first environment in an actor. Return and log the placement that suits a cluster of ``n_cpus`` CPUs.
+    """Probe the first environment in an actor. Log and return a placement for a cluster with ``n_cpus`` CPUs.
 
     A single environment is not probed. If the probe fails, choose the most actors that the environments and CPUs allow.
     """

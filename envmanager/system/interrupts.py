@@ -98,7 +98,7 @@ class _Handler:
 
 
 def _take_over() -> None:
-    """Install our handler if the current one is a Python function (not SIG_DFL, SIG_IGN, or a handler in C)."""
+    """Install our handler if the current one is known to be a Python function, not SIG_DFL, SIG_IGN or a C handler."""
     found = _get_handler(_SIGINT)
     if callable(found) and _c_handler(_SIGINT) == (_state.pythons_c_handler or _learn_pythons_c_handler()):
         _state.found_another = found is not signal.default_int_handler
@@ -232,7 +232,7 @@ def _after_fork_in_child() -> None:
 
 @contextlib.contextmanager
 def blocked_in_children() -> Iterator[None]:
-    """Block SIGINT in processes started inside the context, until they unblock it. Does nothing on Windows."""
+    """Block SIGINT in this thread and in processes that it starts, until they unblock it. Does nothing on Windows."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -48,7 +48,7 @@ _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "sto
 
 
 def state_name(pid: int) -> str:
-    """Return the state of a process's main thread, such as "asleep", or "unknown" if it has ended or cannot be read."""
+    """Return a main thread's state, such as "asleep", or "unknown" if the process ended or the state is unreadable."""
     return _STATES.get(state_of(pid), "unknown")
 
 
@@ -69,7 +69,7 @@ _NAMES_ON_WINDOWS = {
 
 
 def exit_name(code: int | None) -> str:
-    """Return how a process ended: ``SIGSEGV`` (code -11), ``EXIT(3)``, or ``EXIT(?)`` if its code is unknown."""
+    """Return a name for how a process ended, such as ``SIGSEGV`` (code -11) or ``EXIT(3)``; ``EXIT(?)`` for None."""
     if code is None:
         return "EXIT(?)"
     if code >= 0:
@@ -114,7 +114,7 @@ def count_cores() -> int:
 def _cgroups() -> Iterator[Path]:
     """Yield the folders of this process's cgroup and of its ancestors, which may limit its CPU time.
 
-    Some may not exist, as when a container mounts only its own group, under a path that differs from the host's.
+    Some of these folders may not exist. For example, a container may mount only its own cgroup, under another path.
     """
     try:
         lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
@@ -154,7 +154,7 @@ _ONLY_OWNER = 0o600
 def open_privately(path: str, flags: int) -> int:
     """Open the file ``path`` with mode 0600 and return the descriptor. Can be the ``opener`` of ``open``.
 
-    Raises OSError, with a ``strerror`` fit for users, if that fails or, except on Windows, ``path`` is a symbolic link.
+    Raises OSError (its ``strerror`` suits users) if this fails or, except on Windows, ``path`` is a symbolic link.
     """
     try:
         # O_NONBLOCK, because to open a pipe without a reader must not block.
@@ -189,7 +189,7 @@ _ADVICE = {
 
 
 def advice(error: BaseException) -> str:
-    """Return a sentence that advises the user how to resolve an OSError; an empty text if there is no advice."""
+    """Return a sentence that advises the user how to resolve an OSError, or "" if there is no advice."""
     number = getattr(error, "errno", None) or 0
     if number == errno.ENOENT:
         try:

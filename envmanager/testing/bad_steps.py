@@ -1,7 +1,7 @@
-"""Faults that make a step break its spec, for environments of :mod:`envmanager.testing.faults`.
+"""Faults that make FaultyEnvironment or KeyedFaultyEnvironment return steps that break the spec.
 
-Each table maps names to faults. In a name such as ``"obs: shape"``, the part before the colon is the ``path`` of the
-BadObservation that must be raised.
+Each dict in this module maps names to faults. In a name such as ``"obs: shape"``, the part before the colon is the
+``path`` of the BadObservation that must be raised.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ NOT_FINITE: Mapping[str, Change] = {
     "obs['place']: infinite": _with(obs=lambda obs: {**obs, "place": obs["place"] + np.inf}),
     "reward: NaN": _with(reward=lambda reward: reward * np.float32(np.nan)),
 }
-"""Faults of a KeyedFaultyEnvironment that raise BadObservation only with ``check_values=True``, by name."""
+"""Faults of a KeyedFaultyEnvironment, by name. A manager raises BadObservation only with ``check_values=True``."""
 
 
 class KeyedFaultyEnvironment(FaultyEnvironment):

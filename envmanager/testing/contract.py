@@ -33,9 +33,9 @@ from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, St
 
 
 def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> None:
-    """Assert that each row of ``info`` has the right agent, step number, action and reward. Update ``n_steps``.
+    """Assert that each EchoEnvironment's step in ``info`` has the right agent, step number, action and reward.
 
-    ``given``: the last action sent to each agent, by agent id. ``n_steps``: number of steps so far, by agent id.
+    ``given`` maps agent ids to the last actions sent. ``n_steps`` maps agent ids to numbers of steps, and is updated.
     """
     steps = info.current["default"]
     assert info.previous is not None
@@ -74,7 +74,7 @@ def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
 
 
 class _StepContract(OwnManagers):
-    """Tests that each step has the right environment and action, and that later steps leave earlier steps unchanged."""
+    """Tests of valid calls of ``reset``, ``step``, ``send`` and ``recv``, and of freeing an unclosed manager."""
 
     def test_reset_gives_one_step_info_per_worker_with_all_environments(self) -> None:
         with self.make_manager(EchoEnvironment, 5) as manager:

@@ -1,4 +1,4 @@
-"""Base class of ManagerContract's test classes, and tests of the arguments of ``reset``, ``call`` and ``set_attr``."""
+"""Base class and policy for ManagerContract's tests, and tests of arguments of ``reset``, ``call`` and ``set_attr``."""
 
 from __future__ import annotations
 
@@ -164,5 +164,5 @@ class _Talks(EchoEnvironment):
         return f"{word} {name}{sign} {self._number}"
 
     def gather(self, env_ids: list[int]) -> list[int]:
-        """Return ``env_ids``. ``call`` must pass it by position, because ``call`` has a parameter of that name."""
+        """Return ``env_ids``. Pass them to ``call`` by position, because ``call`` has a keyword ``env_ids`` too."""
         return env_ids

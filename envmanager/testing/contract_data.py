@@ -1,4 +1,4 @@
-"""Tests of how managers treat data: casts, values that do not fit their spec, behaviors that appear after the start."""
+"""Tests of how managers treat casts, empty spaces, data that does not fit its spec, and behaviors that appear late."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class DataContract(OwnManagers):
 
 
 class LateSpecsContract(OwnManagers):
-    """Tests of late behaviors and of casts, for managers with the options ``restarts`` and ``check_values``."""
+    """Tests of behaviors that appear late and of casts. Managers need the options ``restarts`` and ``check_values``."""
 
     # Behaviors that appear late.
 
@@ -274,7 +274,7 @@ class _Changes(_Guests):
 
 
 class _Disagrees(_Guests):
-    """An environment whose behavior "guest" has a different spec in environment 1 than in all others."""
+    """An environment that gives its behavior "guest" a different spec if the env_id is 1."""
 
     def __init__(self, context: EnvContext) -> None:
         super().__init__(context)

@@ -49,7 +49,7 @@ class FakeWorker:
         self._held_back: list[EnvironmentResponse] = []
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Execute a command. Put a step's response into the step queue; store any other response for ``recv``."""
+        """Execute a command. Put a step's response into the queue unless ``hold`` is set. Keep others for ``recv``."""
         command = CommandName(name)
         self.sent.append((str(command), payload))
         response = self._respond(command, payload)
@@ -84,7 +84,7 @@ class FakeWorker:
 
 @attrs.frozen
 class Step:
-    """A script entry for a step of FakeEnvironment that returns ``reward``, ``terminated`` and ``truncated``."""
+    """A script entry of FakeEnvironment. The step returns ``reward``, ``terminated`` and ``truncated``."""
 
     reward: float = 0.0
     terminated: bool = False

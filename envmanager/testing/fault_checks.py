@@ -1,7 +1,7 @@
-"""Assertions that the tests of FaultContract share.
+"""Assertions that the tests of FaultContract share, and the base class of these tests.
 
-They check that calls return in time, that errors have the right type and name the worker, that the delivered steps are
-consecutive and match their actions, that healthy workers keep their episodes, and that ``close()`` works.
+The assertions check that calls return in time, that errors have the right type and name the worker, that the delivered
+steps are consecutive and match their actions, that healthy workers keep their episodes, and that ``close()`` works.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class CheckedTrainer:
     """A trainer that steps a manager of EchoEnvironments with actions that never repeat, and checks every step.
 
     Each worker's steps must be consecutive and have the actions that were sent. A StepInfo that reports the loss or the
-    recycling of its worker must truncate the episodes that had not ended. It is appended to ``lost`` or ``recycled``.
-    Without ``recycling``, no worker may be recycled.
+    recycling of its worker must pass ``check_lost``, and is appended to ``lost`` or ``recycled``. Without
+    ``recycling``, no worker may be recycled.
     """
 
     def __init__(self, manager: EnvManager, *, recycling: bool = False) -> None:
@@ -148,7 +148,7 @@ class CheckedTrainer:
 
     @property
     def workers(self) -> tuple[WorkerStats, ...]:
-        """Current statistics of each worker, by worker id."""
+        """Current statistics of all workers, in the order of the worker ids."""
         return self.manager.stats().workers
 
     def pid_of(self, worker_id: int) -> int:
@@ -239,7 +239,7 @@ class FaultyManagers:
     """Base class of FaultContract's test classes. It has an abstract ``make_manager`` and a leak check per test."""
 
     has_processes = True
-    """Whether each environment has its own process, which tests may kill. If False, one worker hosts them all."""
+    """Whether each environment has its own process, which tests may kill. If False, one worker has all environments."""
     exceptions_travel = True
     """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, only its text is available."""
     start_s = 12.0
@@ -247,7 +247,7 @@ class FaultyManagers:
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return a new manager with one worker per environment or one for all. ``options`` are as in ManagerOptions."""
+        """Return a new manager with workers as ``has_processes`` says. ``options`` are fields of ManagerOptions."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:

@@ -5,7 +5,7 @@
     this process                                     the learner
     policy ◀── weights in shared memory ◀─────────── trainer: replay, optimizer
     add ────── StepInfos, through a pipe ──────────▶ add, update
-        └───── counts of steps and of updates ──────▶ neither side may run too far ahead
+    add, is_ready ◀── counts of steps and updates ── add, update
 
 The learner waits until it has enough steps for its next update. This process waits while the learner is more than
 ``max_ahead`` steps behind. The learner ignores SIGINT (Ctrl-C) and SIGTERM, because this process may need the learner's
@@ -62,7 +62,7 @@ _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """Raised when the learner of ``Apart`` has raised, exited, timed out or been closed. The message says which."""
+    """Raised when the learner of ``Apart`` raised an error, exited, timed out or was closed. The message says which."""
 
 
 class Apart(Trainer):
@@ -71,9 +71,9 @@ class Apart(Trainer):
     The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make()``
     is called in both processes and returns the trainer, whose attribute ``model`` must be the same network in both.
     ``max_ahead``: number of agent steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``:
-    seconds without a sign of life (at least 120 during the start) after which the learner is killed; ``math.inf`` for
-    no limit. Call ``close()``, or use the trainer as a context manager. Raises UsageError for invalid options and for a
-    trainer that cannot learn like this. Methods that need the learner raise LearnerFailed once it has failed.
+    seconds that a method waits for the learner to send or read data before killing the learner (at least 120 during
+    the start); ``math.inf`` for no limit. Call ``close()``, or use a ``with`` statement. Raises UsageError for invalid
+    options and unsuitable trainers. Methods that need the learner raise LearnerFailed once it has failed or is closed.
     """
 
     learns_while_playing = True
@@ -156,7 +156,7 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Send ``progress`` to the learner. Return the figures of its last update, and set ``version`` accordingly."""
+        """Send ``progress`` to the learner, and adopt its ``version``. Return the figures of its last update."""
         self._use_learned()
         self._send("progress", progress)
         return self._figures
@@ -351,7 +351,7 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 
 def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
-    """Run the learner in its process. ``inherited`` holds the pipe's file descriptor and the shared memory."""
+    """Run a learner with the pickled ``make``. ``inherited`` holds the pipe's file descriptor and the shared memory."""
     pipe_fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -381,7 +381,7 @@ def _send_whole(pipe: MessagePipe, what: str, payload: Any) -> None:
 
 
 class _Learner:
-    """The loop of the learner's process. While an update is due it reads no message, so the sender may have to wait."""
+    """The loop of the learner's process. It reads no message while an update is due, so the sender may have to wait."""
 
     def __init__(self, pipe: MessagePipe, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
         self._pipe = pipe

@@ -9,8 +9,8 @@
                                 /controller.safetensors       the states of PyTorch's random generators
 
 A checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best`` refers to it.
-Older checkpoints are removed after that. Only checkpoints named by ``save`` are removed, finished or not, and in each
-only ``state.json`` and the files that it lists. ``load`` checks ``state.json``, except each trainer's part.
+Older checkpoints, finished or not, are removed after that if ``save`` gave them their names. In each folder only
+``state.json`` and the files that it lists are removed. ``load`` checks ``state.json``, except each trainer's part.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _CONTROLLER, _TRAINER = "controller", "trainer-"
 _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _AFTER_THE_STEPS = re.compile(rf"(-([2-9]|[1-9][0-9]+))?(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
-"""Pattern of the suffix, after the number of steps, of a folder name that ``save`` made."""
+"""Pattern for the part after the number of steps in a folder name that ``save`` made."""
 _LONGEST_NAME = 100
 
 
@@ -122,10 +122,10 @@ class _StateFile:
 
 
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
-    """Write ``checkpoint``, make it the latest, remove older checkpoints of the same run, and return the new folder.
+    """Write ``checkpoint``, make it the latest, remove old checkpoints of the same run, and return the new folder.
 
-    The last ``keep`` checkpoints and the best one are kept. Unfinished checkpoints of the run are removed, if possible.
-    If writing fails, NotWritten is raised and no older checkpoint is removed.
+    The last ``keep`` checkpoints, including the new one, and the best one are kept. Unfinished checkpoints of the run
+    are removed, if possible. If writing fails, NotWritten is raised and no older checkpoint is removed.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
@@ -226,7 +226,7 @@ def load_latest(directory: Path) -> Checkpoint:
 
 
 def latest(directory: Path) -> Path:
-    """Return the folder that ``latest`` names. Raises UsageError if ``latest`` is missing or cannot be read."""
+    """Return the folder named by the file ``latest`` in ``directory``. Raises UsageError if the file cannot be read."""
     if not os.path.lexists(directory / LATEST):
         raise UsageError(f"there is no checkpoint in {directory} to resume from ({directory / LATEST} is missing).")
     return pointed_at(directory / LATEST)
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return ``{folder: content of state.json}`` of the checkpoints in ``directory`` that were named by ``save``."""
+    """Return ``{folder: content of state.json}`` of the checkpoints in ``directory`` with a name given by ``save``."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -320,7 +320,7 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
-    """Remove a checkpoint's files, listed in ``facts``, and its folder if it is then empty. Ignore errors."""
+    """Remove the files that ``facts`` lists, ``state.json``, and the folder if nothing else is in it. Ignore errors."""
     for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()

@@ -68,7 +68,7 @@ class _Source:
 
 
 class ControlFile:
-    """A reader of the control file at ``path``. It skips the version whose ``state`` is ``seen``."""
+    """A reader of the control file at ``path``. ``seen``: the ``state`` of a version to skip, which was read before."""
 
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path

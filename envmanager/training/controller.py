@@ -52,9 +52,9 @@ class TrainerController:
 
     Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for. An
     update waits while it would make a step in flight older than ``max_policy_lag`` policy versions. With 0 each update
-    waits for all steps in flight. None uses each trainer's default. ``rounds`` says which behaviors learn in which
-    round. Without it all unfrozen behaviors learn. ``on_update`` is called after each update, and ``on_change`` when
-    the frozen or learning behaviors change. ``step`` and ``train`` also raise the errors of ``manager``.
+    waits for all steps in flight. None means each trainer's default. ``rounds`` says which behaviors learn in which
+    round; without rounds all unfrozen behaviors learn. ``on_update`` is called after each update, ``on_change`` when
+    the frozen or learning behaviors change. ``reset``, ``step`` and ``train`` also raise the errors of ``manager``.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class TrainerController:
 
     @property
     def changes(self) -> list[LearnersChanged]:
-        """The last 1000 changes of the set of learning behaviors, oldest first."""
+        """The last 1000 changes of the frozen or learning behaviors, oldest first."""
         return list(self._learners.changes)
 
     @property
@@ -147,7 +147,7 @@ class TrainerController:
     def toggle(self, behavior: str) -> None:
         """Switch a behavior between frozen and unfrozen at the start of the next step. Thread-safe.
 
-        Raises UsageError for a behavior without a trainer. If no behavior would learn, ``step`` only logs a warning.
+        Raises UsageError for a behavior without a trainer. If no behavior would learn, ``step`` logs a warning instead.
         """
         self._learners.require_known(behavior)
         self._toggles.append(behavior)
@@ -178,7 +178,7 @@ class TrainerController:
     def train(self, n_steps: int, *, until: Callable[[], bool] | None = None) -> None:
         """Step and train until ``self.n_steps`` reaches ``n_steps`` agent steps or ``until()`` returns True.
 
-        Calls ``reset`` first if there was no reset yet. Raises UsageError when all behaviors are frozen.
+        Calls ``reset`` first if there was no reset yet. Raises UsageError if no behavior would learn.
         """
         self._require_learners(self.frozen)
         self._goal = n_steps
@@ -246,7 +246,7 @@ class TrainerController:
     # Rounds, and requests to freeze.
 
     def _change(self, frozen: Set[str], count: RoundCount, cause: str | None = None) -> None:
-        """Freeze only ``frozen``. Enter round ``count``, or the next round in which an unfrozen behavior learns."""
+        """Freeze only ``frozen``. Go to round ``count``, or to the next round in which an unfrozen behavior learns."""
         number, resting = count.number, frozenset[str]()
         if self.rounds is not None:
             number = self.rounds.next_with(self.trainers.keys() - frozen, count.number)

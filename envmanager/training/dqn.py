@@ -5,7 +5,7 @@
 
     StepStore (each observation once) ── Replay: drawn rows and the n steps after each ──▶ batches ──▶ new version
 
-The replay holds steps in the order of arrival. Each row has a link to the next row of the same agent, if there is one.
+The replay holds steps in the order of arrival, one per row. Each row has a link to the agent's next row, if any.
 """
 
 from __future__ import annotations

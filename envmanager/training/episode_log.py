@@ -44,10 +44,10 @@ class EpisodeEnd:
 
 
 class EpisodeLog:
-    """A writer of a new ``directory/episodes.csv``. With ``resumed_at`` it keeps old episodes up to that agent step.
+    """A writer that replaces ``directory/episodes.csv``. Keeps old episodes up to agent step ``resumed_at``, if given.
 
-    ``seconds`` is the time of the last kept episode, or 0. The caller adds it to the times of new episodes. Raises
-    NotWritten if the file cannot be created, and UsageError if the file exists but is not an episode log.
+    ``seconds`` is the time of the last kept episode, or 0. The caller adds ``seconds`` to the times of new episodes.
+    Raises NotWritten if the file cannot be created, and UsageError if the existing file is not an episode log.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
@@ -86,9 +86,9 @@ def _row(end: EpisodeEnd) -> tuple[object, ...]:
 
 
 def read(path: Path) -> list[EpisodeEnd]:
-    """Return the episodes of a file in order, or an empty list if there is no file. Skips an incomplete last line.
+    """Return the episodes of a file in order, or an empty list if there is no file. Skips incomplete lines.
 
-    Raises UsageError for a file that is not a list of episodes.
+    Raises UsageError if the file cannot be read, or if a number in a complete line is invalid.
     """
     rows = csv_files.rows_of(path, _COLUMNS)
     try:

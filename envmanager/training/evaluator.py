@@ -41,8 +41,8 @@ _GENERATION = 2**31 - 1
 class Evaluator:
     """A context manager that evaluates greedy policies in its own environments, with the same seeds each time.
 
-    It makes a second manager from the training's ``options`` and ``manager``. ``n_episodes`` is the number of episodes
-    per evaluation. Raises the errors of ``options_for`` and ``make_manager``.
+    ``options``, ``manager`` and ``seed`` are those of the training. The evaluator makes a second manager and closes it
+    on exit. Each evaluation plays ``n_episodes`` episodes. Raises the errors of ``options_for`` and ``make_manager``.
     """
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:

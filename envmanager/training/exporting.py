@@ -181,7 +181,7 @@ def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
-    """Convert an array to the dtype that its tensor from ``to_tensor`` would have, such as int64 for uint16."""
+    """Convert an array to the dtype that ``to_tensor`` would give it, such as int64 for uint16."""
     converted: np.ndarray = to_tensor(array, torch.device("cpu")).numpy()
     return converted
 
@@ -204,7 +204,7 @@ def _to_onnx(
     opset: int,
     facts: dict[str, str],
 ) -> bytes:
-    """Trace ``module`` and return ONNX bytes."""
+    """Trace ``module`` and return the bytes of an ONNX file, with ``facts`` as its metadata."""
     import onnx
 
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Metrics of a training run. Figures of updates are written about every ``Figures.EVERY_S`` seconds and at checkpoints.
+"""Metrics of a training run. Updates are reported at most every ``Figures.EVERY_S`` seconds, and at checkpoints.
 
 ::
 
@@ -8,7 +8,7 @@
     return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
 
 Each behavior, such as ``default`` above, has a timer of its own. Behaviors that learn together are updated at nearly
-the same moment, so a shared timer would omit most of them.
+the same moment, so a shared timer would omit most behaviors.
 
 The rule: a writer that fails is removed with a warning, and the training continues.
 """

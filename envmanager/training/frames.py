@@ -19,14 +19,14 @@ import numpy as np
 from envmanager.training.named_arrays import copy_into
 
 WINDOW = 4096
-"""Number of newest frames that are searched for a frame equal to a new one."""
+"""Number of newest frames with which a new frame is compared."""
 
 
 class FrameStacks:
-    """A store of ``capacity`` stacks of k frames that supports ``stacks[places]`` and ``stacks[places] = values``.
+    """A store of ``capacity`` stacks of frames. ``stacks[places]`` reads, and ``stacks[places] = values`` writes.
 
     It has room for one new frame per row. If rows add more frames, as the first row of an episode does, frames of the
-    oldest rows can be overwritten although the rows remain. ``first_whole`` returns the first row after these.
+    oldest rows can be overwritten although the rows remain. ``first_whole`` finds the first row with all its frames.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, capacity: int) -> None:
@@ -47,7 +47,7 @@ class FrameStacks:
             self._numbers[place] = [self._number(frame) for frame in stack]
 
     def first_whole(self, first: int, n_rows: int) -> int:
-        """Return the first row from ``first`` on whose frames are surely all stored, or ``n_rows`` if there is none."""
+        """Return the first row not before ``first`` that surely has all its frames, or ``n_rows`` if there is none."""
         overwritten = self._n_frames - len(self._frames)
         while first < n_rows and self._n_before[first % len(self._n_before)] - self._window < overwritten:
             first += 1

@@ -6,8 +6,8 @@
     learning                     ──▶ its own policy acts; the trainer gets the steps that this policy chose
 
 The rule: a trainer receives a step only if its own policy chose the actions, and only after the trainer has received
-the observations for which they were chosen. So an unfrozen trainer begins new sequences of steps, as after a reset. It
-never receives the steps that were in flight when it was frozen or unfrozen.
+the observations for which they were chosen. So a trainer that is unfrozen begins new sequences of steps, as after a
+reset. It never receives the steps that were in flight when it was frozen or unfrozen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _logger = logging.getLogger("envmanager")
 class LearnersChanged:
     """A report that behaviors were frozen or unfrozen. ``learning`` names all behaviors that learn from now on.
 
-    ``cause`` is a text such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round`` says whether a new
+    ``cause`` is a string such as ``"control.toml"``, ``"freeze"`` or ``"round 3"``. ``is_round`` says whether a new
     round caused the change, rather than a request.
     """
 
@@ -153,7 +153,7 @@ class Learners:
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step to each learning trainer. Return the number of agent steps that the trainers can learn from."""
+        """Pass a step, or only its observations, to each learning trainer. Return the number of usable agent steps."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)
@@ -193,7 +193,7 @@ class Learners:
 
 
 def _beginning(info: StepInfo, steps: Steps, behavior: str) -> StepInfo:
-    """Return the StepInfo of a reset whose first observations are the observations of ``behavior`` in ``steps``."""
+    """Return a StepInfo as after a reset, with the observations of ``behavior`` in ``steps`` as first observations."""
     seen = steps.get(behavior)
     first = None if seen is None else AgentSteps.first(agent_id=seen.agent_id, obs=seen.obs, acting=seen.acting)
     own = {} if first is None else {behavior: first}

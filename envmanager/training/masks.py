@@ -47,9 +47,9 @@ class NothingAllowed(EnvManagerError):
 
 
 class ActionMask:
-    """The action mask in a behavior's observations. ``place`` is the index of its leaf, or None if no mask applies.
+    """The action mask of a behavior. ``place`` is its index among an observation's leaves, or None if no mask applies.
 
-    A mask is an array under the key ``action_mask`` at the top level of a dict observation. Zeros forbid a choice.
+    A mask is an array under the key ``action_mask`` at the top level of a dict observation. A zero forbids a choice.
     ``counts`` has the number of choices for each integer in the action. Raises UsageError for a mask that is not one
     row of numbers with an entry for each choice, and for an observation without other leaves.
     """
@@ -76,7 +76,7 @@ class ActionMask:
         return allowed
 
     def of(self, obs: Sequence[Tensor]) -> Tensor | None:
-        """Return which choices the masks in ``obs`` allow, as bool ``[n, choices]``, or None without a mask."""
+        """Return which choices the masks in the leaves ``obs`` allow, as bool ``[n, choices]``; None without a mask."""
         return None if self.place is None else obs[self.place].flatten(1) != 0
 
 

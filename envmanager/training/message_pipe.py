@@ -32,7 +32,7 @@ class MessagePipe:
         self._unsent: list[memoryview] = []
         self._inbox = bytearray()
         self.hung_up = False
-        """Whether the other end is closed. Messages sent before the close can still be received."""
+        """Whether either end is known to be closed. Messages that were already read can still be received."""
 
     @property
     def has_unsent(self) -> bool:

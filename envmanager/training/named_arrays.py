@@ -15,12 +15,12 @@ def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays that ``named`` prefixed with ``part``, under their names without that prefix."""
+    """Return the arrays whose names begin with ``part`` and a dot. The returned names do not have this prefix."""
     return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
 def copy_into(place: np.ndarray, arrays: Mapping[str, np.ndarray], name: str) -> None:
-    """Copy ``arrays[name]`` into ``place``. Raises KeyError if missing, ValueError if shape or kind of dtype differ."""
+    """Copy ``arrays[name]`` into ``place``. Raises KeyError if absent, ValueError if shape or dtype kind differ."""
     array = arrays[name]
     if array.shape != place.shape or array.dtype.kind != place.dtype.kind:
         raise ValueError(f"{name} should be {describe_value(place)}, but is {describe_value(array)}")

@@ -42,7 +42,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class ReplayOptions:
-    """The options of every trainer with a replay. Subclasses override some defaults. All steps are agent steps."""
+    """The options of all trainers with a replay. Subclasses override some defaults. Step counts are in agent steps."""
 
     capacity: int = 100_000
     share_frames: bool = False
@@ -67,7 +67,7 @@ class ReplayOptions:
     normalize_rewards: bool = False
     """Whether to divide rewards by the standard deviation of the discounted returns so far."""
     reward_clip: float | None = None
-    """Absolute bound to which rewards are clipped; None for no bound. Normalized rewards are bounded by at most 10."""
+    """Absolute bound to which rewards are clipped; None for no bound. The bound of normalized rewards is at most 10."""
     pinned_copies: bool = True
     """Whether to copy batches to a GPU asynchronously, from pinned memory. No effect on the CPU."""
 
@@ -97,7 +97,7 @@ class Batch(NamedTuple):
 
 
 class ExploringPolicy(Policy, Protocol):
-    """The interface of the exploring policy of an off-policy trainer. It uses the weights being trained."""
+    """The interface of an off-policy trainer's exploring policy, which uses the weights being trained."""
 
     version: int
     generator: np.random.Generator

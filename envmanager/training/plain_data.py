@@ -21,7 +21,7 @@ Options = TypeVar("Options")
 
 
 def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
-    """Build a ``cls`` object from JSON data. Raises ConfigError for invalid data, with keys prefixed by ``where``."""
+    """Build a ``cls`` object from JSON data. Raises ConfigError for invalid data. ``where`` prefixes keys in errors."""
     if not isinstance(plain, Mapping):
         raise ConfigError(f"{where or 'the whole'} should be a mapping, but is {describe_value(plain)}.")
     return structured(_OF_FILES, cls, plain, where)

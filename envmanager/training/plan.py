@@ -4,7 +4,7 @@
 
     tables manager, training, trainers ── TrainingPlan.parse ──▶ TrainingPlan
 
-``parse`` reports mistakes in the tables before any environment is made.
+``parse`` reports mistakes in the tables, except in a trainer's own options, before any environment is made.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _without_rounds(tables: Any) -> Any:
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Build Rounds. Raises ConfigError for an invalid table, a trainer with ``apart``, or an unknown behavior."""
+    """Build the rounds. Raises ConfigError for an invalid table, a trainer with ``apart``, or an unknown behavior."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

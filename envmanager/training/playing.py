@@ -37,7 +37,7 @@ from envmanager.training.saved import SavedTraining
 WINDOW, FRAMES = "human", "rgb_array"
 """Render modes of Gymnasium and PettingZoo."""
 FRAMES_PER_S = 30.0
-"""Frames per second of a video when the environment does not define them."""
+"""Frames per second of a video if the environment's metadata does not set ``render_fps``."""
 
 
 @attrs.frozen
@@ -103,7 +103,7 @@ class _Scene:
 
 
 class Camera:
-    """A recorder that wraps an environment's reset and step. With ``takes_frames``, it renders after each call."""
+    """A wrapper of an environment's reset and step that counts steps. With ``takes_frames``, it also keeps frames."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -138,7 +138,7 @@ class Camera:
 
 
 def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Return a new environment that was reset once. Raises UsageError if it cannot be shown in ``mode``."""
+    """Return a new environment with render mode ``mode``, after one reset. Raises UsageError if it cannot be shown."""
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(

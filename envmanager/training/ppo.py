@@ -4,8 +4,8 @@
 
     StepStore ── rollout of n rows ──▶ advantages along each agent's rows ──▶ epochs of minibatches ──▶ new version
 
-A rollout counts rows with an action, whichever agents they belong to. Each agent's rows form a separate chain, so rows
-of several agents may arrive in any order.
+The size of a rollout is the number of its rows with an action, summed over all agents. Each agent's rows form a
+separate chain, so rows of several agents may arrive in any order.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class _Facts:
 
 @attrs.frozen
 class Rollout:
-    """The rows from which an update, or one of its minibatches, learns, as tensors ``[n, …]`` on the device."""
+    """The rows that an update or a minibatch learns from, as tensors ``[n, …]`` on the device."""
 
     obs: list[Tensor]
     raws: dict[str, Tensor]

@@ -2,7 +2,7 @@
 
 ::
 
-    run/config.json      the config without secrets, with defaults and each behavior's trainer; for `envmanager train`
+    run/config.json      the config without secrets, with defaults and trainers by behavior; `envmanager train` reads it
     run/versions.json    versions of Python, the operating system and every installed package
 
 Each file is complete or absent. The key ``envmanager`` marks a file as written by a training run.
@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write ``config.json`` and ``versions.json``. Raises UsageError for files of others, NotWritten for an OSError."""
+    """Write the config and version files. Raises UsageError if other software wrote one, NotWritten for an OSError."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):
@@ -68,7 +68,7 @@ def versions() -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Convert ``value`` to JSON data for a config. Objects without a JSON form become text, such as their import path.
+    """Convert ``value`` to JSON data for a config. Objects without a JSON form become strings such as ``module:name``.
 
     Attrs fields with ``repr=False``, which may hold secrets, are left out.
     """

@@ -18,7 +18,7 @@ from envmanager.training.store import NOWHERE, StepStore
 
 
 class Drawn(NamedTuple):
-    """A batch drawn from a Replay. ``obs`` and ``next_obs`` hold leaves ``[n, …]``, up to ``n_step`` steps apart.
+    """A batch drawn from a Replay. ``next_obs`` is up to ``n_step`` steps after ``obs``. Both hold leaves ``[n, …]``.
 
     ``reward`` is the discounted sum of the rewards in between. ``discount`` multiplies the value of ``next_obs`` and
     is 0 after a termination. ``weight`` is for importance sampling. ``columns`` holds the outputs of the policy.
@@ -63,7 +63,7 @@ class Replay:
         self._can_draw = False
 
     def add(self, info: StepInfo, behavior: str) -> int:
-        """Add one worker's step. Return the number of agent steps that now have an action and a reward."""
+        """Add one worker's step. Return the number of rows that this step completes with an action and a reward."""
         rows = self.store.add(info, behavior)
         if self._tree is not None and len(rows):
             self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))
@@ -141,7 +141,7 @@ class Replay:
     def _look_ahead(
         self, rows: np.ndarray, reward_factor: float, reward_clip: float | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Follow ``rows`` for up to ``n_step`` steps. Return discounted reward sums, the last rows, and discounts."""
+        """Follow ``rows`` for up to ``n_step`` steps. Return discounted reward sums, rows reached, and discounts."""
         store = self.store
         total = np.zeros(len(rows), np.float32)
         discount = np.ones(len(rows), np.float32)

@@ -38,7 +38,7 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
 
 
 def check_resumed(plan: TrainingPlan) -> None:
-    """Raise UsageError if ``plan`` changes the seed, or the kind of a trainer, of the training that it resumes."""
+    """Raise UsageError if ``plan`` has another seed, or another kind of trainer, than the training that it resumes."""
     before = records.read(plan.directory)
     if before is None:
         return
@@ -61,7 +61,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each changed option of trainers or of what is played; [] if ``before`` is None."""
+    """Return a phrase for each changed option of the trainers or the environments; [] if ``before`` is None."""
     if before is None:
         return []
     was_played, is_played = (

@@ -86,7 +86,7 @@ class Rounds:
 
 @attrs.define
 class RoundCount:
-    """The progress of round ``number``. ``steps`` counts the steps of each environment before a resume."""
+    """The progress of round ``number``. Before a resume, every environment had taken ``steps`` steps of this round."""
 
     number: int = attrs.field(default=1, validator=at_least(1))
     steps: int = attrs.field(default=0, validator=at_least(0))

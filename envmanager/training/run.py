@@ -112,7 +112,7 @@ class Report(Protocol):
         """Report an update of a trainer."""
 
     def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
-        """Report that behaviors were frozen or unfrozen."""
+        """Report that behaviors were frozen or unfrozen, by a request or by a new round."""
 
     def saved(self, path: Path) -> None:
         """Report a new checkpoint."""
@@ -153,7 +153,7 @@ class TrainingRun:
         self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
 
     def stop(self) -> None:
-        """Make ``go`` finish the steps in progress, save a checkpoint and return."""
+        """Make ``go`` cancel any evaluation, finish the steps in progress, save a checkpoint and return."""
         self._stops = True
 
     @property
@@ -164,8 +164,8 @@ class TrainingRun:
     def go(self) -> TrainingResult:
         """Train to the end, or until ``stop()``, and return the result.
 
-        If a resumed training run has already taken all its steps, nothing is started or written, and ``ended`` is
-        ``"over"``. Raises UsageError, for example if another training run uses the folder or has left files.
+        If a resumed training has no steps left, nothing is started or written, and ``ended`` is ``"over"``. Raises
+        UsageError, for example if another run uses the folder, or has left files that are not to be resumed or deleted.
         """
         training, directory = self.plan.training, self.plan.directory
         run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
@@ -398,7 +398,7 @@ class TrainingRun:
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore the frozen behaviors, the round and the control file. Changes to ``frozen`` in the config win."""
+        """Restore the frozen behaviors (unless changed in the config), the round and the state of the control file."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)

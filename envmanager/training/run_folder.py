@@ -29,11 +29,11 @@ _FILES: dict[str, Callable[[Path], bool]] = {
     records.CONFIG: records.is_of_others,
     records.VERSIONS: records.is_of_others,
 }
-"""Checks of paths by file name. Each returns whether the path exists and was not written by a training run."""
+"""Checks by file name. Each takes the file's path, and returns whether the path exists and no training run wrote it."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError if ``directory`` is a file, or has files of others under names that a training run uses.
+    """Raise UsageError if ``directory`` is a file, or if a training run would overwrite a file of another program.
 
     Also raises UsageError on checkpoints or episodes of an earlier run, unless ``resume`` or ``force`` is true.
     """

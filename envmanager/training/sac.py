@@ -78,7 +78,7 @@ class Actor(nn.Module):
         self.last = mlp(n, options.hidden, 2 * n_numbers, last_gain=0.01, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return the argument ``inputs`` of SquashedGaussian's methods, ``[n, 2 n_numbers]``."""
+        """Return means and log standard deviations, ``[n, 2 n_numbers]``: the ``inputs`` of SquashedGaussian."""
         inputs: Tensor = self.last(self.encoder(obs))
         return inputs
 

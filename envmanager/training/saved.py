@@ -92,7 +92,7 @@ class SavedPolicy:
         return self._policy.get_action(steps)
 
     def module(self) -> nn.Module:
-        """Return the policy as a PyTorch module that takes leaves of observations; see ``Trainer.greedy_module``."""
+        """Return the policy as a PyTorch module. ``Trainer.greedy_module`` describes the inputs and outputs."""
         return self._trainer.greedy_module().eval()
 
 
@@ -263,7 +263,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the path in ``there`` named ``name``, else the last one saved after ``name`` agent steps, else None."""
+    """Return the checkpoint named ``name``, else the newest one written at agent step ``name``, else None."""
     of_that_step = []
     for path in there:
         if path.name == name:

@@ -42,7 +42,7 @@ def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
 
 
 def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load the arrays into the module. Raises KeyError, RuntimeError or ValueError if they do not fit it."""
+    """Load the arrays into the module. Raises KeyError, RuntimeError or ValueError for arrays that do not fit."""
     is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
     if is_normalized != was_normalized:
         raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")

@@ -146,7 +146,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """Add rewards and terminations of agents that did not act to the rows of these agents' last actions."""
+        """Add the rewards and terminations of agents that did not act to the rows of their last actions."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))
@@ -225,7 +225,7 @@ class StepStore:
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore the arrays that ``state`` returned. No row is open then, because a resume resets the environments.
+        """Restore what ``state`` returned. No row is open afterwards, because resuming resets the environments.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """

@@ -22,7 +22,7 @@ Arrays = Mapping[str, np.ndarray]
 class Trainer(ABC):
     """A trainer of one behavior. The controller passes StepInfos to ``add`` and calls ``update`` while ``is_ready()``.
 
-    ``version`` counts the updates; the policy puts it into every ActionInfo.
+    ``version`` is the number of updates so far; the policy puts this number into every ActionInfo.
     """
 
     behavior: str
@@ -32,13 +32,13 @@ class Trainer(ABC):
     max_policy_lag: float = 1
     """Maximum age of a step in flight at an update, in policy versions. The controller's option overrides it."""
     frozen: bool = False
-    """Whether the behavior only acts, greedily. ``TrainerController.freeze`` sets this."""
+    """Whether the behavior only acts, greedily. Set from the config, and by ``TrainerController.freeze``."""
     learns_while_playing: bool = False
     """Whether the weights of the policy also change between calls of ``update``."""
 
     @abstractmethod
     def add(self, info: StepInfo) -> int:
-        """Add a worker's step and copy its arrays, which are reused. Return the number of agent steps to learn from."""
+        """Add a worker's step. Copy the arrays, since they are reused. Return the number of new steps to learn from."""
 
     @abstractmethod
     def is_ready(self) -> bool:

@@ -53,7 +53,7 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
 
     The caller must close the trainer. With ``frozen: true`` the trainer does not learn until it is unfrozen. With
     ``apart: N`` the trainer learns in its own process, which may be N agent steps behind and must respond within
-    ``learner_timeout_s``. Raises ConfigError for an invalid table, and UsageError for unsuitable specs.
+    ``learner_timeout_s``. Raises ConfigError for an invalid table, and UsageError for unsuitable specs or ``apart``.
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)

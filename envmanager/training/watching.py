@@ -158,7 +158,7 @@ class Source:
         return SavedTraining.open(self._directory, self._name)
 
     def newer(self) -> SavedTraining | None:
-        """Return the newest checkpoint, or None if there is no new one. Raises UsageError if it cannot be read."""
+        """Return the next checkpoint to play, or None if there is no new one. Raises UsageError if it is unreadable."""
         if self._name is not None:
             return None
         try:
