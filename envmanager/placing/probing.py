@@ -101,17 +101,18 @@ def place(
 
 
 def _fastest(probe: Probe, options: ProcessOptions, in_process: bool) -> Placement:
-    n_envs = options.n_envs
+    n_envs, local_envs = options.n_envs, options.local_envs
     n_workers = None if options.n_workers == "auto" else options.n_workers
     if probe.n_rows is not None and probe.n_rows != n_envs:  # a vector of a fixed size
-        n_workers, in_process = max(1, n_envs // probe.n_rows), False
+        local_envs = 0 if local_envs == "auto" else local_envs
+        n_workers, in_process = max(1, (n_envs - local_envs) // probe.n_rows), False
     return choose(
         attrs.evolve(probe, obs_bytes=0) if options.zero_copy else probe,  # observations are not copied
         n_envs,
         count_cores(),
         in_process=in_process,
         n_workers=n_workers,
-        local_envs=options.local_envs,
+        local_envs=local_envs,
     )
 
 

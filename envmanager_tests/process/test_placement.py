@@ -390,3 +390,12 @@ def test_a_vector_of_a_fixed_size_gives_the_number_of_workers():
         manager.reset()
         assert len(manager.recv(wait="all")) == 16
         assert manager.stats().placement.startswith("16 environments in 2 workers")
+
+
+def test_no_vector_of_a_fixed_size_is_split_between_the_trainer_and_a_worker(monkeypatch, finds):
+    monkeypatch.setattr(probing, "count_cores", lambda: 8)
+    finds({"wall_s": 1e-3, "cpu_s": 1e-3})
+    with SubprocessEnvManager(eight, 16, n_workers="auto", local_envs="auto") as manager:
+        manager.reset()
+        assert len(manager.recv(wait="all")) == 16
+        assert manager.n_workers == 2
