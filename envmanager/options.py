@@ -25,7 +25,7 @@ Transport = Literal["native", "portable"]
 TRANSPORTS = ("native", "portable")
 
 WorkerCount = int | Literal["auto"] | None
-"""Number of workers. None means one per environment; with ``"auto"`` a probe chooses."""
+"""Number of workers. With ``"auto"`` the manager chooses. None is the kind's default, such as one per environment."""
 LocalCount = int | Literal["auto"]
 """Number of environments that run in the trainer's process. With ``"auto"`` a probe chooses."""
 
@@ -75,8 +75,8 @@ class Wait:
     """The rules for how long a step waits, and how many responses it returns.
 
     ``min_ready``: wait until this many workers have responded, or all that are in flight. ``max_ready``: return the
-    responses of at most this many. ``timeout_s``: after this time, return the responses received so far, perhaps none;
-    later calls return the others. ``max_lead``: hold back a worker that is at least this many steps ahead of the
+    responses of at most this many workers. ``timeout_s``: after this time, return the responses received so far, if
+    any; later calls return the others. ``max_lead``: hold back a worker that is at least this many steps ahead of the
     slowest worker since the reset.
     """
 
@@ -97,7 +97,7 @@ class Wait:
 
     @classmethod
     def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
-        """Return a Wait for at least one response. Each step returns all responses that are ready by then."""
+        """Return a Wait for at least one response. As soon as one is ready, a step returns all that are ready."""
         return cls(timeout_s=timeout_s, max_lead=max_lead)
 
     @classmethod
@@ -144,7 +144,7 @@ class Timeouts:
 
 
 def one_of(*choices: str, advice: str = "") -> Any:
-    """Return an attrs validator that raises UsageError, with ``advice`` at the end, for values not in ``choices``."""
+    """Return an attrs validator that raises UsageError for values not in ``choices``. ``advice`` ends the message."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -167,7 +167,7 @@ def object_of(cls: type, example: str) -> Any:
 class RestartPolicy:
     """The rules for whether, when and how often workers that fail are replaced.
 
-    After a *fault* (the process died, hung, or lost its connection, for example) only that worker is replaced, at most
+    After a *fault* (a worker died, hung, or lost its connection, for example) only that worker is replaced, at most
     ``max_restarts`` times within ``within_s`` seconds. Time spent waiting for a hung worker does not count. The first
     restart within ``within_s`` begins at once, the k-th after a random part (half to all) of ``backoff_s * 2**(k - 2)``
     seconds, at most 30 s. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
@@ -235,7 +235,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError if both are given."""
+        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError for a mix of the two."""
         if seed is None and options is None:
             return config
         if config is not None:
@@ -339,7 +339,7 @@ class KindOptions:
 
 @attrs.frozen(kw_only=True)
 class ProcessOptions(KindOptions):
-    """The options of SubprocessEnvManager and SimpleEnvManager, in addition to those of KindOptions."""
+    """The options that SubprocessEnvManager, SimpleEnvManager and RayEnvManager have beyond those of KindOptions."""
 
     local_envs: LocalCount = attrs.field(default=0, validator=at_least(0, or_auto=True))
     start_method: StartMethod | None = attrs.field(default=None, validator=_optional(_start_method))

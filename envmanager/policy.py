@@ -28,7 +28,7 @@ class RandomPolicy:
     """A policy of random actions, reproducible from the seed.
 
     Each agent has its own generator. Actions depend on the seed, the ``agent_id`` and the agent's number of steps, but
-    not on the number of workers or the order in which they respond. They are uniform, or normal for unbounded floats.
+    not on the number of workers or the order of responses. Action values are uniform, or normal for unbounded floats.
     Raises UsageError for actions that are objects, because no spec says which objects are valid.
     """
 

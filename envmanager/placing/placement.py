@@ -42,7 +42,7 @@ class Probe:
     n_steps: int = 1
     """Number of steps measured."""
     n_rows: int | None = None
-    """Number of environments in a probed vector, whose times and sizes are given per row; None if it is no vector."""
+    """Number of environments if a vector was probed. ``wall_s``, ``cpu_s`` and ``obs_bytes`` are per environment."""
     fixed_s: float = 0.0
     """Time for which a vector's step waits, whatever the number of rows. It is not included in ``wall_s``."""
     begins_late: bool = False
@@ -84,7 +84,7 @@ SHARED_COUNTS = 1.12
 """Penalty factor on the time of a round with a local worker. Such a round uses all cores and may wait for workers."""
 
 AS_GOOD = 1.05
-"""Factor on the least time. Layouts with times up to this limit count as equally good, as the model is imprecise."""
+"""Greatest ratio to the least time at which a layout counts as equally good, because the model is imprecise."""
 
 UNEVEN = 1.0
 """Unevenness from which the largest of equally good numbers of workers is chosen, so that few environments wait for a
@@ -111,8 +111,8 @@ def choose(
 ) -> Placement:
     """Return a placement that should be about the fastest for ``n_envs`` environments like the probed one.
 
-    ``in_process``: whether the trainer's own process may run all environments. ``n_workers``: a fixed number, or None
-    for the fastest. ``local_envs``: number of environments in an additional local worker, or "auto" for the fastest.
+    ``in_process``: whether the trainer's process may run all environments. ``n_workers``: a fixed number if there are
+    workers, or None for the fastest. ``local_envs``: number of environments in a local worker, "auto" for the fastest.
     """
     uneven = probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > probe.message_s
 

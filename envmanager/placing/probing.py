@@ -283,7 +283,7 @@ class StepTime(NamedTuple):
 
     @classmethod
     def of(cls, wall_ns: int, cpu_ns: int, delay_ns: int) -> StepTime:
-        """Return a StepTime whose wall time excludes the wait for a core, but does not fall below the CPU time."""
+        """Return a StepTime. The wait for a core is subtracted from the wall time, at most down to the CPU time."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:
@@ -337,7 +337,7 @@ def actions_for(
     specs: BehaviorSpecs,
     make_policy: Callable[[BehaviorSpec], Policy],
 ) -> dict[str, Tree]:
-    """Return actions for ``steps``, by behavior. Behaviors without a policy get one from ``make_policy``."""
+    """Return actions for ``steps``, by behavior. Add missing policies to ``policies``, made with ``make_policy``."""
     for behavior, spec in specs.items():
         if behavior not in policies:
             policies[behavior] = make_policy(spec)

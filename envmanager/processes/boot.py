@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 LENGTH = struct.Struct("<Q")
-"""Length of the pickle that ``run`` reads from standard input."""
+"""Format of the header that gives the length of the pickle on the standard input of ``run``."""
 THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """Environment variables that limit math libraries' threads. The default in workers is 1."""
 _FLAGS = (
@@ -67,7 +67,7 @@ def set_environ(environ: Mapping[str, str]) -> None:
 
 
 def python(executable: str, imports: str) -> list[str]:
-    """Return a command that runs ``imports``, such as "boot import run; run", in a Python with the same options."""
+    """Return a command that calls a function, given as in "boot import run; run", in a Python with the same options."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]
@@ -88,7 +88,7 @@ def end_group() -> None:
 def run() -> None:
     """Read a function, its arguments and settings from standard input, apply the settings, and call the function.
 
-    Standard input is a pipe whose write end only the trainer holds. A thread waits until the pipe ends, and then calls
+    Standard input is a pipe whose write end only the trainer holds. A thread waits until the pipe is closed, then calls
     ``end_group``. The thread needs the GIL, so native code that holds the GIL can outlive the trainer.
     """
     if hasattr(os, "setpgid"):
