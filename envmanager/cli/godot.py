@@ -103,7 +103,7 @@ def watch_command(
 
 
 class Lines:
-    """A display of ``envmanager godot watch`` that prints new checkpoints, returns of ended episodes, and notices."""
+    """A display for ``envmanager godot watch``. It prints names of new checkpoints, episode returns, and notices."""
 
     def plays(self, game: str, checkpoint: str) -> None:
         """Print the name of the game and the name of the checkpoint whose policies now play."""

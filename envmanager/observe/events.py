@@ -6,8 +6,8 @@
         if isinstance(event, events.Restarted): …
 
 Each event is stored, counted by kind and written to the logger ``envmanager``. A restart is one line at WARNING. A
-dropped worker is logged at ERROR, each failure at DEBUG, both with the evidence that there is, such as a traceback or
-the end of the output. The same evidence is in ``event.error`` or ``event.cause``.
+dropped worker is logged at ERROR, each failure at DEBUG. Both messages contain the available evidence, such as a
+traceback or the end of the output. ``event.error`` or ``event.cause`` contains the same evidence.
 
 The rule: text from an environment is an argument of a log call and never its format string.
 """
@@ -99,7 +99,7 @@ class NotStarted(Failed):
 
 @attrs.frozen(kw_only=True)
 class Restarted(Event):
-    """Event: a failed worker will be replaced by ``generation`` in ``delay_s`` seconds; ``cause`` is the failure.
+    """Event: a failed worker is replaced by its next ``generation`` in ``delay_s`` seconds. ``cause`` is the failure.
 
     ``number`` counts the restarts of this worker in the last ``policy.within_s`` seconds, including this one.
     """
@@ -119,7 +119,7 @@ class Restarted(Event):
 
 @attrs.frozen(kw_only=True)
 class Recycled(Event):
-    """Event: a healthy worker is replaced by ``generation`` after ``steps`` steps, as its RestartPolicy requests."""
+    """Event: a healthy worker is replaced by its next ``generation`` after ``steps`` steps, under its RestartPolicy."""
 
     LEVEL = logging.INFO
 

@@ -4,8 +4,8 @@
 
     path ◀── rename ── .path.3f9c21d0.part, newly created
 
-The rule: ``replacing`` writes a file under a new name and then renames it, so ``path`` never holds half a new
-file. A symbolic link at ``path`` is replaced and not followed. The umask sets the mode.
+The rule: ``replacing`` writes a file under a new name and then renames it, so ``path`` never holds a half-written
+file. A symbolic link at ``path`` is replaced and not followed. The umask sets the mode of the new file.
 """
 
 from __future__ import annotations

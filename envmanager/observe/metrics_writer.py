@@ -13,7 +13,7 @@ class MetricsWriter(Protocol):
     """Interface of objects that write the metrics of a training run to a file or a service."""
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> Any:
-        """Write ``scalars``, values by name (``"default/loss"``). ``step``: the training's number of agent steps.
+        """Write ``scalars``, which maps names (``"default/loss"``) to values. ``step`` is the number of agent steps.
 
         ``step`` may be smaller than in the previous call, if that call was for other metrics.
         """
@@ -28,7 +28,7 @@ class MetricsWriter(Protocol):
 class RunFacts:
     """Facts about a training run that every metrics writer receives: its folder, its id and its config as plain data.
 
-    A resumed training run keeps its ``run_id``. ``resumed_at``: number of agent steps when it was resumed, else None.
+    A resumed run keeps its ``run_id``. ``resumed_at`` is its number of agent steps when resumed; None for a new run.
     """
 
     directory: Path

@@ -16,7 +16,7 @@ _LEAST_STEPS = 1000
 _MESSAGE_S = 150e-6
 """Trainer time per worker step in seconds, below which the trainer is assumed to do little but pass messages."""
 _OWN_S = 60e-6
-"""Trainer time per worker step in seconds, below which the verdict attributes it to the manager, not to the policy."""
+"""Trainer time per worker step in seconds. The verdict attributes a shorter time to the manager, not to the policy."""
 _YOURS = "your policy, your code and the manager"
 _MUCH_SLOWER = 1.5
 """Minimum ratio of a worker's step time to the median for the verdict to name the worker as slow."""
@@ -26,7 +26,7 @@ _MUCH_SLOWER = 1.5
 class WorkerStats:
     """Counts and times of one worker. The counts and the times of steps cover all its generations.
 
-    A worker is *idle* while it has no command. ``idle_share`` is the idle time divided by the idle and step times.
+    A worker is *idle* while it has no command. ``idle_share`` is idle time / (idle time + step time).
     """
 
     worker_id: int
@@ -99,7 +99,7 @@ class ManagerStats:
     steps_lost: int = 0
     """Number of worker steps that were requested and never delivered, because the worker failed or was recycled."""
     wait_share: float = 0.0
-    """Share of the time in which the trainer waited for steps; if ``in_process``, in which environments stepped."""
+    """Share of the time in which the trainer waited for steps or, if ``in_process``, the environments stepped."""
     placement: str = ""
     """Placement that a probe chose, and the reason; empty without ``"auto"``."""
     in_process: bool = False
@@ -199,7 +199,7 @@ def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
 
 
 def _busy_share(measured: Sequence[WorkerStats]) -> float:
-    """Return the sum over the workers of the share of the time in which a worker had a command."""
+    """Return the sum of all workers' busy shares: the shares of the time in which they had a command."""
     return sum(1.0 - worker.idle_share for worker in measured)
 
 

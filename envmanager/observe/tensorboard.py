@@ -48,7 +48,7 @@ def write_stats(
 
 
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
-    """Return the statistics by tag: ``{"wait_share": …, "idle_share/worker_0": …}``.
+    """Return the statistics by name: ``{"wait_share": …, "idle_share/worker_0": …}``.
 
     Each worker has six statistics, or ten if ``every`` is set.
     """

@@ -45,7 +45,7 @@ class Histogram:
         self._counts = [0] * _N_BUCKETS
         self._recent = array.array("Q")
         self.add = self._recent.append
-        """Function that adds a time ≥ 0; a C method, for speed. Call ``count`` regularly to empty its buffer."""
+        """Function that adds a time ≥ 0; a C method, for speed. Call ``count`` regularly to empty the buffer."""
 
     def count(self) -> None:
         """Move the times added since the last call from the buffer to the buckets."""

@@ -44,7 +44,7 @@ _began_ns = operator.itemgetter(0)
 _logger = logging.getLogger("envmanager")
 
 Record = tuple[int, int | None, int, str, str]
-"""Tuple (begin, end or None for a mark, number of the track, name, further members); the last two are JSON."""
+"""Tuple (begin, end or None for a mark, number of the track, name, further members). The last two are JSON text."""
 
 
 class SpanTrack:
@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Convert ``records``, and the idle time between a worker's spans, to JSON objects, each after a comma."""
+        """Return JSON objects for ``records`` and for the idle times between a worker's spans. Each follows a comma."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []

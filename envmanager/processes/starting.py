@@ -52,7 +52,7 @@ class HelperGone(OSError):
 
 
 class Helper:
-    """The trainer's side of one helper process, which ends at the latest when this process dies or calls ``stop``."""
+    """The trainer's handle on one helper process. The helper runs until ``stop`` kills it or the trainer dies."""
 
     def __init__(self, life_fd: int) -> None:
         """Start the helper, without waiting until it is ready. ``life_fd``: the read end of the life pipe."""

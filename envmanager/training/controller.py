@@ -118,7 +118,7 @@ class TrainerController:
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether some worker has not yet taken a step in the current round; always True without rounds."""
+        """Whether no round is in progress, because the slowest worker has no step in it yet. True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
