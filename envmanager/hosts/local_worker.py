@@ -1,10 +1,10 @@
-"""A worker in the trainer's own process, the buffers for its environments, and the step queue of its responses.
+"""A worker in the trainer's own process, the buffers for its environments, and the step queue of its manager.
 
 Large observations may be lent to the trainer without a copy. With zero_copy or shared memory, environments may write
 into buffers in rotation, whose views stay valid for a while. No array is written while the trainer may still read it.
 
-The worker steps when its response is requested, or when a command other than a reset follows. So an exception in a step
-is not raised by the call that sends the actions.
+The worker carries out a step when the response is requested, or when a command other than a reset follows. So an
+exception in a step is not raised by the call that sends the actions.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _MAX_KEPT = 3
 class LentBuffers:
     """A pool of RowBuffers whose observations are delivered without a copy. The other arrays are small and are copied.
 
-    The trainer is lent views of root arrays over the buffer's memory. NumPy makes the root the base of every view of a
-    view, so a root exists as long as any of its views. A buffer is free when all its roots have been garbage-collected.
+    The trainer receives views of root arrays over a buffer's memory. In NumPy a view of a view has the root as its base
+    too, so a root exists as long as any view of it. A buffer is free when all its roots have been garbage-collected.
     """
 
     def __init__(self, make: Callable[[], RowBuffer]) -> None:
@@ -278,7 +278,7 @@ class LocalStepQueue(ResponseSource):
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
         """Return ready responses, if any. Else step the local worker; if it has no step, wait for worker processes.
 
-        With neither worker processes nor a step, sleep ``timeout`` seconds. The caller may replace the worker then.
+        With neither worker processes nor a step, sleep ``timeout`` seconds. The caller may then replace the worker.
         """
         if self._others is not None:
             return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)

@@ -5,8 +5,8 @@
     one epoll: the bell (to wake it), a host's own descriptors, every worker's pidfd, every worker's connection
         └──▶ messages ──▶ deaths ──▶ deadlines ──▶ EnvironmentResponses
 
-A retired worker is watched until it has ended. The end of another worker becomes a "failed" response, unless ``recv``
-has reported it. Messages are read before a death or a timeout is reported, so that no last response is lost.
+A retired worker is watched until it has ended. The end of any other worker becomes a "failed" response, unless ``recv``
+has reported this end. Messages are read before a death or a timeout is reported, so that no last response is lost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class Poller(ResponseSource, Generic[AnyLink]):
-    """The step queue of a host with links. It returns step responses and the first observations of replacements.
+    """The step queue of workers with links. It returns step responses and the first observations of replacements.
 
     A subclass whose steps do not arrive through the links' own channels overrides ``read_other`` or ``collect``.
     """
@@ -100,7 +100,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self.epoll.register(fd, descriptors.READABLE)
 
     def _stop_watching(self, link: AnyLink, fd: int) -> None:
-        """Stop watching ``fd`` for this link. Do nothing if another link has reused the number."""
+        """Stop watching ``fd`` for ``link``. Do nothing if another link has reused the descriptor number."""
         if self._by_fd.get(fd) is link:
             del self._by_fd[fd]
             self.epoll.unregister(fd)

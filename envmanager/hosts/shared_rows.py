@@ -88,7 +88,7 @@ class BlockLayout:
 
 
 class Block:
-    """The arrays of a layout over ``memory``, a writable buffer. Without a buffer, only the sizes are usable."""
+    """The arrays of a layout over ``memory``, a writable buffer. Without one, only sizes and offsets are usable."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
@@ -178,10 +178,10 @@ def _libc() -> ctypes.CDLL:
 def map_memory(fd: int | str, size_bytes: int) -> Any:
     """Map the shared memory ``fd`` and return a buffer over it. Garbage collection of the buffer unmaps the memory.
 
-    On Windows ``fd`` is a name, and the memory exists as long as a process has it mapped. Raises UsageError on failure.
+    Raises UsageError on failure. On Windows ``fd`` is a name, and the memory exists as long as a process has it mapped.
 
-    Elsewhere the C library's mmap is called, because ``make_private`` needs the address. Python's mmap (up to 3.12)
-    keeps a descriptor open as long as the trainer holds a zero-copy array, or the traceback of an error.
+    Elsewhere the C library's mmap is called, because ``make_private`` needs the address. Also, Python's mmap (up to
+    3.12) would keep a descriptor open as long as the trainer holds a zero-copy array or the traceback of an error.
     """
     if isinstance(fd, str):
         try:

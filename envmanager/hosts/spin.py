@@ -23,7 +23,7 @@ TAKEN_NS = 1_500_000
 REST = 200
 """Number of waits that sleep at once after a yield of more than ``TAKEN_NS``."""
 MANY = 4
-"""Maximum number of workers per core with which waits spin. With more, spins would take cores from the workers, and
+"""Maximum number of workers per core for which waits spin. With more workers, spins would take cores from them, and
 the trainer would never sleep, because responses would arrive too often.
 """
 
@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Call ``sleep()`` once, unless the last wait was short and a spin first finds ``ready()`` true."""
+        """Spin if the last wait was short. Call ``sleep()`` once, unless the spin ends because ``ready()`` is true."""
         began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1

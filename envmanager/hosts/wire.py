@@ -51,7 +51,7 @@ WITH_SPECS = 16
 
 
 class Undecoded(bytes):
-    """The pickle of a command's payload. The worker unpickles it during the command, which fails on an error."""
+    """The pickle of a command's payload. The worker unpickles it during the command, so an error fails the command."""
 
 
 def dumps(value: Any) -> bytes:
@@ -63,7 +63,7 @@ def dumps(value: Any) -> bytes:
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
-    """Return a step message's flags and pickle, or None if none is needed. ``flags`` come from ``SharedRows.put``."""
+    """Return a step's flags and pickle, or None if no pickle is needed. ``flags`` come from ``SharedRows.put``."""
     if not flags:
         return WITH_SPECS, dumps((dict(steps), specs))
     infos = {}
@@ -173,7 +173,7 @@ class Message:
     """Payload as bytes, or as a memoryview of a buffer that no other message uses."""
     busy_ns: int
     ended_ns: int
-    """Time (``perf_counter_ns``) when the command ended; when the message arrived if the worker has another clock."""
+    """Time (``perf_counter_ns``) when the command ended, or when the message came if the worker has another clock."""
     n_ended: int = 0
     """Number of final observations of a step that the environments wrote in place in shared memory, else 0."""
 
@@ -284,7 +284,7 @@ class Decoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
-        """Return the response to a step entirely in shared memory. ``flags`` and ``n_ended`` are results of ``put``."""
+        """Return the response to a step that is all in shared memory. ``flags`` and ``n_ended`` come from ``put``."""
         if flags & FULL and not n_ended:
             return self._full[slot]
         assert self._worker_rows is not None
