@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step the environments at indices ``rows`` (None: all), and return their steps in the order of ``actions``."""
+        """Step the environments at indices ``rows`` (None: all). Action i and step i belong to the i-th of them."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:

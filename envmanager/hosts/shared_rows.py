@@ -300,8 +300,8 @@ class SharedRows:
     # Steps.
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
-        """Copy steps into a slot, unless the environments have already written them there. Return (flags, n_ended): the
-        response's flags (0 if the steps do not fit), and the number of final observations (0 unless FULL is set).
+        """Copy steps into a slot, unless the environments have already written them there. Return the response's flags
+        (0 if the steps do not fit) and, with FULL, the number of final observations. Else the block holds this number.
         """
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:

@@ -1,7 +1,7 @@
 """Tests of cases 14, 17, 18 and 20 to 23 of FaultContract: restarts, recycling and dropping of workers.
 
-Most tests with exceptions under ``on_exception="restart"`` run for every kind of manager. Tests with deaths or hangs
-need workers that run in separate processes.
+Most tests in which an environment raises an exception run for every kind of manager. Tests in which a worker dies or
+hangs need workers that run in separate processes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RestartsAfterFaults(FaultyManagers):
     """Tests that only the failed worker is replaced, as RestartPolicy allows, and that the loss is reported once."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
-        """Cause ``fault`` in env 1. Assert that only its worker is replaced, once, because of a ``kind`` error."""
+        """Cause ``fault`` in env 1. Assert that only env 1's worker is replaced, once, because of a ``kind`` error."""
         factory = faulty(fault, after=3, only_env=1, only_generation=0)
         worker_id = self.worker_of(1)
         with self.running(factory, restarts=restarts, timeouts=SHORT) as trainer:
@@ -399,7 +399,7 @@ class RestartsAfterFaults(FaultyManagers):
 
 
 def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert that lost rows are truncated and ``final_obs`` has their ``obs`` from ``last``, the previous batch."""
+    """Assert that lost rows are truncated and their ``final_obs`` is their ``obs`` in the previous batch, ``last``."""
     rows = np.flatnonzero(batch.lost)
     ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
     assert batch.truncated[rows].all()

@@ -288,7 +288,7 @@ class FaultyEnvironment(EchoEnvironment):
 
     ``at`` selects the call: the constructor ("start"), ``reset``, ``step``, ``close``, or ``misbehave`` (for "call").
     The first ``after`` calls succeed, the next ``times`` calls fail, and later calls succeed again. Each new object
-    counts from 0. ``only_env`` and ``only_generation`` limit the fault to one env_id and one generation. With
+    counts its calls from 0. ``only_env`` and ``only_generation`` limit the fault to one env_id and one generation. With
     ``only_generation=0`` a restart repairs the environment. Each step sleeps ``sleep_s`` seconds, so that the healthy
     environments do not keep all cores busy while one hangs.
 

@@ -1,4 +1,4 @@
-"""Random faults caused in the workers of a running manager, with a record of each.
+"""Random signals to the worker processes of a running manager, with a record of each signal.
 
 ::
 
@@ -11,7 +11,7 @@
     pause     SIGSTOP, and a moment later SIGCONT       no fault
 
 The rule: the manager reports every fault exactly once. So a process gets a signal only after two steps of its worker
-have been delivered since its pidfd was opened. The second step was requested after that, so this process executed it.
+have been delivered since its pidfd was opened. The second was requested after that, so this process executed the step.
 Thus the worker is not being replaced, and its last replacement was reported. No other code may end workers.
 """
 
@@ -37,7 +37,7 @@ Kind = Literal["kill", "freeze", "pause"]
 
 _LETHAL = ("kill", "freeze")
 _LOOK_EVERY_S = 0.02
-"""Polling interval while no worker may get a signal, because all were just signaled or the trainer is not stepping."""
+"""Polling interval while no worker may get a signal, for example because the trainer is not stepping."""
 
 
 @attrs.frozen

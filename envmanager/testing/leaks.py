@@ -1,6 +1,6 @@
 """Leak detection for tests: processes (including orphans), file descriptors, threads and shared memory.
 
-The checks compare reports of the kernel and of Python, not this library's own records. On macOS orphans,
+The checks ask the operating system and Python. They do not rely on this library's own records. On macOS orphans,
 descriptors and shared memory are not checked. On Windows only threads are checked.
 """
 
@@ -35,7 +35,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(pid: int | None = None) -> dict[int, str]:
-    """Return ``{pid: command line}`` of all descendants of ``pid`` (default: this process), on Windows ``{}``."""
+    """Return ``{pid: command line}`` of all descendants of ``pid`` (default: this process). On Windows return {}."""
     pid = os.getpid() if pid is None else pid
     if sys.platform != "linux":
         return _descendants_in(_process_table(), pid)
@@ -48,7 +48,7 @@ def descendants(pid: int | None = None) -> dict[int, str]:
 
 
 def state_of(pid: int) -> str:
-    """Return a process's state letter, such as "Z" for a zombie ("?" on Windows), or "" if the process has ended."""
+    """Return a process's state letter, such as "Z" for a zombie, or "" if it is gone. On Windows the letter is "?"."""
     if sys.platform == "linux":
         return machine.state_of(pid)
     if sys.platform != "win32":
@@ -134,11 +134,11 @@ class Traces:
 
 
 def settle(before: Traces, *, within_s: float = _SETTLE_S) -> dict[str, list[str]]:
-    """Wait up to ``within_s`` seconds until all resources newer than ``before`` are released.
+    """Reap ended children, and wait up to ``within_s`` seconds until all resources newer than ``before`` are released.
 
     Return the resources that remain, as ``{kind: names}``. The kernel does not record which process created a
     shared-memory block. So a block is reported only if this user owns it, no unrelated process has it mapped, and it is
-    in every snapshot taken. This excludes the semaphores of other programs, which exist only for microseconds.
+    in every snapshot taken. The last condition excludes other programs' semaphores, which exist only for microseconds.
     """
     deadline = time.monotonic() + within_s
     pause = threading.Event()

@@ -1,4 +1,4 @@
-"""Trainers and a controller that connects them to a manager. They need PyTorch: ``pip install 'envmanager[torch]'``."""
+"""Trainers, training runs and saved policies. They need PyTorch: ``pip install 'envmanager[torch]'``."""
 
 from __future__ import annotations
 

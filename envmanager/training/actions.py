@@ -26,7 +26,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 class Discrete(nn.Module):
-    """The distribution of a discrete, multi-discrete or multi-binary action: a categorical one for each integer."""
+    """The distribution of a discrete, multi-discrete or multi-binary action: one Categorical for each integer."""
 
     def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class ActionHeads(nn.Module):
         return forbid(inputs, everything)
 
     def sample(self, inputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return sampled raw actions as a dict (``raw0``: the first leaf) and their joint log-probabilities ``[n]``."""
+        """Return a dict of sampled raw actions (``raw0``: first leaf) and their joint log-probabilities ``[n]``."""
         raws, log_prob = {}, torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -181,7 +181,7 @@ def _constant(array: np.ndarray, beside: Tensor) -> Tensor:
 
 
 def _dtype_of(spec: ArraySpec) -> torch.dtype:
-    """Return the dtype of tensors for a spec. It is the spec's dtype, except int64 for uint16, uint32 and uint64."""
+    """Return the tensor dtype that matches the spec's dtype. For uint16, uint32 and uint64, return int64."""
     return to_tensor(np.zeros(0, spec.dtype), torch.device("cpu")).dtype
 
 
