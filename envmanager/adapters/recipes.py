@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError for an argument not in ``also`` that ``called`` does not take after ``skip`` parameters."""
+    """Raise UsageError unless all ``arguments`` are in ``also`` or are parameters of ``called`` after ``skip``."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
@@ -236,7 +236,7 @@ def _parameters(called: Any) -> list[inspect.Parameter] | None:
 
 
 def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
-    """Raise UsageError if ``mode`` is set but ``maker`` declares only others. ``by_id`` allows what Gymnasium adds."""
+    """Raise UsageError if ``maker`` declares render modes, but not ``mode``. ``by_id``: also accept Gymnasium's own."""
     metadata = getattr(maker, "metadata", None)
     modes = list(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else []
     if mode is None or not modes:

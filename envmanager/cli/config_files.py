@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return a training run's default folder: the parent of a ``config`` that a run wrote, else ``runs/<its stem>``."""
+    """Return a training run's default folder: ``runs/NAME`` for ``NAME.toml``, or the folder of a run's own config."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 

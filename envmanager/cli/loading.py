@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Make Ctrl-C exit with code 130 in a main-thread context, unless SIGINT is ignored or has a custom handler."""
+    """Return a context in which Ctrl-C in the main thread exits with code 130, unless SIGINT has another handler."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # keep the calling program's handler, or SIG_IGN set by the shell

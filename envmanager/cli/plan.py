@@ -61,7 +61,7 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Check a config's two tables and the file ``out``, and return the Plan. Raises UsageError or MissingExtra."""
+        """Check two tables of a config and the file ``out``, and return a Plan. Raises UsageError or MissingExtra."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = manager.get("restarts")

@@ -101,7 +101,7 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start": attributes of an EnvGroup. ``specs`` is the ``behavior_specs``."""
+    """The payload of the response to "start": attributes of the worker's EnvGroup, with its ``behavior_specs``."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]

@@ -52,7 +52,7 @@ def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
 
     The infos of environments are included if the manager has ``infos=True``. The entries that Stable-Baselines3 adds
     (``terminal_observation``, ``TimeLimit.truncated``) are always included. Raises UsageError for several behaviors. If
-    an environment has several agents, ``reset`` raises it. Raises MissingExtra if Stable-Baselines3 is not installed.
+    an environment has several agents, ``reset`` raises UsageError. Raises MissingExtra without Stable-Baselines3.
     """
     _library("as_sb3_vec_env", "stable_baselines3", extra=None)
     bridge = importlib.import_module("envmanager.interop.sb3")

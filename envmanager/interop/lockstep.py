@@ -173,7 +173,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos by env_id, all {} without ``infos=True``. Add LOST if the worker was replaced."""
+    """Return copies of the step infos by env_id ({} without ``infos=True``), with LOST if the worker was replaced."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True

@@ -67,7 +67,7 @@ class Metrics:
 
     @property
     def writes_files(self) -> bool:
-        """Whether this writer of the library writes files, so that old files must be removed before it is opened."""
+        """Whether this is a file writer of this library. An earlier run's files are removed before it is opened."""
         known = KINDS.get(self.kind)
         return known is not None and known.writes_files
 

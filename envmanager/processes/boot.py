@@ -67,7 +67,7 @@ def set_environ(environ: Mapping[str, str]) -> None:
 
 
 def python(executable: str, imports: str) -> list[str]:
-    """Return a command that calls a function, given as in "boot import run; run", in a Python with the same options."""
+    """Return a command for a Python with the same options that runs ``imports``, such as "boot import run; run"."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]

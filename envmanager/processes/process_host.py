@@ -292,7 +292,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return a view of all rows if one exists and all ``parts`` were written in place in its slot, else None."""
+        """Return a view of all rows if all ``parts`` lie in place in one slot that has such a view, else None."""
         written = [steps.reward for steps in parts]
         for slot, rewards in enumerate(self._rewards.get(behavior, ())):
             if all(map(is_, written, rewards)):

@@ -127,7 +127,7 @@ def _flock(file: BinaryIO, *, is_held: bool) -> None:
 
 
 def _write(file: BinaryIO, text: str) -> None:
-    """Replace the file's content with ``text``. Ignores OSError: without the text, only error messages say less."""
+    """Replace the file's content with ``text``. Ignores OSError, which only makes error messages less helpful."""
     with contextlib.suppress(OSError):
         file.truncate(0)
         file.seek(0)
