@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import cloudpickle
 import numpy as np
@@ -282,10 +283,16 @@ class Two:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[Callable[[], list[str]]]:
         """Brings a function: the names of the responses, once the wait is over."""
+        is_about_to_sleep, epoll = threading.Event(), self.queue.epoll
+
+        def poll(*arguments: Any) -> Any:
+            is_about_to_sleep.set()
+            return epoll.poll(*arguments)
+
+        self.queue.epoll = Mock(wraps=epoll, poll=poll)
         with ThreadPoolExecutor(1) as pool:
             wait = pool.submit(self.queue.wait, 30, 2)
-            while self.queue.n_wanted != 2:
-                time.sleep(0)
+            is_about_to_sleep.wait()
             yield lambda: sorted(each.name for each in wait.result())
 
 
