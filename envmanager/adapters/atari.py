@@ -42,7 +42,7 @@ def atari_vector(
     """Return the vectorised form of ``Atari``, an AtariVectorEnv of ale_py with all environments of a worker.
 
     With ``noop_max=0``, equal actions lead to the same frames, rewards and episode ends as in ``Atari``; otherwise the
-    number of no-ops may differ, even with equal seeds. The first stack of an episode has zeros before its one frame.
+    number of no-ops may differ, even with equal seeds. New episodes begin with zeros where ``Atari`` repeats the frame.
     """
     from ale_py.vector_env import AtariVectorEnv
 

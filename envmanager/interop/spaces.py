@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return a function that converts arrays ``[n, …]`` to an element of the batched space, by default a tuple."""
+    """Return a function that batches a tree of arrays ``[n, …]`` as Gymnasium does; by default to a tuple of n."""
     return tuple
 
 

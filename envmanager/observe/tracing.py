@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return JSON objects for ``records`` and for the idle times between a worker's spans. Each follows a comma."""
+        """Return ``records``, sorted by their begin, and the idle times between a worker's spans as JSON lines."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []

@@ -316,7 +316,7 @@ class RunDelay:
             self._fd = None
 
     def ns(self) -> int:
-        """Return the nanoseconds waited since the thread began; 0 where the kernel does not report it."""
+        """Return how long (ns) the thread has waited for a core since it began; 0 if the kernel does not report it."""
         if self._fd is None:
             return 0
         os.lseek(self._fd, 0, os.SEEK_SET)

@@ -77,7 +77,7 @@ class CannotObey:
 
 
 class TrainerConnection:
-    """The worker's ends of the connection to the trainer and of the step pipe, for commands and responses."""
+    """The worker's side of the link to the trainer. It receives commands and sends responses."""
 
     def __init__(self, fds: Mapping[str, Any], worker_id: int, generation: int, spin_ns: int) -> None:
         self._fds = fds

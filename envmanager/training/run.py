@@ -398,7 +398,7 @@ class TrainingRun:
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore the frozen behaviors (unless changed in the config), the round and the state of the control file."""
+        """Restore the frozen behaviors (unless changed in the config), the round and the record of earlier changes."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)

@@ -303,7 +303,7 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
 
 
 def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
-    """Convert ``value`` to the dtype of ``spec``; floats may be rounded. Raises SpecMismatch if it does not fit."""
+    """Return one value or a batch of values in the spec's dtype; floats may be rounded. Raises SpecMismatch."""
     shape = ", ".join(map(str, spec.shape))
     expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
     try:
