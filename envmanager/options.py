@@ -235,7 +235,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError for a mix of the two."""
+        """Return ``config``, or a ResetConfig if ``seed`` or ``options`` is given. Raises UsageError for both forms."""
         if seed is None and options is None:
             return config
         if config is not None:

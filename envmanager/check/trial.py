@@ -52,7 +52,7 @@ _OF_AGENT = re.compile(r" of agent ('[^']*'|[^\[]*)")
 
 
 class Cast(NamedTuple):
-    """A field of steps whose values are cast: its name, the type in the spec, and a description of the first value."""
+    """A field of steps that needs casts: its name, the type in the spec, and a description of the first cast value."""
 
     field: str
     expected: str

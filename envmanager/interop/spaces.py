@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return a function that batches a tree of arrays ``[n, …]`` as Gymnasium does; by default to a tuple of n."""
+    """Return a function from arrays ``[n, …]`` to a batch of a space's elements: a tuple, unless registered below."""
     return tuple
 
 
