@@ -78,7 +78,7 @@ class EnvIndex:
             return len(numbers), [
                 EnvsOfWorker(env_id, row_0, slice(place, place + 1)) for place, env_id in enumerate(numbers)
             ]
-        return len(numbers), self.by_worker(ids)
+        return len(numbers), self.by_worker(ids.astype(np.int64, copy=False))  # uint64 less int64 would be float64
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
         """Return ``env_ids`` as int64[n]. Raises ``error`` unless all are distinct ids of existing environments."""

@@ -79,6 +79,16 @@ class Sums(gymnasium.Env):  # type: ignore[misc]
 
 
 @managers
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.uint64])
+def test_env_ids_may_have_any_integer_dtype(make_manager: Any, dtype: Any) -> None:
+    with make_manager(Sloppy, 3) as manager:
+        manager.reset()
+        manager.recv(ALL)
+        manager.send(np.zeros(2, np.int64), np.array([2, 0], dtype))
+        assert sorted(manager.recv(ALL).env_ids.tolist()) == [0, 2]
+
+
+@managers
 def test_graphs_are_actions(make_manager: Any) -> None:
     def graphs(*n_nodes: int) -> Any:
         made = np.empty(len(n_nodes), object)
