@@ -82,7 +82,7 @@ class Environment(ABC):
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         """Take one environment step and return the results by behavior.
 
-        ``actions`` is ``{behavior: tree of [n, …]}``. It has one row per ``acting`` row of the last result, in order.
+        ``actions`` maps each behavior to a tree of ``[n, …]``: one row per ``acting`` row of the last result, in order.
         """
 
     @abstractmethod
@@ -140,7 +140,7 @@ class EnvGroup(Environment):
         rows: Sequence[int],
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Any]:
-        """Call ``env.name(…)``, or ``name(env, …)`` for a function, on the environments at ``rows``. Return a list."""
+        """Call ``env.name(…)`` or the function ``name(env, …)`` on the environments at ``rows``. Return the results."""
         if callable(name):
             return [name(subject, *args, **kwargs) for subject in self._at(rows)]
         return [attribute_of(subject, name)(*args, **kwargs) for subject in self._at(rows)]
@@ -150,7 +150,7 @@ class EnvGroup(Environment):
         return [attribute_of(subject, name) for subject in self._at(rows)]
 
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
-        """Set the attribute ``name`` of the environments at the indices ``rows`` to ``values``, one for each."""
+        """Set the attribute ``name`` of each environment at the indices ``rows``. ``values`` has one value per row."""
         for subject, value in zip(self._at(rows), values, strict=True):
             set_attribute = getattr(subject, "set_wrapper_attr", partial(setattr, subject))
             set_attribute(name, value)

@@ -65,7 +65,7 @@ def at_least(least: int, *, or_auto: bool = False) -> Any:
 
 
 def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: raise UsageError unless the value is a bool."""
+    """Raise UsageError unless ``value`` is a bool. An attrs validator."""
     if not isinstance(value, bool):
         raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
 
@@ -75,9 +75,9 @@ class Wait:
     """The rules for how long a step waits, and how many responses it returns.
 
     ``min_ready``: wait until this many workers have responded, or all that are in flight. ``max_ready``: return the
-    responses of at most this many workers. ``timeout_s``: after this time, return the responses received so far, if
-    any; later calls return the others. ``max_lead``: hold back a worker that is at least this many steps ahead of the
-    slowest worker since the reset.
+    responses of at most this many workers. ``timeout_s``: after this time, return the responses received so far,
+    perhaps none. Later calls return the others. ``max_lead``: hold back workers that are at least this many steps ahead
+    of the slowest worker, counted since the reset.
     """
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
@@ -154,7 +154,7 @@ def one_of(*choices: str, advice: str = "") -> Any:
 
 
 def object_of(cls: type, example: str) -> Any:
-    """Return an attrs validator that requires an instance of ``cls``. Its UsageError shows ``cls(example=…)``."""
+    """Return an attrs validator that requires an instance of ``cls``. ``example``: a field to show in the message."""
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, cls):
@@ -169,8 +169,8 @@ class RestartPolicy:
 
     After a *fault* (a worker died, hung, or lost its connection, for example) only that worker is replaced, at most
     ``max_restarts`` times within ``within_s`` seconds. Time spent waiting for a hung worker does not count. The first
-    restart within ``within_s`` begins at once, the k-th after a random part (half to all) of ``backoff_s * 2**(k - 2)``
-    seconds, at most 30 s. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
+    restart within ``within_s`` begins at once. The k-th begins after ``backoff_s * 2**(k - 2)`` seconds, at most 30,
+    times a random factor from 0.5 to 1. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
 
     ``on_exception``: with ``"raise"``, EnvRaised and BadObservation are raised; with ``"restart"``, they are faults.
     ``then``: if no restart is left, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the worker, if
@@ -187,7 +187,7 @@ class RestartPolicy:
 
 
 def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator: raise UsageError unless the value is a mapping."""
+    """Raise UsageError unless ``value`` is a mapping. An attrs validator."""
     if not isinstance(value, Mapping):
         raise UsageError(f"{attribute.name} must be a mapping of names to values, not {type(value).__name__}.")
 
@@ -235,7 +235,7 @@ class ResetConfig:
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return ``config``, or a ResetConfig if ``seed`` or ``options`` is given. Raises UsageError for both forms."""
+        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError if both forms are used."""
         if seed is None and options is None:
             return config
         if config is not None:
@@ -252,7 +252,7 @@ class ResetConfig:
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Validator for None or a mapping of str to str. The UsageError omits the values, which may be secret."""
+    """Raise UsageError unless ``value`` is None or maps str to str. The message omits values that may be secret."""
     if value is None:
         return
     expected = f"{attribute.name} must be a mapping of texts to texts"

@@ -99,7 +99,7 @@ def check_travel(factories: Sequence[Any]) -> None:
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:
-    """Call the factory, with ``context`` if accepted. Return the result. Raises UsageError if the result is None."""
+    """Call the factory, with ``context`` if it takes one, and return the result. Raises UsageError if it is None."""
     if isinstance(env_factory, Prepared):
         return env_factory.wrapped(call_factory(env_factory.inner(), context))
     env_factory = loaded(env_factory)
@@ -112,7 +112,7 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
 
 
 def _wants_context(env_factory: Any) -> bool:
-    """Return whether ``env_factory`` takes an EnvContext, judged by its required arguments and its first annotation."""
+    """Return whether to pass an EnvContext: to the only required argument, or to an optional first one of that type."""
     try:
         parameters = list(inspect.signature(env_factory).parameters.values())
     except (TypeError, ValueError):  # some builtins have no signature

@@ -99,8 +99,8 @@ def check_render_mode(env_kwargs: Mapping[str, Any] | None, render_mode: str | N
 class EnvRecipe:
     """A description of an environment, its arguments and wrappers, which managers accept as ``env_factory``.
 
-    ``env``: a callable, a Gymnasium id, ``"module:callable"`` or ``{"vector": id}``. ``env_kwargs``: the environment's
-    arguments by name; for an id also ``max_episode_steps`` and ``disable_env_checker`` of ``gymnasium.make``.
+    ``env``: a callable, a Gymnasium id, ``"module:callable"``, or ``{"vector": id}`` for a vector environment.
+    ``env_kwargs``: arguments by name, for ids also gymnasium.make's ``max_episode_steps`` and ``disable_env_checker``.
     ``render_mode``: the environment's render mode. ``wrappers``: the wrappers of the environment, innermost first. Each
     is ``"module:Class"`` or, with arguments, ``{"module:Class": {"size": 4}}``; a callable may replace the string.
     ``imports``: modules to import first, in the trainer's process and the worker, because they register ids or spaces.
@@ -149,7 +149,7 @@ class Prepared:
         return _bound(self.make)
 
     def wrapped(self, environment: Any) -> Any:
-        """Apply all wrappers to ``environment`` and return the result. Close ``environment`` if a wrapper raises."""
+        """Apply all wrappers to ``environment`` and return the result. If a wrapper fails, close the environment."""
         try:
             for call in self.wrappers:
                 wrapped = _bound(call)(environment)
@@ -164,7 +164,7 @@ class Prepared:
 
 
 def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
-    """Check a recipe and return a Prepared. ``resolve`` looks up ``recipe.env``. Raises UsageError or MissingExtra."""
+    """Check a recipe and return a Prepared. ``resolve`` finds its factory. Raises UsageError or MissingExtra."""
     import_all(recipe.imports)
     factory, arguments = resolve(recipe.env), recipe.arguments
     maker = _maker(factory)
@@ -206,7 +206,7 @@ def _wrapper(entry: Any) -> Call:
 def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
-    """Raise UsageError unless all ``arguments`` are in ``also`` or are parameters of ``called`` after ``skip``."""
+    """Raise UsageError if an argument is neither in ``also`` nor among the parameters ``[skip:]`` of ``called``."""
     parameters = _parameters(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
@@ -236,7 +236,7 @@ def _parameters(called: Any) -> list[inspect.Parameter] | None:
 
 
 def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
-    """Raise UsageError if ``maker`` declares render modes, but not ``mode``. ``by_id``: also accept Gymnasium's own."""
+    """Raise UsageError if ``maker`` declares render modes without ``mode``. ``by_id``: allow those Gymnasium adds."""
     metadata = getattr(maker, "metadata", None)
     modes = list(metadata.get("render_modes") or ()) if isinstance(metadata, Mapping) else []
     if mode is None or not modes:

@@ -62,7 +62,7 @@ class Moment:
 class Failure:
     """A failed call to the environment. ``text`` says what happened.
 
-    ``in_restart``: whether a step failed in the reset after an episode's end. ``evidence``: the last lines of output.
+    ``in_restart``: whether a step failed in the reset after an episode's end. ``evidence``: end of the process output.
     """
 
     text: str
@@ -107,7 +107,7 @@ class Playthrough:
 
     @property
     def n_steps(self) -> int:
-        """Number of steps taken."""
+        """Number of completed steps. A step that failed does not count."""
         return max(0, len(self.digests) - 1)
 
     @property
@@ -120,7 +120,7 @@ class Playthrough:
         return [found for found in self.mismatches.values() if found[1].phase == phase]
 
     def first_difference(self, other: Playthrough) -> tuple[int, list[str]] | None:
-        """Return the number of the first differing step (0: the reset) and the names of differing arrays, or None."""
+        """Return the first unequal step (0: the reset) and the names of its unequal arrays, or None if all agree."""
         for at_step, (ours, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
             if ours != theirs:
                 names = dict.fromkeys([*ours, *theirs])
@@ -160,7 +160,7 @@ def _hash(leaf: np.ndarray) -> int:
 
 
 class ArrayWatch:
-    """A monitor of the arrays in the observations, or AgentSteps, that an environment returns, before they are copied.
+    """A monitor of the arrays that an environment returns in observations or AgentSteps, before these are copied.
 
     ``n_resets``: number of resets. ``reused``: whether the environment returned the same array object again.
     ``changed``: whether a returned array changed later. Both consider only the last ``KEPT`` arrays. ``on_call`` is

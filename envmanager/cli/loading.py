@@ -17,7 +17,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Return a context in which Ctrl-C in the main thread exits with code 130, unless SIGINT has another handler."""
+    """Return a context in which Ctrl-C exits with code 130, if the main thread enters it with the default handler."""
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # keep the calling program's handler, or SIG_IGN set by the shell

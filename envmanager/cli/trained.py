@@ -1,4 +1,4 @@
-"""The commands for a saved training: ``envmanager evaluate``, ``play`` and ``export``.
+"""The commands for a saved training run: ``envmanager evaluate``, ``play`` and ``export``.
 
 Modules that need PyTorch are imported only when a command runs, because the import takes a second. A command ended
 by SIGINT or SIGTERM exits with 128 + the signal's number.

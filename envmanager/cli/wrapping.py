@@ -30,7 +30,7 @@ def print_text(text: str, file: TextIO | None = None, *, indent: int = 0) -> Non
 
 
 def print_pairs(pairs: Iterable[tuple[str, str]]) -> None:
-    """Print one line per pair of name and text, with the texts aligned in a column."""
+    """Print the name and the text of each pair, with the texts aligned in a column."""
     for name, text in pairs:
         print_text(f"{name:<{NAMES}}{text}", indent=NAMES)
 
@@ -43,7 +43,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def show_notice(console: Console, errors: Console, level: str, text: str) -> None:
-    """Print a notice on ``errors``, or on ``console`` if ``errors`` is a terminal, to keep a live table intact."""
+    """Print a notice on ``errors``. If that is a terminal, use ``console`` instead, to keep its live table intact."""
     style = {"note": "dim", "warning": "yellow", "error": "red"}[level]
     show(console if errors.is_terminal else errors, describe_notice(level, text), style=style)
 

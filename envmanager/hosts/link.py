@@ -1,4 +1,4 @@
-"""The manager's side of a worker outside this process: life cycle, messages, tickets, deadlines.
+"""The manager's side of a worker in another process: life cycle, messages, tickets, deadlines.
 
 ::
 
@@ -6,8 +6,8 @@
     STARTING, RUNNING, CLOSING ── died, timed out, killed ──▶ GONE
 
 A ``Link`` drives a Python process, an engine, or a Ray actor, which may be on another machine. Links differ mainly in
-the ``channel``, which carries messages, in the ``process``, which reports or forces the worker's end, and in ``encode``
-and the ``decoder``, which turn commands into messages and messages into responses.
+four parts: the ``channel`` carries messages, the ``process`` detects the worker's exit and kills the worker, ``encode``
+converts commands to messages, and the ``decoder`` converts messages to responses.
 
 Every response repeats the ticket (number) of its command. A response that is no longer awaited is discarded and logged,
 so no response is paired with the wrong command after an interrupt. ``recv`` or the poller reports a worker's end.
@@ -41,7 +41,7 @@ _STEP = CommandName.STEP
 
 
 class State(enum.Enum):
-    """A stage in the life of a worker outside this process, from start to exit."""
+    """A stage in the life of a worker in another process, from its start to its exit."""
 
     STARTING = enum.auto()
     RUNNING = enum.auto()
@@ -58,7 +58,7 @@ _MOVES = {
 
 
 class Alarm:
-    """The conditions under which a poller checks its links: a time, or unread messages. The links share one Alarm."""
+    """The time at which a poller next checks its links, and a flag for unread messages. Its links share one Alarm."""
 
     __slots__ = ("at", "has_unread")
 
@@ -92,7 +92,7 @@ class WorkerPlan:
 
 
 class WorkerProcess(Protocol):
-    """The interface of a worker's process, or of a substitute object for a process that the manager did not start."""
+    """An interface to a worker's process, which the manager may not have started itself."""
 
     @property
     def pid(self) -> int | None:
@@ -103,13 +103,13 @@ class WorkerProcess(Protocol):
         """Descriptor that becomes readable when the process ends."""
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process. SIGKILL also kills the processes that the worker started."""
+        """Send a signal to the process, if possible. SIGKILL also kills the processes that the worker started."""
 
     def core_wait_ns(self) -> int:
         """Return the total time (ns) that the process has waited for a free core; 0 if unknown."""
 
     def exit_name(self) -> str:
-        """Return how the process ended, such as ``SIGSEGV``."""
+        """Return a name for how the process ended, such as ``SIGSEGV`` or ``EXIT(3)``."""
 
     def release(self) -> None:
         """Close the descriptors of the process. A second call does nothing."""
@@ -126,9 +126,9 @@ class ResponseDecoder(Protocol):
 
 
 class Link:
-    """The manager's side of one worker outside this process. It sends commands and receives responses.
+    """The manager's side of one worker in another process. It sends commands and receives responses.
 
-    A poller waits for the responses to steps, and for the first observations of replacements. Set ``process`` and
+    A poller waits for the responses to steps and for the first observations of replacement workers. Set ``process`` and
     ``decoder`` after construction. Subclasses override methods such as ``encode`` and ``output_tail``.
     """
 
@@ -271,19 +271,19 @@ class Link:
         return response
 
     def core_wait_share(self) -> float:
-        """Return the fraction of the time since the start that the worker has spent waiting for a free core."""
+        """Return the fraction of the time since the worker became ready that it has spent waiting for a free core."""
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.perf_counter_ns() - self._ready_ns)))
 
     # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
 
     def begin_again(self, config: ResetConfig) -> None:
-        """Schedule the reset of a replacement. The poller sends it after the start and delivers the response."""
+        """Schedule a replacement worker's reset. The poller sends it after the start and delivers the response."""
         self._first_reset = config
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Send the reset once a replacement has started. Return the response to the reset or a failure, else None."""
+        """Send the reset if a replacement has just started. Return the reset's response or a failure, else None."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
@@ -297,7 +297,7 @@ class Link:
         return None
 
     def have_started_again(self) -> None:
-        """Prepare a started replacement for the reset. The base class does nothing; subclasses may override this."""
+        """Prepare a started replacement worker for its reset. Does nothing unless overridden."""
 
     def _await(self, command: CommandName, due_at: float) -> None:
         self.awaited, self.due_at = command, due_at
@@ -326,7 +326,7 @@ class Link:
         return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
-        """Return the arguments common to all errors about this worker. ``during`` is the awaited command, if any."""
+        """Return the arguments common to all errors about this worker. ``during`` is the awaited command or None."""
         phase = "idle" if during is None else phase_of(during)
         return {"worker_id": self.worker_id, "env_ids": self.env_ids, "phase": phase, "ticket": self.ticket}
 

@@ -1,7 +1,7 @@
 """A worker in the trainer's own process, the buffers for its environments, and the step queue of its manager.
 
-Large observations may be lent to the trainer without a copy. With zero_copy or shared memory, environments may write
-into buffers in rotation, whose views stay valid for a while. No array is written while the trainer may still read it.
+Large observations may be lent to the trainer without a copy. With zero_copy, environments may write into three buffers
+in turn, so a StepInfo is valid until the worker's next one. No array is written while the trainer may still read it.
 
 The worker carries out a step when the response is requested, or when a command other than a reset follows. So an
 exception in a step is not raised by the call that sends the actions.
@@ -50,8 +50,8 @@ _MAX_KEPT = 3
 class LentBuffers:
     """A pool of RowBuffers whose observations are delivered without a copy. The other arrays are small and are copied.
 
-    The trainer receives views of root arrays over a buffer's memory. In NumPy a view of a view has the root as its base
-    too, so a root exists as long as any view of it. A buffer is free when all its roots have been garbage-collected.
+    The trainer receives views of root arrays, which share a buffer's memory. The base of a view, or of a view of a
+    view, is the root, so a root exists as long as any view. A buffer is free when its roots are garbage-collected.
     """
 
     def __init__(self, make: Callable[[], RowBuffer]) -> None:
@@ -61,7 +61,7 @@ class LentBuffers:
         self._next: tuple[RowBuffer, list[weakref.ref[np.ndarray]]] | None = None
 
     def next(self) -> RowBuffer:
-        """Return a buffer for the next step: the newest free one (perhaps still in the CPU caches), else a new one."""
+        """Return a buffer for the next step or reset: the newest free one (likely in the CPU cache), else a new one."""
         self._next = next((each for each in self._kept if all(root() is None for root in each[1])), None)
         if self._next is None:
             self._next = (self._make(), [])
@@ -69,7 +69,7 @@ class LentBuffers:
         return self._next[0]
 
     def delivered(self, steps: Steps) -> Steps:
-        """Return a copy of ``steps``. Observations in the buffer last returned by ``next`` are lent, not copied."""
+        """Return a copy of ``steps``, but with views of observations in the buffer that ``next`` returned last."""
         own = {}
         for behavior, each in steps.items():
             lent = None
@@ -99,8 +99,8 @@ class LocalWorker:
         rotates: bool,
         lends: bool = False,
     ) -> None:
-        """``rotates``: environments write into three buffers in turn, so that a StepInfo stays valid for a while.
-        ``lends``: large observations are lent to the trainer without a copy.
+        """Store the arguments; ``start`` makes the environments. With ``rotates``, they write into three buffers in
+        turn, so a StepInfo is valid until the next one. With ``lends``, large observations are lent without a copy.
         """
         self.worker_id = worker_id
         self.times = times
@@ -156,7 +156,7 @@ class LocalWorker:
         return report
 
     def attach(self, worker_rows: Any) -> None:
-        """Make the environments write into the buffers of ``worker_rows`` in rotation, if every slot has a buffer."""
+        """Make the environments write into the buffers of ``worker_rows`` in turn. Do nothing if it has no buffers."""
         if None not in worker_rows.buffers:
             self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
 
@@ -207,7 +207,7 @@ class LocalWorker:
         return response
 
     def take_step(self) -> Sequence[EnvironmentResponse]:
-        """Carry out the pending step, unless ``send`` has done so. Return ``(response,)``, or ``()`` without a step.
+        """Carry out the pending step, unless ``send`` has done so. Return ``(response,)``, or ``()`` if none was sent.
 
         If an interrupt cut the step short in an earlier call, the response is a failure.
         """
@@ -276,9 +276,9 @@ class LocalStepQueue(ResponseSource):
         return [*own, *self._others.take()]
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Return ready responses, if any. Else step the local worker; if it has no step, wait for worker processes.
+        """Return ready responses. If none is ready, step the local worker; without a step, wait for worker processes.
 
-        With neither worker processes nor a step, sleep ``timeout`` seconds. The caller may then replace the worker.
+        With neither worker processes nor a step, sleep ``timeout`` seconds. The caller may then start a replacement.
         """
         if self._others is not None:
             return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)

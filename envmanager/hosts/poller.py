@@ -38,13 +38,13 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class Poller(ResponseSource, Generic[AnyLink]):
-    """The step queue of workers with links. It returns step responses and the first observations of replacements.
+    """A ResponseSource for workers that have a Link. It returns step responses and replacements' first observations.
 
     A subclass whose steps do not arrive through the links' own channels overrides ``read_other`` or ``collect``.
     """
 
     def __init__(self, *, spin_ns: int = 0) -> None:
-        """``spin_ns``: maximum time (ns) for which a wait polls before it sleeps."""
+        """Create a poller without links. ``wait`` polls for at most ``spin_ns`` nanoseconds before it sleeps."""
         self.on_retired: Callable[[AnyLink], None]
         """Callback that receives each retired worker that has ended. The owner of the poller sets it."""
         self.links: dict[int, AnyLink] = {}
@@ -151,7 +151,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return bool(self.arrived)
 
     def read_other(self, fd: int) -> None:
-        """Handle a readable descriptor in ``epoll`` that belongs to no link. Does nothing unless overridden."""
+        """Handle a readable descriptor that belongs to no link, such as the bell. The base class does nothing."""
 
     def look(self) -> bool:
         """Add new responses to ``arrived``, without blocking or death checks. Return whether ``arrived`` has any."""
@@ -179,7 +179,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
                 self._note_end(link, link.broke_protocol)
 
     def _take_messages(self, link: AnyLink) -> None:
-        """Move any response to a step or to a replacement's reset from the link's messages to ``arrived``."""
+        """Add a step response or a first observation to ``arrived``. Reset a replacement that has just started."""
         if link.awaited in _FIRST:
             first = link.take_first()
             if first is not None:

@@ -70,11 +70,11 @@ class Lockstep:
 
     @property
     def is_well(self) -> bool:
-        """Whether environments can be stepped without a reset: no step is pending, and no worker has failed."""
+        """Whether the current episodes can continue without a reset: no step is pending, and no worker has failed."""
         return self._acting is None and not any(worker.failed for worker in self.manager.stats().workers)
 
     def require_gymnasium(self) -> None:
-        """Raise UsageError unless all environments are Gymnasium's. Other environments cannot be reset one by one."""
+        """Raise UsageError unless all environments are from Gymnasium. Other kinds cannot be reset one by one."""
         if not all(self.manager.call(is_gymnasium_env)):
             raise UsageError(
                 'autoreset_mode="Disabled" needs environments of Gymnasium, since others cannot be reset one by one.'
@@ -157,7 +157,7 @@ class Lockstep:
 
 
 class Elsewhere:
-    """A descriptor for attributes that a bridge lacks. Access on an instance raises AttributeError with ``advice``."""
+    """A descriptor for unsupported attributes. Reading one on an instance raises AttributeError with ``advice``."""
 
     def __init__(self, advice: str) -> None:
         self._advice = advice
@@ -173,7 +173,7 @@ class Elsewhere:
 
 
 def step_infos(batch: Batch) -> dict[int, Info]:
-    """Return copies of the step infos by env_id ({} without ``infos=True``), with LOST if the worker was replaced."""
+    """Return copies of step infos by env_id, each {} without ``infos=True``. Set LOST in those of replaced workers."""
     infos = [{} for _ in batch.env_ids] if batch.info is None else [dict(info) for info in batch.info]
     for row in np.flatnonzero(batch.lost):
         infos[row][LOST] = True
@@ -181,7 +181,7 @@ def step_infos(batch: Batch) -> dict[int, Info]:
 
 
 def reset_infos(batch: Batch) -> dict[int, Info]:
-    """Return the reset infos of environments whose episode ended, by env_id. They are empty without ``infos=True``."""
+    """Return the reset infos of environments whose episode ended, by env_id. Each is {} without ``infos=True``."""
     ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
     infos = batch.reset_info if batch.reset_info is not None else [{} for _ in ended]
     return dict(zip(ended, infos, strict=True))

@@ -51,7 +51,7 @@ class Use(enum.Enum):
     SEND_RECV = enum.auto()
 
     def require(self, wanted: Use) -> None:
-        """Raise UsageError after an unfinished reset or if the trainer already steps in a way other than ``wanted``."""
+        """Raise UsageError if the last reset is unfinished, or if the trainer steps in another way than ``wanted``."""
         if self is Use.RESETTING:
             raise UsageError("the last reset() did not end: call reset() again.")
         if self not in (wanted, Use.UNDECIDED):
@@ -59,7 +59,7 @@ class Use(enum.Enum):
 
 
 def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``method``, or returns None if the method's object has been garbage-collected."""
+    """Return a function that calls ``method`` as long as its object exists. The object is not kept alive by this."""
     reference = weakref.WeakMethod(method)
 
     def call(*args: Any) -> Any:
@@ -89,7 +89,7 @@ class Calls:
     """The lock that ``step``, ``reset``, ``call`` and similar calls acquire, and the names of the calls in progress."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
-        """``give_back()`` releases the manager's resources. It is called when the manager is closed and idle."""
+        """Create the lock. When the manager is closed and idle, ``give_back()`` is called to release its resources."""
         self.closed = False
         self.owner_pid, self.n_forks = os.getpid(), _forks.count
         self.lock = threading.RLock()
@@ -105,7 +105,7 @@ class Calls:
         self.require_open(what)
 
     def require_owner(self, what: str) -> None:
-        """Raise UsageError in a process that was forked from the manager's process."""
+        """Raise UsageError in a process forked from the manager's process. ``what`` is the name of the call."""
         if self.owner_pid != os.getpid():
             raise UsageError(
                 f"{what} was called in process {os.getpid()}, which was forked from the manager's own, "

@@ -48,9 +48,9 @@ class BatchStepper:
         self._check_values = check_values
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Store the behavior. Raises UsageError before a reset, or if there are several behaviors or agents per env.
+        """Store the only behavior's name and spec. Raises UsageError before a reset, or if there are several behaviors.
 
-        If ``is_begun`` (``send`` or ``recv`` was used since the reset), the number of agents is not checked.
+        At the first use after a reset (not ``is_begun``), also require one agent per env and clear ``rows_in_flight``.
         """
         specs = self._table.specs
         last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -85,8 +85,8 @@ class BatchStepper:
     def send(self, actions: Tree, env_ids: Any, begin: Callable[[], None] | None) -> None:
         """Send ``actions`` to the workers of ``env_ids``. ``begin``, if given, is called once all checks have passed.
 
-        Raises BadAction, before anything is sent, for invalid actions or env_ids and for a worker whose response has
-        not been delivered. Raises the error of a worker that was given up.
+        Raises BadAction, before anything is sent, for invalid actions or env_ids, or if a worker's response has not
+        been delivered. Raises the error of a worker that was given up. ``begin`` is for the first use after a reset.
         """
         table, host, behavior = self._table, self.host, self.behavior
         if begin is not None or len(table.specs) != self._n_specs:

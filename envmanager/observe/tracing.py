@@ -58,7 +58,7 @@ class SpanTrack:
         self._more = ""
 
     def begin(self, generation: int) -> None:
-        """Set the worker's generation for the spans that follow."""
+        """Set the worker's generation (0 for its first start) for the spans that follow."""
         self._more = f',"args":{{"generation":{generation}}}'
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
@@ -145,7 +145,7 @@ class Tracer:
             self.trainer.span("write the trace", began_ns, time.perf_counter_ns())
 
     def _lines_of(self, records: list[Record]) -> list[str]:
-        """Return ``records``, sorted by their begin, and the idle times between a worker's spans as JSON lines."""
+        """Return JSON lines for ``records`` (already sorted by begin), and for idle times between a worker's spans."""
         zero_ns, head = self._zero_ns, f'"pid":{self._owner_pid},"tid":'
         last_ended_ns = self._ended_ns
         lines = []

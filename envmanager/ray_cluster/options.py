@@ -65,7 +65,7 @@ class ClusterOptions:
 
     ``address``: as for ``ray.init``, such as "10.0.0.1:6379". With None, Ray uses ``RAY_ADDRESS`` or a cluster on this
     machine, and starts one if there is none. ``resources``: amounts per worker, with the keys ``num_cpus`` (default 1),
-    ``num_gpus``, ``memory`` (bytes) and ``custom`` (a mapping). ``placement``: "pack" prefers a node until half of its
+    ``num_gpus``, ``memory`` (bytes) and ``custom`` (a mapping). ``placement``: "pack" uses one node until half of its
     resources are in use; "spread" uses many nodes; a list names each worker's preferred node by id, name or address.
     ``runtime_env``: Ray's option, such as packages and files for the workers. ``envs_per_worker``: maximum number of
     environments per worker, given instead of ``n_workers``.
@@ -83,7 +83,7 @@ class ClusterOptions:
     def amounts(self) -> dict[str, float]:
         """Nonzero amounts that a worker requests, keyed by Ray's names: ``CPU``, ``GPU``, ``memory``, and custom names.
 
-        Raises UsageError for anything but mappings, for unknown keys, and for amounts that are negative or not finite.
+        Raises UsageError if ``resources`` is not a mapping, a key is unknown, or an amount is not a finite number >= 0.
         """
         if self.resources is not None and not isinstance(self.resources, Mapping):
             raise UsageError(f"resources must be a mapping of amounts, not {self.resources!r}.")

@@ -106,7 +106,7 @@ def _take_over() -> None:
 
 
 def _learn_pythons_c_handler() -> Any:
-    """Return the C function that the kernel calls for Python's handlers; None if no unused signal can reveal it."""
+    """Return the address of CPython's C signal handler, read from an unused signal. None if no candidate is unused."""
     unused = next(
         (each for each in _RARELY_USED if signal.getsignal(each) is signal.SIG_DFL and not _c_handler(each)), None
     )
@@ -155,7 +155,7 @@ def end_deferring() -> None:
 
 
 def _leave() -> None:
-    """Restore the handler that ours replaced, unless ours must stay. Then pass a recorded interrupt to the handler."""
+    """Restore the replaced handler, unless ours is still needed. Then call the handler if an interrupt was recorded."""
     if len(_levels) == 1 and (_state.found_another or not _state.managers):
         _go_away()
     _raise_what_came()
@@ -232,7 +232,7 @@ def _after_fork_in_child() -> None:
 
 @contextlib.contextmanager
 def blocked_in_children() -> Iterator[None]:
-    """Block SIGINT in this thread and in processes that it starts, until they unblock it. Does nothing on Windows."""
+    """Block SIGINT in this thread for the ``with`` block. Processes started there must unblock it. No-op on Windows."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -48,12 +48,12 @@ _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "sto
 
 
 def state_name(pid: int) -> str:
-    """Return a main thread's state, such as "asleep", or "unknown" if the process ended or the state is unreadable."""
+    """Return the state of a process's main thread, such as "asleep", or "unknown" if it has ended or is unreadable."""
     return _STATES.get(state_of(pid), "unknown")
 
 
 def core_wait_ns(pid: int) -> int:
-    """Return the time (ns) that a process's main thread has waited for a free core, or 0 if it is unknown."""
+    """Return the total time (ns) that a process's main thread has waited for a free core, or 0 if it is unknown."""
     try:
         with open(f"/proc/{pid}/schedstat", "rb") as file:
             _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of time slices
@@ -92,10 +92,10 @@ OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def count_cores() -> int:
-    """Return the number of cores that this process and its children may use, rounded up, at least 1.
+    """Return the number of cores (at least 1) that this process and its children may use together.
 
-    The limits are the affinity and, on Linux, the CPU quotas of the process's cgroup and of its ancestors, in version 1
-    or 2 of cgroups.
+    On Linux, the limits are the process's CPU affinity and the CPU quotas (rounded up) of its cgroup and the ancestors
+    of the cgroup, in version 1 or 2 of cgroups. On other systems, all cores of the machine are counted.
     """
     try:
         allowed = len(os.sched_getaffinity(0))
@@ -152,7 +152,7 @@ _ONLY_OWNER = 0o600
 
 
 def open_privately(path: str, flags: int) -> int:
-    """Open the file ``path`` with mode 0600 and return the descriptor. Can be the ``opener`` of ``open``.
+    """Open a file, set its mode to 0600, and return the descriptor. This function can be the ``opener`` of ``open``.
 
     Raises OSError (its ``strerror`` suits users) if this fails or, except on Windows, ``path`` is a symbolic link.
     """

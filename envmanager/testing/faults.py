@@ -105,7 +105,7 @@ class HoldGil(Fault):
 
 @attrs.frozen
 class IgnoreSigterm(Fault):
-    """A fault that makes the process ignore SIGTERM."""
+    """A fault that makes the environment's process ignore SIGTERM."""
 
     def strike(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -113,7 +113,7 @@ class IgnoreSigterm(Fault):
 
 @attrs.frozen
 class Stop(Fault):
-    """A fault that stops the process with SIGSTOP. The process stays alive, but no thread runs."""
+    """A fault that stops the environment's process with SIGSTOP. The process stays alive, but no thread runs."""
 
     def strike(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -332,7 +332,7 @@ class FaultyEnvironment(EchoEnvironment):
         self._strike("close")
 
     def misbehave(self) -> str:
-        """Return "fine", unless a fault with ``at="call"`` strikes."""
+        """Run the faults that are due for ``at="call"``. Return "fine" unless one of them raises an error."""
         self._strike("call")
         return "fine"
 

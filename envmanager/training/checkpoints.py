@@ -9,8 +9,8 @@
                                 /controller.safetensors       the states of PyTorch's random generators
 
 A checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best`` refers to it.
-Older checkpoints, finished or not, are removed after that if ``save`` gave them their names. In each folder only
-``state.json`` and the files that it lists are removed. ``load`` checks ``state.json``, except each trainer's part.
+Then the run's other checkpoints, finished or not, are removed, except the last few, the best and renamed ones. Only
+``state.json`` and the files listed in it are removed. ``load`` checks all of ``state.json`` except the trainers' parts.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def _reason(error: Exception) -> str:
 
 
 def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return ``{folder: content of state.json}`` of the checkpoints in ``directory`` with a name given by ``save``."""
+    """Return ``{folder: content of state.json}`` for the checkpoints in ``directory`` that were named by ``save``."""
     return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
 
 
@@ -320,7 +320,7 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
-    """Remove the files that ``facts`` lists, ``state.json``, and the folder if nothing else is in it. Ignore errors."""
+    """Delete the files listed in ``facts``, then ``state.json``, then the folder ``path`` if empty. Ignore OSErrors."""
     for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()

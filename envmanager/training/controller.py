@@ -51,10 +51,10 @@ class TrainerController:
     """A loop that steps a manager and trains its behaviors, each with its own trainer.
 
     Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for. An
-    update waits while it would make a step in flight older than ``max_policy_lag`` policy versions. With 0 each update
-    waits for all steps in flight. None means each trainer's default. ``rounds`` says which behaviors learn in which
-    round; without rounds all unfrozen behaviors learn. ``on_update`` is called after each update, ``on_change`` when
-    the frozen or learning behaviors change. ``reset``, ``step`` and ``train`` also raise the errors of ``manager``.
+    update waits while it would make a step in flight more than ``max_policy_lag`` versions old. With 0 each update
+    waits for all steps in flight; with None the trainer's own limit applies. ``rounds`` says which behaviors learn in
+    which round; without it all unfrozen behaviors learn. ``on_update`` is called after each update, ``on_change`` when
+    the frozen or learning behaviors change. ``reset``, ``step`` and ``train`` also raise the manager's errors.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TrainerController:
 
     @property
     def is_between_rounds(self) -> bool:
-        """Whether no round is in progress, because the slowest worker has no step in it yet. True without rounds."""
+        """Whether a round is about to begin: some worker has no step in it yet. Always True without rounds."""
         return self.rounds is None or self._n_played() == 0
 
     def freeze(self, behavior: str) -> None:
@@ -138,7 +138,7 @@ class TrainerController:
         self.freeze_only(self.frozen - {behavior}, cause="unfreeze")
 
     def freeze_only(self, behaviors: Set[str], *, cause: str = "freeze_only") -> None:
-        """Freeze ``behaviors`` and unfreeze all others. Raises UsageError, before any change, as ``freeze`` does."""
+        """Freeze ``behaviors`` and unfreeze the rest. Raises UsageError as ``freeze`` does; then nothing changes."""
         for behavior in sorted(behaviors):
             self._learners.require_known(behavior)
         self._require_learners(behaviors)
@@ -147,7 +147,7 @@ class TrainerController:
     def toggle(self, behavior: str) -> None:
         """Switch a behavior between frozen and unfrozen at the start of the next step. Thread-safe.
 
-        Raises UsageError for a behavior without a trainer. If no behavior would learn, ``step`` logs a warning instead.
+        Raises UsageError for a behavior without a trainer. If no behavior would learn, ``step`` only logs a warning.
         """
         self._learners.require_known(behavior)
         self._toggles.append(behavior)
@@ -188,7 +188,7 @@ class TrainerController:
             self.step()
 
     def step(self, wait: Wait | None = None) -> list[Update]:
-        """Step the manager, update each trainer that is ready, and return the updates.
+        """Step the manager, update each ready trainer, and return the updates. Steps again while an update has to wait.
 
         With rounds, trainers are updated only at the end of a round. ``wait`` replaces the controller's ``wait``.
         """
@@ -246,7 +246,7 @@ class TrainerController:
     # Rounds, and requests to freeze.
 
     def _change(self, frozen: Set[str], count: RoundCount, cause: str | None = None) -> None:
-        """Freeze only ``frozen``. Go to round ``count``, or to the next round in which an unfrozen behavior learns."""
+        """Freeze only ``frozen``. Set the round to ``count``, but skip rounds in which no unfrozen behavior learns."""
         number, resting = count.number, frozenset[str]()
         if self.rounds is not None:
             number = self.rounds.next_with(self.trainers.keys() - frozen, count.number)

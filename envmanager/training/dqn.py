@@ -5,7 +5,7 @@
 
     StepStore (each observation once) ── Replay: drawn rows and the n steps after each ──▶ batches ──▶ new version
 
-The replay holds steps in the order of arrival, one per row. Each row has a link to the agent's next row, if any.
+The replay holds one agent step per row, in order of arrival. Each row links to the agent's next row, once that exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class DQNOptions(ReplayOptions):
-    """Options of the trainer ``DQN``. Steps are agent steps, not frames."""
+    """The options of the trainer ``DQN``. Step counts are in agent steps, not frames."""
 
     double: bool = True
     duelling: bool = True
@@ -73,7 +73,7 @@ class QNetwork(nn.Module):
         self.last = mlp(self.encoder.n_features, options.hidden, n_out, last_gain=1.0, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
-        """Return the value of each action, ``[n, n_actions]``, given the leaves of n observations."""
+        """Return the action values as ``[n, n_actions]``. ``obs`` has one tensor of n rows per observation leaf."""
         out: Tensor = self.last(self.encoder(obs))
         if self.duelling:
             value, advantage = out[:, :1], out[:, 1:]

@@ -51,7 +51,7 @@ class MessagePipe:
             self._write()
 
     def exchange(self, timeout_s: float) -> bool:
-        """Wait until the socket is ready or closed, then write and read. Return False on timeout, else True."""
+        """Wait until the socket is ready, then write queued bytes and read new ones. Return False only on timeout."""
         deadline = time.monotonic() + timeout_s
         with defer_interrupts():
             while not self.hung_up:

@@ -86,7 +86,7 @@ class Rounds:
 
 @attrs.define
 class RoundCount:
-    """The progress of round ``number``. Before a resume, every environment had taken ``steps`` steps of this round."""
+    """The steps of each worker in round ``number``, counted from ``steps``, which is 0 unless training was resumed."""
 
     number: int = attrs.field(default=1, validator=at_least(1))
     steps: int = attrs.field(default=0, validator=at_least(0))
@@ -97,7 +97,7 @@ class RoundCount:
         self._steps_of[worker_id] = self._steps_of.get(worker_id, 0) + 1
 
     def played(self, worker_ids: Iterable[int]) -> int:
-        """Return the lowest number of steps that any worker has taken in the round, including steps before a resume."""
+        """Return the lowest step count of the workers ``worker_ids`` in the round, including steps before a resume."""
         return self.steps + min((self._steps_of.get(worker_id, 0) for worker_id in worker_ids), default=0)
 
 
