@@ -1,4 +1,4 @@
-"""Functions that bridges run in the workers with ``manager.call(function, …)``.
+"""Functions that the Gymnasium and Stable-Baselines3 bridges run in the workers with ``manager.call(function, …)``.
 
 Workers import this module, so it imports no optional library except Gymnasium.
 """
@@ -36,7 +36,7 @@ def call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, A
 
 
 def call_or_get(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the result of ``env.name(*args, **kwargs)``, or ``env.name`` itself if it is not callable."""
+    """Return the attribute ``name`` of ``env`` or of an environment that it wraps, or its result if it is callable."""
     value = attribute_of(env, name)
     return value(*args, **kwargs) if callable(value) else value
 

@@ -42,5 +42,5 @@ def _until(steps: int, path: Path) -> list[tuple[str, ...]]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no training run wrote it. True for every symbolic link."""
+    """Return whether ``path`` exists and no training run wrote it. True for every symbolic link and folder."""
     return csv_files.is_of_others(path, _COLUMNS)

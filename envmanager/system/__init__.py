@@ -1,1 +1,1 @@
-"""Services of the operating system: signals, processes and files."""
+"""Modules for operating system services: signals, processes, CPU cores and files."""

@@ -56,7 +56,7 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 
 @contextmanager
 def returns_within(limit_s: float) -> Iterator[None]:
-    """Assert that the block takes less than ``limit_s`` + SLACK_S seconds."""
+    """Assert that the ``with`` block takes less than ``limit_s`` + SLACK_S seconds."""
     began = time.monotonic()
     yield
     took_s = time.monotonic() - began
@@ -80,7 +80,7 @@ def is_gone(pid: int) -> bool:
 def check_error(
     error: BaseException, kind: type[Error], *, worker_id: int, env_id: int, phase: str | tuple[str, ...]
 ) -> Error:
-    """Assert an error's type, worker, environment and phase, and that the error can be pickled. Return the error."""
+    """Assert that ``error`` has this type, worker, environment and one of the phases, and can be pickled. Return it."""
     assert isinstance(error, kind), f"{type(error).__name__}: {error}"
     assert error.worker_id == worker_id
     assert env_id in error.env_ids
@@ -102,9 +102,9 @@ def check_close(manager: EnvManager, close_s: float) -> None:
 
 
 def check_lost(info: StepInfo, last: StepInfo) -> None:
-    """Assert that ``info`` truncates the episodes in ``last``, its worker's previous StepInfo, with reward 0.
+    """Assert that ``info`` reports a lost worker and truncates the episodes in ``last``, the worker's last StepInfo.
 
-    If the worker was recycled, episodes that had ended in ``last`` are not truncated.
+    The rewards are 0. If the worker was recycled, episodes that had ended in ``last`` are not truncated.
     """
     assert info.lost is not None
     assert info.lost.cause.worker_id == info.worker_id
@@ -205,7 +205,7 @@ class CheckedTrainer:
             self.step(wait)
 
     def until_lost(self, *, n: int = 1, within_s: float = SOON_S) -> StepInfo:
-        """Step until ``lost`` has ``n`` StepInfos, and return the last. Raise AssertionError as ``step_until`` does."""
+        """Step until ``lost`` has ``n`` StepInfos. Return the last one. Raise AssertionError as ``step_until`` does."""
         self.step_until(lambda: len(self.lost) >= n, within_s=within_s)
         return self.lost[-1]
 
@@ -224,7 +224,7 @@ class CheckedTrainer:
 
 
 def only_with_processes(test: Test) -> Test:
-    """Decorate a test method that needs workers outside this process. If ``has_processes`` is False, skip the test."""
+    """Decorate a test method that needs worker processes. It is skipped if its class has ``has_processes = False``."""
 
     @functools.wraps(test)
     def checked(self: FaultyManagers, *args: Any, **kwargs: Any) -> Any:
@@ -236,7 +236,7 @@ def only_with_processes(test: Test) -> Test:
 
 
 class FaultyManagers:
-    """Base class of FaultContract's test classes. It has an abstract ``make_manager`` and a leak check per test."""
+    """Base class of FaultContract's test classes. Subclasses define ``make_manager``. Every test checks for leaks."""
 
     has_processes = True
     """Whether each environment has its own process, which tests may kill. If False, one worker has all environments."""
@@ -247,7 +247,7 @@ class FaultyManagers:
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return a new manager with workers as ``has_processes`` says. ``options`` are fields of ManagerOptions."""
+        """Return a new manager with these ManagerOptions, and with one process per environment if ``has_processes``."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:

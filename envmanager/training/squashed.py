@@ -2,9 +2,9 @@
 
 ::
 
-    network ── mean, log of the spread ──▶ u ~ Gaussian ──▶ tanh(u), -1 to 1 ──▶ stretched to the bounds of each leaf
+    network ── mean, log of the spread ──▶ u ~ Gaussian ──▶ tanh(u), -1 to 1 ──▶ stretched to the action bounds
 
-The rule: the trainer sees actions between -1 and 1; only the environment receives actions stretched to its bounds.
+The rule: SAC learns from actions between -1 and 1; only the environment receives actions stretched to its bounds.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LOG_SQRT_2_PI = 0.5 * math.log(2.0 * math.pi)
 class SquashedGaussian:
     """A distribution of actions. Each action is flattened to a row of ``n`` floats between -1 and 1.
 
-    The argument ``inputs`` of its methods, ``[n_rows, 2 n]``, holds means and log standard deviations from a network.
-    The constructor raises UsageError unless all leaves of ``spec`` are floats with finite bounds.
+    The methods' argument ``inputs``, ``[n_rows, 2 n]``, is a network's output: ``n`` means, then ``n`` log standard
+    deviations. The constructor raises UsageError unless all leaves of the action spec are floats with finite bounds.
     """
 
     def __init__(self, spec: Tree) -> None:
@@ -57,7 +57,7 @@ class SquashedGaussian:
         return torch.tanh(u), (gaussian - squashing).sum(-1)
 
     def likeliest(self, inputs: Tensor) -> Tensor:
-        """Return the squashed mean, ``[n_rows, n]``, which is the median action."""
+        """Return the tanh of the means, ``[n_rows, n]``: the median, not the mode, of each number."""
         return torch.tanh(self._mean_and_log_std(inputs)[0])
 
     def uniform(self, n_rows: int, generator: np.random.Generator) -> np.ndarray:
@@ -65,7 +65,7 @@ class SquashedGaussian:
         return generator.uniform(-1.0, 1.0, (n_rows, self.n)).astype(np.float32)
 
     def to_environment(self, raw: np.ndarray) -> Tree:
-        """Return ``raw`` stretched to the bounds, as a tree of ``[n_rows, *shape]`` for the environment."""
+        """Stretch ``raw``, ``[n_rows, n]``, from [-1, 1] to the spec bounds. Return a tree of ``[n_rows, *shape]``."""
         rows = np.split(raw, self._ends[:-1], axis=1)
         return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
 

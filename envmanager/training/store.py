@@ -32,11 +32,11 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class StepStore:
-    """A store of at most ``capacity`` rows of a behavior. ``share_frames``: whether equal frames share their memory.
+    """A store of at most ``capacity`` rows, each a step of an agent of one behavior. New rows overwrite the oldest.
 
-    ``grows``: whether to enlarge ``capacity`` instead of overwriting rows, so that only ``clear`` removes rows.
-    ``obs``: a tree of ``[capacity, …]``; ``columns``: the policy's outputs by name, ``[capacity, …]``; ``reward``:
-    float32; ``terminated``, ``acted``: bool; ``successor``: int64, the agent's next row or ``NOWHERE``.
+    With ``grows``, ``capacity`` is enlarged instead, so that only ``clear`` removes rows. With ``share_frames``, equal
+    frames share memory. The arrays are ``[capacity, …]``. ``obs``: a tree; ``columns``: the policy's outputs by name;
+    ``reward``: float32; ``terminated``, ``acted``: bool; ``successor``: int64, the agent's next row or ``NOWHERE``.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class StepStore:
         return places
 
     def add(self, info: StepInfo, behavior: str) -> np.ndarray:
-        """Add one worker's step of ``behavior``. Return the numbers, int64, of the rows that this step closes."""
+        """Add a worker's step of ``behavior``. Return the int64 numbers of rows that get their action and reward."""
         now = info.current.get(behavior)
         before = None if info.previous is None else info.previous.get(behavior)
         taken = None if info.actions is None else info.actions.get(behavior)
@@ -102,12 +102,12 @@ class StepStore:
         return closed
 
     def abandon_all(self) -> None:
-        """Stop tracking rows that lack an action or a successor, because the environments were reset."""
+        """Stop tracking rows that lack an action or a successor. Call this when the environments are reset."""
         self._open.clear()
         self._unlinked.clear()
 
     def clear(self) -> None:
-        """Remove all rows. The observations of open rows are added again, as new open rows."""
+        """Remove all rows. Observations that still wait for an action are added again as new rows."""
         kept = {agent_id: row for agent_id, row in self._open.items() if row >= self.first}
         obs = take_rows(self.obs, self.places(np.array(list(kept.values()), np.int64)))
         self._first = self.n_rows
@@ -146,7 +146,7 @@ class StepStore:
     def _take_what_came_to_those_that_waited(
         self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
     ) -> None:
-        """Add the rewards and terminations of agents that did not act to the rows of their last actions."""
+        """Credit the rewards and terminations of agents that did not act to the rows of their last actions."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [
             (row_of[agent_id], self._unlinked.pop(agent_id))
@@ -161,7 +161,7 @@ class StepStore:
             self._link(now, came, rows)
 
     def _link(self, now: AgentSteps, came: np.ndarray, rows: np.ndarray) -> None:
-        """Link rows of truncated episodes to final observations. Record rows of running episodes as not yet linked."""
+        """Link rows of truncated episodes to their final observations. Rows of running episodes are linked later."""
         ended = now.ended[came]
         for agent_id, row in zip(now.agent_id[came[~ended]].tolist(), rows[~ended].tolist(), strict=True):
             self._unlinked[agent_id] = row
@@ -213,7 +213,7 @@ class StepStore:
         self.capacity = capacity
 
     def state(self) -> dict[str, Any]:
-        """Return the arrays and counts by name, for a checkpoint."""
+        """Return the arrays and counts by name, for a checkpoint. The arrays may share memory with the store."""
         n = min(self.n_rows, self.capacity)
         arrays: dict[str, np.ndarray] = {}
         for index, leaf in enumerate(leaves(self.obs)):
@@ -225,7 +225,7 @@ class StepStore:
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what ``state`` returned. No row is open afterwards, because resuming resets the environments.
+        """Restore what ``state`` returned. No row waits for an action then, because resuming resets the environments.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """
@@ -251,7 +251,7 @@ class StepStore:
             raise ValueError("successor names rows that are not there")
 
     def _counts(self, counts: np.ndarray) -> list[int]:
-        """Return ``counts``, ``[n_rows, n_acted, first, capacity]``, as a list. Raises ValueError if inconsistent."""
+        """Return ``counts`` as a list ``[n_rows, n_acted, first, capacity]``. Raises ValueError if they are wrong."""
         told: list[int] = counts.tolist() if counts.shape == (4,) else []
         if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
             raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")
