@@ -36,7 +36,7 @@ class HostedFactory:
 
 
 class HostedManager(Environment):
-    """An environment that wraps a manager. ``step`` and ``run`` step the manager with random actions."""
+    """An environment that steps a manager with random actions in ``step`` and ``run``. Its own steps are all zeros."""
 
     SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
 

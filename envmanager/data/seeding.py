@@ -23,8 +23,8 @@ def derive_seeds(
 ) -> list[int | None]:
     """Return the seeds of the environments ``env_ids`` for one reset.
 
-    If ``seed`` is an int, the seeds are derived from it. If it is None, all seeds are None, for unseeded resets. A
-    sequence must have one seed for each environment of the manager, by env_id. Its seeds are used unchanged.
+    If ``seed`` is an int, the seeds are derived from it. If it is None, all seeds are None, for unseeded resets. If it
+    is a sequence, item i is the seed of the manager's environment i, and is returned unchanged in every generation.
     """
     if seed is None:
         return [None] * len(env_ids)
@@ -37,7 +37,7 @@ def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | 
     """Return the ``seed`` with which to reset a worker's replacement, so that no old episode is repeated.
 
     None and an int are returned unchanged. From an int, ``derive_seeds`` derives different seeds in each generation
-    anyway. In a sequence, each seed that is not None is replaced by a seed derived from it.
+    anyway. In a sequence, each seed is replaced by one derived from it and ``generation``, but None remains None.
     """
     if seed is None or isinstance(seed, int):
         return seed

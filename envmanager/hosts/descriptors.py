@@ -91,7 +91,7 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
 
 
 class Waiter:
-    """A substitute for ``select.epoll`` on systems that lack it, with the methods that the library uses."""
+    """A substitute for ``select.epoll`` on systems that lack it. It only waits until descriptors are readable."""
 
     def __init__(self) -> None:
         self._fds: dict[int, None] = {}

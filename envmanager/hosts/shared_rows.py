@@ -77,7 +77,7 @@ class BlockLayout:
     def of(
         cls, specs: Mapping[str, BehaviorSpec], max_agents: Sequence[Mapping[str, int]], *, n_slots: int
     ) -> BlockLayout:
-        """Return a layout for ``max_agents`` (per worker, by behavior). It omits behaviors with Python objects."""
+        """Return a layout with ``max_agents[worker][behavior]`` rows. Behaviors with Python objects are left out."""
         behaviors = []
         for name, spec in specs.items():
             if not spec.has_objects:
@@ -88,7 +88,7 @@ class BlockLayout:
 
 
 class Block:
-    """The arrays of a layout over ``memory``, a writable buffer. Without one, only sizes and offsets are usable."""
+    """The arrays of a layout, over the writable buffer ``memory``. If it is None, only sizes and offsets are usable."""
 
     def __init__(self, layout: BlockLayout, memory: Any = None) -> None:
         self.layout = layout
@@ -112,11 +112,11 @@ class Block:
 
     @classmethod
     def shared(cls, layout: BlockLayout, fd: int | str) -> Block:
-        """Return a block over the shared memory ``fd`` (on Windows its name), mapped at the size of ``layout``."""
+        """Map the shared memory ``fd`` (on Windows its name), and return a block of ``layout`` over it."""
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
-        """Replace the shared memory ``fd`` with a private copy, in a forked process. The arrays stay valid."""
+        """Remap ``fd`` as copy-on-write in a forked process, so that its writes stay private. The arrays stay valid."""
         make_private(self.memory, fd)
 
     @property
@@ -202,7 +202,7 @@ def map_memory(fd: int | str, size_bytes: int) -> Any:
 
 
 def make_private(memory: Any, fd: int) -> None:
-    """Replace ``memory``, mapped from ``fd``, with a private copy at the same address. Raises OSError on failure."""
+    """Map ``fd`` again at the address of ``memory``, as copy-on-write (MAP_PRIVATE). Raises OSError on failure."""
     flags = mmap.MAP_PRIVATE | _MAP_FIXED
     address = ctypes.addressof(memory)
     if _libc().mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
@@ -301,7 +301,7 @@ class SharedRows:
 
     def put(self, slot: int, steps_by_behavior: Mapping[str, AgentSteps]) -> tuple[int, int]:
         """Copy steps into a slot, unless the environments have already written them there. Return the response's flags
-        (0 if the steps do not fit) and, with FULL, the number of final observations. Else the block holds this number.
+        (0 if the steps do not fit) and the number of final observations (0 without FULL; the block then has it).
         """
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:
@@ -345,7 +345,7 @@ class SharedRows:
     # Actions.
 
     def write_actions(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> int:
-        """Write actions for ``rows`` of the worker (None: all). Return the command's flags, 0 if actions do not fit."""
+        """Write actions for ``rows``, by default all. Return the command's flags, or 0 if the actions do not fit."""
         plain = self._plain_action
         if plain is not None and rows is None and len(actions) == 1:
             action = actions.get(plain[0])

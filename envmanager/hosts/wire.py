@@ -209,13 +209,13 @@ class Channel:
     # Out.
 
     def push(self, message: Any, deadline: float) -> None:
-        """Write a message. Stop early at the deadline or if the worker has ended; a later wait reports the failure.
+        """Write a command. Stop early at the deadline or if the worker has ended; a later wait reports the failure.
 
         ``deadline`` is in monotonic seconds. If it has passed, the write does not block and may be incomplete.
 
-        Also reads messages, because the worker may block on writing them. Another thread may close the channel between
-        any two system calls. A manager's calls defer interrupts, so no interrupt leaves half a message behind. While
-        workers start or end, interrupts are not deferred, but then an interrupt ends the worker.
+        Also reads messages, because a worker that blocks on writing one does not read the command. Another thread may
+        close the channel between any two system calls. A manager's calls defer interrupts, so no interrupt leaves half
+        a command behind. While workers start or end, interrupts are not deferred, but an interrupt ends the worker.
         """
         left = memoryview(message)
         while left and self.fd != descriptors.CLOSED:
@@ -284,14 +284,14 @@ class Decoder:
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
-        """Return the response to a step that is all in shared memory. ``flags`` and ``n_ended`` come from ``put``."""
+        """Return the response to a step entirely in shared memory. ``flags``, ``n_ended``: from ``SharedRows.put``."""
         if flags & FULL and not n_ended:
             return self._full[slot]
         assert self._worker_rows is not None
         return EnvironmentResponse(CommandName.STEP, self._worker_id, self._worker_rows.read(slot, flags, n_ended))
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
-        """Convert ``message`` to the response to the command ``asked``. A step's rows may be in ``slot``."""
+        """Convert a message to the response to the command ``asked``. A step may be in ``slot`` of shared memory."""
         if message.code == FAILED_CODE:
             return self.failed(loads_failure(message.data))
         if not message.data:  # a step without anything but its rows in shared memory

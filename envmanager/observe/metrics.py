@@ -60,14 +60,14 @@ KINDS = {
 
 @attrs.frozen
 class Metrics:
-    """The choice of one metrics writer in a config: the writer's name, ``kind``, and its ``options``."""
+    """A metrics writer chosen in a config. ``kind`` is the writer's name, ``options`` are its keyword arguments."""
 
     kind: str
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
     def writes_files(self) -> bool:
-        """Whether this is a file writer of this library. An earlier run's files are removed before it is opened."""
+        """Whether this is a file writer of this library. Open such writers after an earlier run's files are deleted."""
         known = KINDS.get(self.kind)
         return known is not None and known.writes_files
 

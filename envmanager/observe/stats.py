@@ -24,7 +24,7 @@ _MUCH_SLOWER = 1.5
 
 @attrs.frozen
 class WorkerStats:
-    """Counts and times of one worker. The counts and the times of steps cover all its generations.
+    """Counts and times of one worker. All except ``start_s`` and ``core_wait_share`` include its earlier processes.
 
     A worker is *idle* while it has no command. ``idle_share`` is idle time / (idle time + step time).
     """
@@ -179,7 +179,7 @@ def _verdict_in_process(stats: ManagerStats, measured: Sequence[WorkerStats]) ->
 
 
 def _of_little_cost(stats: ManagerStats) -> tuple[str, str]:
-    """Return a clause that says why the policy takes little time, and further advice, which may be empty."""
+    """Return a clause that says that the policy is random or fast, and further advice, which may be empty."""
     if stats.random_policy:
         return "the policy is random", ", or measure with your own policy"
     return "your policy takes little", ""

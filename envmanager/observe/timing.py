@@ -21,7 +21,7 @@ _COUNT_AFTER = 1023
 
 
 class Track(Protocol):
-    """Interface of a track: one row in the timeline of a trace, with spans of time."""
+    """Interface of a track. A track is one row in the timeline of a trace, and contains spans of time."""
 
     def begin(self, generation: int) -> None:
         """Set the generation of the worker for the spans that follow."""

@@ -90,7 +90,7 @@ class _Child(NamedTuple):
 
 
 def main(requests_fd: int, life_fd: int) -> None:
-    """Run the helper until ``serve`` returns. In a fork that executes no other program, call ``run``."""
+    """Run the main loop of the helper. In a new fork that is to call a function, the loop ends and ``run`` follows."""
     atexit.register(_end_fork)  # before all others, so that it runs last
     # A process group suffices to avoid a terminal's signals. With a session, Linux (autogroup) would give half of the
     # cores' time to the trainer and half to all workers, which doubles the duration of a round with eight workers.
@@ -107,7 +107,7 @@ def main(requests_fd: int, life_fd: int) -> None:
 
 
 def _end_fork() -> None:
-    """If this process is a fork of the helper, flush its output and exit at once. Runs as the last ``atexit`` function.
+    """Flush the output and exit at once if this process is a fork of the helper. Runs as the last ``atexit`` function.
 
     Python's usual shutdown frees all modules inherited from the helper, which takes longer than starting a process.
     """
@@ -146,7 +146,7 @@ class _Helper:
         self._poll.register(requests_fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Serve requests and reap children until the trainer dies or descriptors run out. Also returns in a child."""
+        """Serve requests and reap children until the trainer dies or descriptors run out. Also return in a new fork."""
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._life_fd:
@@ -162,7 +162,7 @@ class _Helper:
                     return
 
     def _obey(self) -> bool:
-        """Carry out one request. Return False in a new child, or if file descriptors have run out, else True."""
+        """Carry out one request. Return whether to serve more: not in a new fork or if descriptors have run out."""
         data, fds, flags, _ = socket.recv_fds(self._requests, _MOST_BYTES, _MOST_DESCRIPTORS)
         if not data:  # the trainer is dying; the life pipe closes when it has died
             self._poll.unregister(self._requests)

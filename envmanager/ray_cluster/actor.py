@@ -2,9 +2,9 @@
 
 ::
 
-    command   COMMAND, then actions or a pickle                                               manager ▶ actor
-    answer    MESSAGE with the number of final rows and the length of the steps, then steps,  actor ▶ manager
-              then a pickle of everything else.
+    command   header COMMAND, then actions or a pickle                                        manager ▶ actor
+    answer    header MESSAGE with the number of final observations and the size of the steps, actor ▶ manager
+              then the steps, then a pickle of everything else.
               Large steps are sent beside these bytes, as an array, which Ray puts into
               its object store for the manager to read
 
@@ -52,7 +52,7 @@ LARGE_BYTES = 100_000
 
 
 class SentRows:
-    """The rows of one worker in this process's memory, and views of the parts that are sent and received."""
+    """The rows of one worker, and views of the parts that are sent. Actor and manager each have their own copy."""
 
     def __init__(self, report: StartReport, env_ids: Sequence[int]) -> None:
         """Allocate rows in the layout that ``report`` implies, so that actor and manager use the same layout."""
@@ -84,7 +84,7 @@ def pack_answer(
 
 
 def unpack_answer(value: Any, at_ns: int) -> Answer:
-    """Convert the result of ``pack_answer`` to an Answer that arrived at time ``at_ns`` (perf_counter)."""
+    """Convert a result of ``pack_answer`` to an Answer. ``at_ns``: time of arrival, from ``time.perf_counter_ns``."""
     head, large = value if value.__class__ is tuple else (value, None)
     ticket, code, flags, _, n_ended, n_bytes, busy_ns, _ = MESSAGE.unpack_from(head)
     if large is not None:

@@ -1,11 +1,11 @@
-"""The link to one Ray actor, and the poller of all links. Ray's threads queue answers and write to a socket, the bell.
+"""The link to one Ray actor, and the poller of all links to Ray actors.
 
 ::
 
     answer, in Ray's thread ── bring ──▶ queue and bell ── drain, in the trainer's thread ──▶ ActorConnection
 
-When an actor ends, its pending call fails. While the trainer collects responses from other actors, an actor
-without a pending call is pinged at most once a second, so that its end is detected too.
+Ray's threads write to a socket, the bell, to wake the trainer. When an actor ends, its pending call fails. While
+collecting responses, the trainer pings idle actors, at most once a second, so that their ends are detected too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 
 
 class ActorConnection(Channel):
-    """A connection to an actor: ``channel`` and ``process`` of an ActorLink. Each message is a call to the actor."""
+    """A connection that sends messages as calls to a Ray actor. ActorLinks use it as ``channel`` and as ``process``."""
 
     def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
         super().__init__()
@@ -100,9 +100,9 @@ class ActorConnection(Channel):
     # The actor's end.
 
     def _note_end(self, error: BaseException) -> None:
-        """Record how the actor ended, or create a new actor if the node died before the old one ran.
+        """Record how the actor ended. If its node died before it ran, send the first command to a new actor instead.
 
-        For some seconds after a node has died, Ray may still place actors on it.
+        Ray may place actors on a node for some seconds after it has died. After the command's deadline, record the end.
         """
         if self._has_ended:
             return
@@ -145,7 +145,7 @@ class ActorConnection(Channel):
 
 
 class ActorLink(Link):
-    """The link to a worker in a Ray actor. It exchanges the bytes of SentRows with the actor, as steps and actions."""
+    """The link to a worker in a Ray actor. It sends actions and receives steps as bytes of SentRows if they fit."""
 
     channel: ActorConnection
     decoder: Decoder
@@ -214,7 +214,7 @@ class ActorPoller(Poller[ActorLink]):
         self._ask_at = 0.0
 
     def bring(self, connection: ActorConnection, actor: ActorHandle, future: Any) -> None:
-        """Queue the answer to a call to ``actor``, and wake the trainer if needed. Called by Ray's threads."""
+        """Queue an answer. Wake the trainer; for a step, only if ``n_wanted`` are queued. Called by Ray's threads."""
         error = future.exception()
         answer = unpack_answer(future.result(), time.perf_counter_ns()) if error is None else error
         self._came.append((connection, actor, answer))

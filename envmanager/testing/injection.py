@@ -42,7 +42,7 @@ _LOOK_EVERY_S = 0.02
 
 @attrs.frozen
 class Injection:
-    """A record of a signal sent to one generation of a worker. ``at_s``: time from ``time.monotonic()``."""
+    """A record of a signal sent to one generation of a worker, at time ``at_s`` (from ``time.monotonic()``)."""
 
     worker_id: int
     generation: int
@@ -89,7 +89,7 @@ def chaos(
     The gaps between signals are exponentially distributed, but longer while no worker may be signaled. Random
     choices depend on ``seed``. No process gets a second fault. A pause lasts ``pause_s`` seconds, which must be
     well below the manager's ``Timeouts.step_s``. Afterwards, step until ``manager.stats().restarts`` counts all faults.
-    Raises UsageError for bad arguments and for workers in this process. Works only on Linux.
+    Raises UsageError for bad arguments, and if workers are not separate processes. Works only on Linux.
     """
     unknown = set(kinds) - set(get_args(Kind))
     if unknown or not kinds or rate <= 0 or pause_s < 0:

@@ -211,7 +211,7 @@ class OffPolicyTrainer(Trainer):
         )
 
     def _learn_scale(self) -> None:
-        """Update the normalization of observations with rows added since the last call that are still in the store."""
+        """Update the observations' normalization with the rows added since the last call, if they are still stored."""
         store = self.replay.store
         rows = np.arange(max(self._n_in_scale, store.first), store.n_rows)
         self._n_in_scale = store.n_rows

@@ -35,7 +35,7 @@ NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
 
 @attrs.frozen(kw_only=True)
 class TrainingOptions:
-    """Options in the table ``training`` of a config. ``steps``: total agent steps of all learning behaviors."""
+    """Options in a config's ``training`` table. Training ends after ``steps`` agent steps of all learners together."""
 
     steps: int = 100_000
     seed: int = 0
@@ -72,7 +72,7 @@ def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str,
 
 @attrs.frozen(kw_only=True)
 class SavedPlan:
-    """The manager's options, except ``NOT_TOLD``, and the trainers' tables as JSON data, as saved in checkpoints.
+    """The part of a TrainingPlan saved in checkpoints, as JSON data, without the manager options in ``NOT_TOLD``.
 
     ``manager`` is None if the environment was not named by a string. ``directory`` is the working directory of the
     training, to which paths in the environment's name are relative.
@@ -154,7 +154,7 @@ def _without_rounds(tables: Any) -> Any:
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
-    """Build the rounds. Raises ConfigError for an invalid table, a trainer with ``apart``, or an unknown behavior."""
+    """Build Rounds from ``table``. Raises ConfigError for mistakes, unknown behaviors or a trainer with ``apart``."""
     rounds = structure(Rounds, table, where="training.rounds")
     for behavior, own in trainers.items():
         if own.get("apart") is not None:

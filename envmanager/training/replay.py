@@ -63,14 +63,14 @@ class Replay:
         self._can_draw = False
 
     def add(self, info: StepInfo, behavior: str) -> int:
-        """Add one worker's step. Return the number of rows that this step completes with an action and a reward."""
+        """Add one worker's step. Return the number of earlier rows that get their action and reward from it."""
         rows = self.store.add(info, behavior)
         if self._tree is not None and len(rows):
             self._tree.set(self.store.places(rows), np.full(len(rows), self._highest))
         return len(rows)
 
     def can_draw(self) -> bool:
-        """Return whether a row can be drawn. The first one may come late if agents take turns."""
+        """Return whether any row can be drawn yet. If agents take turns, this may stay False for several steps."""
         if not self._can_draw:
             self._can_draw = len(self._usable(np.arange(self.store.first, self.store.n_rows))) > 0
         return self._can_draw
@@ -172,7 +172,7 @@ class Replay:
         return arrays, ReplayState(generator=dict(self._generator.bit_generator.state), highest=self._highest)
 
     def restore(self, arrays: Mapping[str, np.ndarray], state: ReplayState) -> None:
-        """Restore the result of ``state()``. Raises KeyError, TypeError or ValueError if it does not fit the replay."""
+        """Restore a state that ``state()`` returned. Raises KeyError, TypeError or ValueError if it does not fit."""
         self.store.restore(arrays)
         self._generator.bit_generator.state = state.generator
         self._highest = state.highest
