@@ -41,8 +41,8 @@ def atari_vector(
 ) -> Any:
     """Return the vectorised form of ``Atari``, an AtariVectorEnv of ale_py with all environments of a worker.
 
-    With ``noop_max=0``, equal actions lead to the same frames, rewards and episode ends as in ``Atari``; otherwise the
-    number of no-ops may differ, even with equal seeds. New episodes begin with zeros where ``Atari`` repeats the frame.
+    With ``noop_max=0``, equal actions give the same frames, rewards and episode ends as ``Atari``. Otherwise the number
+    of no-ops may differ, even with equal seeds. At a reset, older frames are zeros; in ``Atari`` they equal the newest.
     """
     from ale_py.vector_env import AtariVectorEnv
 
@@ -109,6 +109,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
                 _, info = self._env.reset(seed=seed, options=options)
         self._lives = self._ale.lives()
         self._ale.getScreenGrayscale(self._last)
+        self._before_last.fill(0)
         self._stack[:] = self._resized()
         return self._stack.copy(), info
 
@@ -136,8 +137,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
         return self._stack.copy(), float(np.sign(reward)) if self._clips else reward, terminated, truncated, info
 
     def _resized(self) -> np.ndarray:
-        resized: np.ndarray = cv2.resize(self._last, (self._size, self._size), interpolation=cv2.INTER_AREA)
-        return resized
+        return np.asarray(cv2.resize(self._last, (self._size, self._size), interpolation=cv2.INTER_AREA))
 
     def render(self) -> Any:
         return self._ale.getScreenRGB()

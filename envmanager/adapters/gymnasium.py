@@ -1,4 +1,4 @@
-"""Adapter for Gymnasium environments. If all environments of a worker have equal spaces, they use the same arrays.
+"""Adapter for a worker's Gymnasium environments if all have equal spaces. Their steps are rows of the same arrays.
 
 Speed matters, because this module steps most users' environments. Functions that read actions, and the expected dtypes
 and shapes, are prepared once rather than in each step, and views of a buffer's rows are reused.
@@ -39,9 +39,9 @@ def equal_spaces(envs: Sequence[Any]) -> bool:
 class GymnasiumEnvironment(EnvGroup):
     """A group of Gymnasium environments with equal spaces, each with one agent of the behavior ``"default"``.
 
-    A step of all environments is written into the last offered buffer, else into arrays that later steps overwrite.
-    An environment whose episode ends is reset in the same step, without a seed and with the options of the last
-    ``reset``. Objects (strings, graphs) in observations and actions are passed on without a copy.
+    A step of all environments is written into the buffer offered last or, without one, into the group's own arrays.
+    Later steps overwrite them. An environment whose episode ends is reset in the same step, without a seed and with
+    the options of the last ``reset``. Objects (strings, graphs) in observations and actions are not copied.
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
@@ -112,7 +112,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step the environments at indices ``rows`` (None: all). Action i and step i belong to the i-th of them."""
+        """Step the environments at indices ``rows`` (None: all). Row i of actions and steps is for the i-th of them."""
         batch = actions[BEHAVIOR]
         chosen, envs, out = self._all, self._envs, self._views
         if rows is not None:
@@ -168,7 +168,7 @@ class GymnasiumEnvironment(EnvGroup):
         return {BEHAVIOR: steps}
 
     def close(self) -> None:
-        """Close all environments, even if some raise; then raise the first error, if any."""
+        """Close all environments. If some raise, close the others nevertheless, and then raise the first error."""
         first_error: Exception | None = None
         for env_id, env in zip(self.env_ids, self._envs, strict=True):
             try:

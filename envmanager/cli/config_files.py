@@ -83,10 +83,10 @@ def _parse_yaml(text: str, path: Path) -> Any:
 
 
 def read_yaml(text: str, what: str) -> Any:
-    """Return the content of YAML. Raises ConfigError if it is invalid, MissingExtra without PyYAML; both name ``what``.
+    """Parse a YAML text and return its value. Raises ConfigError if it is invalid, or MissingExtra without PyYAML.
 
-    ``1e-3``, ``3e5`` and ``.5`` are numbers, as in YAML 1.2. ``yes``, ``no``, ``on`` and ``off`` are true and false, as
-    in YAML 1.1, because many configs use them.
+    Error messages refer to the text as ``what``. As in YAML 1.2, ``1e-3``, ``3e5`` and ``.5`` are numbers. As in YAML
+    1.1, ``yes``, ``no``, ``on`` and ``off`` are true and false, because many configs use them.
     """
     yaml = _import_or_say("yaml", what)
     try:
@@ -135,7 +135,7 @@ PARSERS: dict[str, Callable[[str, Path], Any]] = {
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return a training run's default folder: ``runs/NAME`` for ``NAME.toml``, or the folder of a run's own config."""
+    """Return a run's default folder: the folder of ``config`` if a run wrote it, or ``runs/NAME`` for ``NAME.toml``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
@@ -194,7 +194,7 @@ def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -
 
 
 def _parse_assignment(text: str) -> tuple[list[str], Any]:
-    """Split ``a.b.c=value`` into the list of names and the parsed value. Raises ConfigError or MissingExtra."""
+    """Split ``a.b.c=value`` into names and a YAML value. Raises ConfigError if invalid, MissingExtra without PyYAML."""
     path: list[str] = []
     place = 0
     while True:
@@ -216,7 +216,7 @@ def _no_assignment(text: str) -> ConfigError:
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
-    """Return the table for the option at ``path``. Create missing inner tables. A ConfigError quotes ``text``."""
+    """Return the table holding ``path``. Create missing inner tables. A ConfigError for a bad path quotes ``text``."""
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
@@ -238,7 +238,7 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
 
 
 def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Add a trainer to ``added`` if ``path`` sets its table or kind. Otherwise raise ConfigError if it is unknown."""
+    """Raise ConfigError for an unknown trainer. If ``path`` sets its table or kind, add it to ``added`` instead."""
     behavior = path[1]
     if len(path) == 2 or path[2] == "kind":
         added.add(behavior)

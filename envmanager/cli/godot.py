@@ -110,7 +110,7 @@ class Lines:
         self._show(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
-        """Print the steps per arena (``n_steps``), the number of ended episodes, and each behavior's mean return."""
+        """Print the steps per arena so far, the number of newly ended episodes, and their mean return by behavior."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")

@@ -54,7 +54,7 @@ class PlainTuneDisplay:
         print_text(describe_notice(level, text), sys.stderr)
 
     def show_result(self, trials: Sequence[Trial], best: Trial | None, lines: Sequence[str], command: str) -> None:
-        """Print a table of all trials, then ``lines``, then ``command`` (it runs the best trial) unless it is empty."""
+        """Print a table of all trials, then ``lines``. Also print ``command``, if not empty, as the next one to run."""
         print()
         print_table([COLUMNS, *(cells(trial, "best" if trial is best else "") for trial in by_speed(trials))])
         print("\n".join(["", *lines, *([f"run it: {command}"] if command else [])]), flush=True)
@@ -115,7 +115,7 @@ def table(trials: Sequence[Trial], states: dict[int, str]) -> Table:
 
 
 def cells(trial: Trial, state: str) -> tuple[str, ...]:
-    """Return the cells of a trial's row, one per column. The last cell is "failed", ``state``, "out" or empty."""
+    """Return a trial's row. Its last cell is "failed" after a failure, else ``state``, else "out" if it was dropped."""
     candidate = trial.candidate
     local = candidate.n_workers == IN_PROCESS
     if trial.failure is not None:

@@ -75,8 +75,8 @@ def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | N
 def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
     """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype and shape.
 
-    A Python number of a scalar spec's kind and range, and an array whose dtype NumPy casts safely, need no cast. Other
-    numbers and arrays of the right shape are cast if ``casting`` allows it. Otherwise raises SpecMismatch for ``path``.
+    Arrays whose dtype NumPy casts safely need no cast, nor do Python numbers that a scalar spec of their kind can hold.
+    Other numbers and arrays of the right shape are cast if ``casting`` allows it. Raises SpecMismatch for other values.
     """
     if spec.is_object:
         return value

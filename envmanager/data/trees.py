@@ -87,7 +87,7 @@ def copy_tree(tree: Tree) -> Tree:
 
 
 def take_rows(tree: Tree, rows: Any) -> Tree:
-    """Return a tree with only the rows at ``rows`` of every array."""
+    """Return a tree with only the rows at ``rows`` of every array. If ``rows`` is a slice, NumPy arrays are views."""
     if tree.__class__ is np.ndarray:
         return tree[rows]
     return map_tree(lambda leaf: leaf[rows], tree)

@@ -47,7 +47,7 @@ class GodotEnvManager(EnvManager):
 
     All arenas of an engine step together, so ``send`` needs actions for all of them. Reset options,
     ``engine.parameters`` and the arguments of ``call`` and ``set_attr`` must be JSON values. An error in a script
-    raises EnvRaised, usually with the file and line. A frame that breaks the protocol raises ProtocolError.
+    raises EnvRaised, usually with the file and line. A message that breaks the protocol raises ProtocolError.
 
     The constructor waits until all engines are ready, at most ``timeouts.start_s``. It raises UsageError if the game or
     an engine for the game is not found. If an engine cannot start, the others are stopped and WorkerError is raised.

@@ -80,7 +80,7 @@ def _whole_number(column: Tree, row: int) -> int:
 
 @functools.singledispatch
 def batch_maker(_space: Any) -> BatchMaker:
-    """Return a function from arrays ``[n, …]`` to a batch of a space's elements: a tuple, unless registered below."""
+    """Return a function that makes a Gymnasium batch from arrays ``[n, …]``. The default is a tuple of n elements."""
     return tuple
 
 

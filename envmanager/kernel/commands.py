@@ -139,7 +139,7 @@ class Asker:
         env_rows: EnvIndex,
         calls: Mapping[str, AbstractContextManager[None]],
     ) -> None:
-        """``calls`` maps the name of each call to its context manager."""
+        """``calls`` maps a method's name, such as "render", to the context manager that holds the manager's lock."""
         self.host: WorkerHost
         self._calls = calls
         self._table = table

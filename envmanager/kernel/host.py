@@ -131,11 +131,11 @@ class WorkerHost(ABC):
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         """Start and return a worker. For a ``generation`` above 0, do not wait for the end of the previous worker.
 
-        Raises OSError or EnvManagerError if the worker cannot start. For a replacement, this counts as another failure.
+        Raises OSError or EnvManagerError if the worker cannot start. A replacement's error counts as a worker failure.
         """
 
     def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start and return a worker. Required only of hosts whose ``launch`` calls ``context.create``."""
+        """Start and return a worker. ``context.create`` calls this. Only a host that uses ``create`` must define it."""
         raise NotImplementedError
 
     @abstractmethod
@@ -155,7 +155,7 @@ class WorkerHost(ABC):
         """Prepare for steps, once all workers have sent their ``reports`` (by worker_id). Does nothing by default."""
 
     def stop(self) -> None:  # noqa: B027  (workers may end with close)
-        """End the workers during a call of the manager. The manager calls ``close`` later. Does nothing by default."""
+        """End the workers when a manager closes during a call; ``close`` follows the call. Does nothing by default."""
 
     def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
         """Unblock any thread that waits on the step queue of a closed manager. That thread gets no response."""
@@ -176,7 +176,7 @@ class WorkerHost(ABC):
         """Raise UsageError if ``payload`` cannot be sent to a worker. Called before anything is sent."""
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return one AgentSteps with views of all ``parts`` (one per worker, in order), but no ``final_obs`` or infos.
+        """Return a view of all ``parts`` (one per worker, in order) as one AgentSteps, without ``final_obs`` and infos.
 
         Return None unless the arrays of the parts are adjacent in memory.
         """

@@ -115,7 +115,7 @@ class Entry:
         return bool(_IS_WAITING[self.state])
 
     def require_alive(self) -> None:
-        """Raise the error for which the worker was given up, if any."""
+        """Raise the error for which the worker was given up. If the worker was not given up, do nothing."""
         if self.error is not None:
             raise self.error.with_traceback(None)  # else each raise would make the kept traceback longer
 
@@ -208,7 +208,7 @@ class WorkerTable:
     def move(self, entries: Sequence[Entry], to: WorkerState) -> None:
         """Set the state of ``entries`` to ``to``. For an invalid transition, raise RuntimeError and change nothing.
 
-        Set the outboxes first, because READY means that the outbox is not empty.
+        The caller must set the outboxes before this call, because the outbox of a READY entry is never empty.
         """
         usual = _USUAL[to]
         for entry in entries:
@@ -243,7 +243,7 @@ class WorkerTable:
             self.ready.extend(entries)
 
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
-        """Put ``responses`` (at most two, in order) in the outbox of ``entry``, and update the state of ``entry``.
+        """Replace the outbox of ``entry`` with ``responses`` (at most two, in order). Update the state of the entry.
 
         The entry keeps its place in ``ready`` if the first response is unchanged. Also calls ``recount``.
         """

@@ -227,8 +227,8 @@ class TrainerConnection:
 def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker_id: int) -> None:
     """Make environments, carry out commands until "close" or an EOFError from ``recv``, then close the environments.
 
-    Responses to "step" are put into ``step_queue``; all others are sent to ``parent_conn``. If a command fails, its
-    response has the name "failed" and an error of this library as its payload.
+    Responses to "step" and "step_rows" go to ``step_queue``, all others to ``parent_conn``. If a command fails, its
+    response has the name "failed" and an error of this library as its payload. TrainerGone is not caught.
     """
     factory = group = failure = None
     try:

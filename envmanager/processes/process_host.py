@@ -138,9 +138,9 @@ class ProcessLink(Link):
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
     def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Schedule the reset of this replacement, which is attached to ``worker_rows`` (if any) before the reset.
+        """Schedule the first reset of a replacement worker. If ``worker_rows`` is not None, attach it before the reset.
 
-        ``slot`` is the last slot that the other workers used. If all use one slot, one view covers all workers' rows.
+        ``slot`` is the last slot that the other workers used. Only rows in the same slot can be returned as one view.
         """
         self.slot, self._rows_to_attach = slot, worker_rows
         self.begin_again(config)
@@ -292,7 +292,7 @@ class ProcessHost(LinkHost[ProcessLink]):
             dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        """Return a view of all rows if all ``parts`` lie in place in one slot that has such a view, else None."""
+        """Return one view of all workers' rows if it exists and all ``parts`` are in the same slot, else None."""
         written = [steps.reward for steps in parts]
         for slot, rewards in enumerate(self._rewards.get(behavior, ())):
             if all(map(is_, written, rewards)):

@@ -31,7 +31,7 @@ CALL_S = 400e-6
 ANSWER_S = 600e-6
 """Time from a call to its answer in seconds, without the steps of the environments."""
 AS_GOOD = 1.05
-"""Factor on the least time for a step of all environments. The fewest workers within this limit are chosen."""
+"""Maximum time of a step, as a multiple of the least time. The fewest actors within this limit are chosen."""
 
 _logger = logging.getLogger("envmanager")
 
@@ -41,7 +41,7 @@ def place_on_cluster(
 ) -> Placement:
     """Probe the first environment in an actor. Log and return a placement for a cluster with ``n_cpus`` CPUs.
 
-    A single environment is not probed. If the probe fails, choose the most actors that the environments and CPUs allow.
+    A single environment is not probed. On ProbeEnded, choose as many actors as the environments and CPUs allow.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:
@@ -65,7 +65,7 @@ def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
 
 
 def choose(probe: Probe, n_envs: int, n_room: int) -> Placement:
-    """Return the placement with the fewest actors (at most ``n_room``) that is within 5 % of the fastest placement."""
+    """Return the placement with the fewest actors, at most ``n_room``, that is at most 5 % slower than the fastest."""
     times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
     n_workers = next(count for count, time_s in times.items() if time_s <= AS_GOOD * min(times.values()))
     step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"

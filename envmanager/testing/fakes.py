@@ -49,7 +49,7 @@ class FakeWorker:
         self._held_back: list[EnvironmentResponse] = []
 
     def send(self, name: str, payload: Any = None) -> None:
-        """Execute a command. Put a step's response into the queue unless ``hold`` is set. Keep others for ``recv``."""
+        """Execute a command. Queue the response to a step unless ``hold`` is set. Keep other responses for ``recv``."""
         command = CommandName(name)
         self.sent.append((str(command), payload))
         response = self._respond(command, payload)

@@ -94,8 +94,8 @@ def chaos(
     unknown = set(kinds) - set(get_args(Kind))
     if unknown or not kinds or rate <= 0 or pause_s < 0:
         raise UsageError(f"chaos needs a rate above 0, a pause_s from 0 up and kinds out of {get_args(Kind)}.")
-    if any(worker.pid is None for worker in manager.stats().workers):
-        raise UsageError(f"chaos needs a manager whose workers are processes, not {manager!r}.")
+    if any(worker.pid is None or worker.node not in ("", os.uname().nodename) for worker in manager.stats().workers):
+        raise UsageError(f"chaos needs a manager whose workers are processes of this machine, not {manager!r}.")
     injector = _Injector(manager, rate, random.Random(seed), tuple(kinds), pause_s)
     thread = threading.Thread(target=injector.run, name="envmanager-chaos", daemon=True)
     thread.start()

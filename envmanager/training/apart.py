@@ -62,11 +62,11 @@ _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """Raised when the learner of ``Apart`` raised an error, exited, timed out or was closed. The message says which."""
+    """Error raised when ``Apart``'s learner raised an error, exited, timed out or was closed. The text says which."""
 
 
 class Apart(Trainer):
-    """A trainer that runs another trainer in a separate process, the learner, while the policy acts in this process.
+    """A trainer that runs another one in a separate process, the learner. The policy acts in the caller's process.
 
     The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make()``
     is called in both processes and returns the trainer, whose attribute ``model`` must be the same network in both.
@@ -156,7 +156,7 @@ class Apart(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Send ``progress`` to the learner, and adopt its ``version``. Return the figures of its last update."""
+        """Use the learner's newest weights and ``version``. Send it ``progress``. Return its last update's figures."""
         self._use_learned()
         self._send("progress", progress)
         return self._figures
@@ -264,10 +264,10 @@ class Apart(Trainer):
 def _start(
     pickled: bytes, model: nn.Module
 ) -> tuple[Process | PortableProcess, MessagePipe, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Start a learner that writes its weights to shared memory. Return its process, its pipe, and tensors to copy.
+    """Start a learner that writes its weights to shared memory. Return its process, a pipe to it, and tensors to copy.
 
-    The model's tensors on the CPU are moved to the shared memory. Those on a GPU are returned, each with the shared
-    tensor that holds its newest value.
+    The model's tensors on the CPU are moved to the shared memory. The tensors to copy are pairs of a tensor on a GPU
+    and the shared tensor that holds its newest value.
     """
     from envmanager.processes.portable import PortableProcess, close_memory, open_memory
 

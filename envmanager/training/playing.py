@@ -103,7 +103,7 @@ class _Scene:
 
 
 class Camera:
-    """A wrapper of an environment's reset and step that counts steps. With ``takes_frames``, it also keeps frames."""
+    """A recorder that wraps an environment's reset and step. It counts steps and keeps frames if ``takes_frames``."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
@@ -212,7 +212,7 @@ def require_video() -> None:
 
 
 def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
-    """Write ``frames`` as a video to ``file``. Raises MissingExtra without moviepy, NotWritten for an OSError."""
+    """Write a video of ``frames``. Raises MissingExtra without moviepy, NotWritten if ``file`` cannot be written."""
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 

@@ -36,7 +36,7 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write the config and version files. Raises UsageError if other software wrote one, NotWritten for an OSError."""
+    """Write config.json and versions.json. Raises UsageError on a file of another program, NotWritten on an OSError."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
         if is_of_others(path):

@@ -39,7 +39,7 @@ class SpreadState:
 
 @attrs.define
 class ReturnSpread:
-    """A running estimate of the spread of all agents' discounted returns, as in Gymnasium's NormalizeReward."""
+    """A running estimate of the standard deviation of agents' discounted returns, as in Gymnasium's NormalizeReward."""
 
     gamma: float
     enabled: bool = True
@@ -115,7 +115,7 @@ class ReturnSpread:
         return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
 
     def restore(self, state: SpreadState | None) -> None:
-        """Restore a result of ``state()`` and clear running returns. Raises ValueError if ``enabled`` was different."""
+        """Restore the spread from ``state``. Clear all running returns. Raises ValueError if ``enabled`` changed."""
         if (state is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
         if state is not None:

@@ -60,8 +60,8 @@ __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "Train
 class TrainingResult:
     """The result of a training run. ``ended`` is ``"done"``, ``"stopped"`` or, if no steps were left, ``"over"``.
 
-    ``n_steps``: agent steps of the training, of which earlier runs took ``n_steps_before``. ``wall_s``: seconds until
-    the training ended. ``mean_return_of``: mean recent return by behavior, if the behavior has finished an episode.
+    ``n_steps``: agent steps of the training, ``n_steps_before`` of them in earlier runs. ``wall_s``: seconds from the
+    run's start to the end of training. ``mean_return_of``: mean recent return of each behavior with ended episodes.
     """
 
     ended: str
@@ -165,7 +165,7 @@ class TrainingRun:
         """Train to the end, or until ``stop()``, and return the result.
 
         If a resumed training has no steps left, nothing is started or written, and ``ended`` is ``"over"``. Raises
-        UsageError, for example if another run uses the folder, or has left files that are not to be resumed or deleted.
+        UsageError, for example if another run uses the folder, or left files there and neither resume nor force is set.
         """
         training, directory = self.plan.training, self.plan.directory
         run_folder.check(directory, resume=self.plan.resume, force=self.plan.force)
@@ -398,7 +398,7 @@ class TrainingRun:
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
 
     def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore the frozen behaviors (unless changed in the config), the round and the record of earlier changes."""
+        """Restore the round, the record of freeze requests and which behaviors are frozen (a changed config wins)."""
         if training.learners is None:
             return
         differs = self._frozen_in_config ^ set(training.frozen_in_config)

@@ -263,7 +263,7 @@ def _directory_in(path: Path) -> Path:
 
 
 def _named(name: str, there: Iterable[Path]) -> Path | None:
-    """Return the checkpoint named ``name``, else the newest one written at agent step ``name``, else None."""
+    """Return the path in ``there`` with that name, else the newest with that number of agent steps, else None."""
     of_that_step = []
     for path in there:
         if path.name == name:
@@ -303,7 +303,7 @@ def _as_batch(spec: Tree, obs: Tree) -> tuple[Tree, bool]:
 
 
 def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
-    """Return one value or a batch of values in the spec's dtype; floats may be rounded. Raises SpecMismatch."""
+    """Convert one value or a batch to the spec's dtype, rounding floats. Raises SpecMismatch if it does not fit."""
     shape = ", ".join(map(str, spec.shape))
     expected = f"{spec.dtype}[{shape}] or {spec.dtype}[n{', ' if shape else ''}{shape}]"
     try:

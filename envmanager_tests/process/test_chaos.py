@@ -21,6 +21,7 @@ from envmanager import (
     UsageError,
     Wait,
 )
+from envmanager.observe.stats import WorkerStats
 from envmanager.testing import EchoEnvironment, chaos
 from envmanager_tests.chaos_runs import SendingAndReceiving, Stepping, run_under_chaos
 
@@ -157,6 +158,13 @@ def test_options_that_make_no_sense_are_refused(options: Any, mocker: Any) -> No
     with pytest.raises(UsageError, match="chaos needs"), chaos(manager, **{"rate": 1.0, "seed": 0, **options}):
         pass
     assert not manager.mock_calls
+
+
+def test_workers_on_another_machine_are_refused(mocker: Any) -> None:
+    manager = mocker.Mock(spec=SubprocessEnvManager)
+    manager.stats.return_value.workers = (WorkerStats(worker_id=0, env_ids=(0,), pid=os.getppid(), node="elsewhere"),)
+    with pytest.raises(UsageError, match="of this machine"), chaos(manager, 1.0, 0):
+        pass
 
 
 def test_a_manager_without_processes_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import gymnasium
 import numpy as np
@@ -106,3 +107,15 @@ def test_the_vectorised_form_plays_the_same_episode_but_for_the_first_stack(game
                 break
         assert terminated
         assert n_rewards or game == "Breakout"
+
+
+def test_an_episode_that_ends_in_its_first_frame_shows_nothing_of_the_one_before() -> None:
+    game = Atari("Pong", noop_max=0)
+    game.reset(seed=0)
+    for _ in range(50):
+        game.step(0)
+    first, _ = game.reset(seed=1)
+    game._ale = Mock(wraps=game._ale, game_truncated=lambda: True)
+    obs, _, _, truncated, _ = game.step(0)
+    assert truncated
+    np.testing.assert_array_equal(obs[-1], first[-1])
