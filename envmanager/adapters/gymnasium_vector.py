@@ -304,7 +304,7 @@ class VectorGroup(EnvGroup):
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
     def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
-        """Reset the environments at ``numbers``, which ``ended`` selects. Return their first observations and infos."""
+        """Reset the environments at ``numbers``; ``ended`` is their mask. Return their first observations and infos."""
         obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
@@ -394,7 +394,7 @@ def _copy_into(target: Tree, source: Tree) -> None:
 
 
 def batch(column: Any) -> Any:
-    """Convert actions for a VectorEnv: objects to a tuple, NumPy numbers to a copy. Keep PyTorch and JAX arrays."""
+    """Copy an array of actions for a VectorEnv, objects into a tuple. Return PyTorch and JAX arrays unchanged."""
     if is_foreign(column):  # a copy already
         return column
     return tuple(column) if column.dtype.kind == "O" else column.copy()

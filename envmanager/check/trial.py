@@ -6,7 +6,7 @@
       ▲                                                  └── name of the call in progress ──▶ a small file
       └── Moment, or a Failure: an exception, the end of the process, no return in time
 
-If the environment has ended its worker, the next call starts a new worker.
+If the worker process has ended, or was killed after a timeout, the next call starts a new worker.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Cast(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts about an environment: its casts, and whether its arrays could be watched, were reused, or changed later."""
+    """Facts about an environment: its casts, and whether its returned arrays were watched, reused or changed later."""
 
     casts: Sequence[Cast]
     is_watched: bool
@@ -71,8 +71,8 @@ class Facts(NamedTuple):
 class Trial:
     """A context manager that tries environments in a worker process, one at a time. On exit the worker is stopped.
 
-    ``timeout_s``: seconds that a call may take. ``in_process``: whether to run the environment in this process,
-    without deadlines; a crash then ends this process. ``on_call`` receives a line of text before each call.
+    ``timeout_s``: seconds that a call may take. ``in_process``: whether to run the environment in the caller's
+    process, without deadlines; a crash then ends that process. ``on_call`` receives a line of text before each call.
     """
 
     def __init__(

@@ -66,12 +66,12 @@ def _ended(old: AgentSteps) -> AgentSteps:
 
 
 def _begun_again(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Return the rows of ``old`` with the observations of ``first``, which has the same agents in the same order."""
+    """Return ``old`` with the ``obs``, ``acting`` and reset infos of ``first``. Both have equal ``agent_id`` arrays."""
     return attrs.evolve(old, obs=copy_tree(first.obs), acting=copy_tree(first.acting), reset_info=first.info)
 
 
 def _joined(old: AgentSteps, first: AgentSteps) -> AgentSteps:
-    """Join the rows of generations whose agents or their order differ. Agents that are only in ``old`` come last."""
+    """Return one row per agent of ``old`` or ``first``, in the order of ``first``. Agents only in ``old`` come last."""
     old_row = {agent_id: row for row, agent_id in enumerate(old.agent_id.tolist())}
     old_rows = np.array([old_row.get(agent_id, -1) for agent_id in first.agent_id.tolist()], np.int64)
     returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)

@@ -101,7 +101,7 @@ class EnvironmentResponse:
 
 @attrs.frozen
 class StartReport:
-    """The payload of the response to "start": attributes of the worker's EnvGroup, with its ``behavior_specs``."""
+    """The payload of the response to "start". See EnvGroup for the fields; ``specs`` are its ``behavior_specs``."""
 
     specs: BehaviorSpecs
     max_agents: Mapping[str, int]
@@ -475,7 +475,7 @@ class StepInfo:
         return _transitions(obs, action, current, current.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
-        """Return transitions with 0 rows. Shapes and dtypes are the spec's if known, else those of this StepInfo."""
+        """Return 0 transitions. Shapes and dtypes come from the behavior's spec or, if it is unknown, this StepInfo."""
         spec = self.specs.get(behavior)
         if spec is not None:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)
@@ -518,7 +518,7 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
 
 
 def ends_and_infos(parts: list[AgentSteps]) -> tuple[Tree, _Dicts, _Dicts]:
-    """Concatenate ``final_obs``, ``info`` and ``reset_info`` of ``parts``. Return all three, each None if missing."""
+    """Return the concatenated ``final_obs``, ``info`` and ``reset_info`` of ``parts``, each None where it is missing."""
     ended = [part for part in parts if part.final_obs is not None]
     final_obs = concat_rows([part.final_obs for part in ended]) if ended else None
     if parts[0].info is None:

@@ -97,7 +97,7 @@ class EngineHost(LinkHost[EngineLink]):
         return self.care_for(lambda: self.link_class(plan, self.context.events, entry.times))
 
     def _environ(self, entry: Entry) -> dict[str, str]:
-        """Return the environment variables for the engine process of ``entry``."""
+        """Return the environment variables for ``entry``'s engine. Create its user data folders if they are private."""
         environ = dict(os.environ if self.options.worker_env is None else self.options.worker_env)
         if self.options.engine.user_data == "private":
             for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):

@@ -211,7 +211,7 @@ def _action(name: str, space: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stacked(layout: ArrayLayout, seen: Sequence[Any], rows: Sequence[int]) -> np.ndarray:
-    """Stack one observation of the agents with indices ``rows`` in an array. Raises SpecMismatch for a bad value."""
+    """Stack observation ``layout`` of agents at indices ``rows`` in an array. Raises SpecMismatch for a bad value."""
     try:
         values = [_number_array(layout, seen[index][layout.name]) for index in rows]
         return np.array(values, layout.dtype).reshape(len(rows), *layout.shape)

@@ -112,7 +112,7 @@ Other errors of this library are wrapped in EnvRaised, because they come from a 
 
 
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
-    """Return a new group of environments. ``env_factory`` is a GroupFactory, or a user's factory of one environment."""
+    """Return a new EnvGroup. ``env_factory`` is a GroupFactory, or makes one environment with id ``worker_id``."""
     made = call_factory(env_factory, EnvContext(worker_id, worker_id))
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
 

@@ -2,7 +2,7 @@
 
 Both work without a network: W&B with ``mode: offline``, MLflow with a database or a folder as ``tracking_uri``.
 
-A tracker's library is imported when its writer is made. A resumed training run continues the tracker's run, if any.
+A tracker's library is imported when its writer is made. Resumed training continues its tracker run if one exists.
 """
 
 from __future__ import annotations

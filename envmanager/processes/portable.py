@@ -5,7 +5,7 @@
     trainer                                                             worker
     PortableProcess ── standard input: a call; it stays open ─────────▶ boot.run ──▶ child.main
       its thread    ── waits for the end of the process
-                       and then closes one end of a socket pair
+                       and then closes the peer of the socket ``pidfd``
     Channel ◀────────── a socket: COMMANDs and MESSAGEs ──────────────▶ TrainerConnection
     SharedRows ◀─────── memory of an unnamed file; named on Windows ──▶ SharedRows
 
@@ -182,7 +182,7 @@ def _start_python(
 def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
     """Return a function that kills ``process`` and the processes that it has started.
 
-    The function kills the process group or, on Windows, closes a job object, as the kernel does if the trainer dies.
+    The function kills the process group or, on Windows, closes a job object. The kernel closes it if the trainer dies.
     """
     if sys.platform != "win32":
         return partial(os.killpg, process.pid, signal.SIGKILL)
@@ -213,14 +213,14 @@ def close_memory(memory: int | str) -> None:
 
 
 class PortableChannel(Channel):
-    """A channel that also carries steps. Steps entirely in shared memory are read without creating a Message."""
+    """A channel that also carries step results. Those entirely in shared memory are read without making a Message."""
 
     def __init__(self) -> None:
         super().__init__()
         self._has_kept = False
 
     def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, final row count, busy_ns and ended_ns of step ``ticket``, or None if ``pump`` must be used."""
+        """Return flags, final_obs count, busy_ns and ended_ns of step ``ticket``, or None if ``pump`` must be used."""
         if self._inbox or self.fd == descriptors.CLOSED:
             return None
         try:

@@ -78,7 +78,7 @@ class ControlFile:
 
     @property
     def state(self) -> tuple[int, ...] | None:
-        """Modification time (ns), size and inode of the last version read, for checkpoints; None if none was read."""
+        """Modification time (ns), size and inode of the file at its last read, for checkpoints; None if never read."""
         return self._state
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:

@@ -61,7 +61,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each changed option of the trainers or the environments; [] if ``before`` is None."""
+    """Return a phrase for each trainer or environment option that differs between configs; [] if ``before`` is None."""
     if before is None:
         return []
     was_played, is_played = (
