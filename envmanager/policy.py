@@ -60,7 +60,7 @@ class RandomPolicy:
         return ActionInfo(build(self.spec.action, columns))
 
     def _draw_ahead(self, agent_id: int) -> tuple[Any, ...]:
-        """Draw the next actions of an agent, about 128 numbers. Return the first and store the others in ``_ahead``."""
+        """Draw about 128 numbers for an agent's next actions. Return the first action; store the rest in ``_ahead``."""
         if agent_id not in self._generators:
             sequence = np.random.SeedSequence(self._seed, spawn_key=(agent_id >> 32, agent_id & 0xFFFFFFFF))
             self._generators[agent_id] = np.random.Generator(np.random.PCG64(sequence))

@@ -81,8 +81,8 @@ class PoolGroup(VectorGroup):
 class AsyncPoolGroup(PoolGroup, LateVectorGroup):
     """A group of the environments of an asynchronous pool, whose ``batch_size`` is below ``num_envs``.
 
-    ``step(actions, rows)`` sends the actions of ``rows`` and returns the next ready rows. An environment whose
-    episode ended is stepped once more to begin its next episode.
+    ``step(actions, rows)`` sends the actions of ``rows`` and returns the next ready rows. When an episode has
+    ended, the group itself steps the environment once more to begin the next episode.
     """
 
     def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:

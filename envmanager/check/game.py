@@ -1,4 +1,4 @@
-"""The check of a Godot game as an environment.
+"""A check that a Godot game works as an environment for training.
 
 ::
 

@@ -32,7 +32,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _dtype(value: Any) -> np.dtype[Any]:
-    """Convert ``value`` to a dtype. Native dtypes of numbers and bools are shared objects, comparable with ``is``."""
+    """Convert ``value`` to a dtype. Native number and bool dtypes become NumPy's shared objects, for ``is`` checks."""
     dtype: np.dtype[Any] = np.dtype(value)
     if dtype.isnative and dtype.kind in "biufc":
         dtype = np.dtype(dtype.type)
@@ -88,7 +88,7 @@ class ArraySpec:
         object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
 
     def is_choices(self, batch: Any) -> bool:
-        """Return True only if ``batch`` is an array ``[n]`` of allowed integers. May return False for a valid batch."""
+        """Return True if ``batch`` is surely an array ``[n]`` of allowed integers. Other batches may be valid too."""
         return (
             batch.__class__ is np.ndarray
             and not self.is_object  # objects may be unhashable
@@ -266,7 +266,7 @@ class SpecConflict(UsageError):
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:
-    """Add ``new`` (in ``now_in``) to ``known`` (in ``seen_in``). Raises SpecConflict if a behavior's specs differ."""
+    """Add ``new`` to ``known``. If a behavior's specs differ, raise SpecConflict, naming ``seen_in`` and ``now_in``."""
     for behavior, spec in new.items():
         if known.setdefault(behavior, spec) != spec:
             raise SpecConflict(behavior, known=known[behavior], seen_in=seen_in, new=spec, now_in=now_in)

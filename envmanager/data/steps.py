@@ -518,7 +518,7 @@ def concat_steps(parts: list[AgentSteps]) -> AgentSteps:
 
 
 def ends_and_infos(parts: list[AgentSteps]) -> tuple[Tree, _Dicts, _Dicts]:
-    """Return the concatenated ``final_obs``, ``info`` and ``reset_info`` of ``parts``, each None where it is missing."""
+    """Return the concatenated ``final_obs``, ``info`` and ``reset_info`` of ``parts``, each None if missing."""
     ended = [part for part in parts if part.final_obs is not None]
     final_obs = concat_rows([part.final_obs for part in ended]) if ended else None
     if parts[0].info is None:

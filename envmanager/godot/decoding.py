@@ -70,7 +70,7 @@ class EngineDecoder:
         return EnvironmentResponse(asked, self._worker_id, None if asked is CommandName.SET_ATTR else values)
 
     def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
-        """Return the response to a reset or step. With ``check_values``, invalid numbers lead to a failure."""
+        """Return the response to a reset or step; if values are checked and one is invalid, a failed response."""
         bad = bad_numbers(specs, steps) if self._check_values else None
         if bad is not None:
             return self._mismatched(*bad, asked)

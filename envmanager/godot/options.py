@@ -56,7 +56,7 @@ class EngineOptions:
     with "max"; None is the project's number of ticks, or 60 if unknown or with godot_rl. ``window``: whether to show
     the game. ``shown``: number of arenas (environments) visible in the window. ``isolate``: whether each arena has its
     own physics world, so that results do not depend on the number of arenas. ``pin``: whether each engine is bound to
-    one core. ``user_data``: "shared", or "private", a temporary ``user://`` per engine. ``parameters``: defaults of
+    one core. ``user_data``: "shared" or "private" (a temporary ``user://`` per engine). ``parameters``: defaults of
     reset options; with godot_rl, command-line arguments. ``max_frame_mb``: maximum size of a step in MiB. ``attach``:
     address (127.0.0.1:PORT) at which to wait for a game that the user plays in the editor; no engine is started then.
     """
@@ -94,6 +94,6 @@ def _engine(value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
 
 @attrs.frozen(kw_only=True)
 class GodotOptions(KindOptions):
-    """The options of GodotEnvManager, which adds ``engine`` to the options common to all kinds of managers."""
+    """The options of GodotEnvManager: ``engine``, and the options that all kinds of managers have in common."""
 
     engine: EngineOptions = attrs.field(default=None, converter=_engine)

@@ -1,1 +1,1 @@
-"""The local worker in the trainer's process, and hosts, which start, replace and stop workers in other processes."""
+"""Hosts, which start, replace and stop workers in other processes, and the local worker, in the trainer's process."""

@@ -2,7 +2,7 @@
 
 ::
 
-    launch ── start ──▶ process        await_start ◀── specs
+    launch ── "start" ──▶ worker process ── specs ──▶ await_start
 
 LinkHost checks whether a worker is a Link before it uses the members of a Link, so that tests can replace workers with
 fakes.

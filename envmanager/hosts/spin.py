@@ -43,7 +43,7 @@ class Spinner:
         self._rest = 0
 
     def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Spin if the last wait was short. Call ``sleep()`` once, unless the spin ends because ``ready()`` is true."""
+        """Poll ``ready()`` briefly if the last wait was short. If it has not become true, call ``sleep()`` once."""
         began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1

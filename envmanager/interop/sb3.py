@@ -1,4 +1,4 @@
-"""A manager as a Stable-Baselines3 ``VecEnv``.
+"""A wrapper that makes an EnvManager usable as a Stable-Baselines3 ``VecEnv``.
 
 The rule: with ``infos=True`` and no options, steps return what ``DummyVecEnv`` returns, unless a worker was replaced.
 When an episode ends, ``info["terminal_observation"]`` is its last observation, and ``obs`` is the next episode's first.
@@ -115,7 +115,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         return [full_name(wrapper_class) in of_env for of_env in names]
 
     def get_images(self) -> Sequence[np.ndarray | None]:
-        """Return ``env.render()`` of each environment. Unless the mode is rgb_array, warn and return a list of None."""
+        """Return an image of each environment. If the render mode is not rgb_array, warn and return None for each."""
         if self.render_mode != "rgb_array":
             warnings.warn(
                 f"The render mode is {self.render_mode}, but this method assumes it is `rgb_array` to obtain images.",

@@ -40,8 +40,8 @@ class Collector:
     def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
         """Wait for responses as ``wait`` specifies. Return the entries whose next response is to be delivered now.
 
-        Raises the first failure among those responses, and UsageError if no response can arrive. Keeps the steps of
-        workers that are at least ``max_lead`` steps ahead of the slowest worker for a later call.
+        Raises the first failure among those responses, and UsageError if no response can arrive. With ``max_lead``, the
+        steps of workers at least that many steps ahead of the slowest worker stay queued for a later call.
         """
         deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         table = self._table

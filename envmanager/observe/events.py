@@ -94,7 +94,7 @@ class ProtocolBroken(Failed):
 
 @attrs.frozen(kw_only=True)
 class NotStarted(Failed):
-    """Failure: the next process of a worker could not be started, or the cluster had no room for it."""
+    """Failure: no process could be started for the worker, or the cluster had no room for it."""
 
 
 @attrs.frozen(kw_only=True)

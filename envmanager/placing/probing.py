@@ -74,9 +74,9 @@ def place(
 ) -> Placement:
     """Probe the first environment of ``env_factory``, then log and return a placement for all environments.
 
-    ``manager_class`` is SubprocessEnvManager. ``in_process``: whether environments may run in this process.
-    ``vectorised``: an optional factory of their vectorised form, which is probed as well. A single environment
-    that must run in a worker is not probed. Raises the same errors as ``measure``, except ProbeEnded.
+    ``manager_class`` is SubprocessEnvManager. ``in_process``: whether the trainer's process may run all environments.
+    ``vectorised``: an optional factory of the environments' vectorised form, which is probed as well. A single
+    environment that must run in a worker is not probed. Raises the same errors as ``measure``, except ProbeEnded.
     """
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
@@ -122,7 +122,7 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
     A vectorised environment is measured with all its rows, and its Probe states the costs per row.
 
     Raises ProbeEnded if the reset or a step ends the process or takes too long, and WorkerError or UsageError if the
-    environment cannot be made. EnvRaised and BadObservation are raised, or ProbeEnded if they count as faults.
+    environment cannot be made. EnvRaised and BadObservation are raised, or ProbeEnded with ``on_exception="restart"``.
     """
     factory = factories_for(env_factory, options.n_envs)[0]
     timeouts, log_dir = options.timeouts, options.log_dir
@@ -187,8 +187,8 @@ class ProbedEnvironment(Environment):
     """An environment that measures another one. Each step about doubles the number of random steps taken in the other.
 
     An observation is ``[number of random steps, whether the measurement has ended]``. After the end, ``probe`` holds
-    the result, and further steps do nothing. The observations show the trainer whether the reset or a step failed, and
-    about how many steps preceded a crash.
+    the result, and further steps do nothing. After a failure, the last observation shows the trainer about how many
+    steps preceded the failure. If there is no observation, the reset failed.
     """
 
     SPEC = BehaviorSpec(ArraySpec((2,), np.int64), ArraySpec((), np.int64))
@@ -283,7 +283,7 @@ class StepTime(NamedTuple):
 
     @classmethod
     def of(cls, wall_ns: int, cpu_ns: int, delay_ns: int) -> StepTime:
-        """Return a StepTime. The wait for a core is subtracted from the wall time, at most down to the CPU time."""
+        """Return a StepTime. The core wait ``delay_ns`` is subtracted from ``wall_ns``, but not below ``cpu_ns``."""
         return cls(max(wall_ns - delay_ns, min(wall_ns, cpu_ns)), max(0, cpu_ns))
 
     def less(self, other: StepTime) -> StepTime:

@@ -67,7 +67,7 @@ def set_environ(environ: Mapping[str, str]) -> None:
 
 
 def python(executable: str, imports: str) -> list[str]:
-    """Return a command for a Python with the same options that runs ``imports``, such as "boot import run; run"."""
+    """Return a Python command with this process's options. For ``imports`` "boot import run; run" it calls boot.run."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]
@@ -77,7 +77,7 @@ def python(executable: str, imports: str) -> list[str]:
 
 
 def end_group() -> None:
-    """Kill this process at once and, except on Windows, its process group."""
+    """Kill this process at once and, except on Windows, all processes of the group that it leads."""
     if sys.platform == "win32":
         os._exit(1)
     with contextlib.suppress(ProcessLookupError):  # a fork of a worker leads no group

@@ -34,7 +34,7 @@ _READ_SIZE = 256 * RECORD.size
 
 
 class NativeLink(ProcessLink):
-    """The link to a worker process that the helper started and that reports its steps through the step pipe."""
+    """The link to a worker that the helper process started. All these workers report steps through one step pipe."""
 
     process: Process
 
@@ -73,7 +73,7 @@ class NativeLink(ProcessLink):
                 is_second = True
 
     def output_tail(self) -> str:
-        """Return the end of the worker's log, followed by any report of a native crash, which is then erased."""
+        """Return the end of the worker's log, and its native crash report if there is one. Erase that report."""
         report = ""
         if descriptors.is_registered(self._crash_fd):  # else another thread has called close()
             with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ _STDERR = 2
 
 @attrs.frozen
 class OutputLog:
-    """The log file of one worker process, and the offset at which this process's output begins."""
+    """The log file of one worker process, and the offset in the file at which the process's output begins."""
 
     path: str
     start: int
@@ -49,7 +49,7 @@ class OutputLog:
         return cls(path, found.st_size, (found.st_dev, found.st_ino)), fd
 
     def tail(self) -> str:
-        """Return the end of this process's output, or "" if the file was removed or replaced."""
+        """Return the end of the worker process's output, or "" if its log was removed or replaced, or is unreadable."""
         try:
             fd = os.open(self.path, os.O_RDONLY | SAFELY | getattr(os, "O_NONBLOCK", 0))
         except OSError:
@@ -62,7 +62,7 @@ class OutputLog:
 
 
 def read_tail(fd: int, start: int) -> str:
-    """Return the end of a file as text. Leave out bytes before offset ``start`` and a crash report's module list."""
+    """Return the end of the text that follows offset ``start`` in a file, without the module list of a crash report."""
     size = os.fstat(fd).st_size
     start = max(start if size >= start else 0, size - _READ_BYTES)  # below ``start`` if the file was truncated
     if hasattr(os, "pread"):

@@ -45,7 +45,7 @@ _LOOK_EVERY_S = 0.5
 
 
 class HelperGone(OSError):
-    """Error raised when the helper cannot start processes: it has ended, is stopped by a signal or reads nothing."""
+    """Error raised when the helper cannot start processes: it has ended, is stopped by a signal or reads no request."""
 
     def __init__(self) -> None:
         super().__init__(errno.ECONNRESET, "the helper process has ended or is stopped")
@@ -209,12 +209,12 @@ class Process:
         return core_wait_ns(self.pid)
 
     def exit_name(self) -> str:
-        """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if the exit code is unknown."""
+        """Wait briefly for the process to end. Return how it ended, such as ``SIGSEGV``, or ``EXIT(?)`` if unknown."""
         self._await_reaping()
         return exit_name(self._exit_code)
 
     def _await_reaping(self) -> None:
-        """Wait briefly for the process to end and for its exit code. If the helper no longer runs, kill the group."""
+        """Wait briefly for the process to end. Store its exit code. If the helper is gone, kill the process group."""
         with self._reaping:
             if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
                 return

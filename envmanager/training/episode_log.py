@@ -44,7 +44,7 @@ class EpisodeEnd:
 
 
 class EpisodeLog:
-    """A writer that replaces ``directory/episodes.csv``. Keeps old episodes up to agent step ``resumed_at``, if given.
+    """A writer that replaces ``directory/episodes.csv``. Drops old episodes except any up to agent step ``resumed_at``.
 
     ``seconds`` is the time of the last kept episode, or 0. The caller adds ``seconds`` to the times of new episodes.
     Raises NotWritten if the file cannot be created, and UsageError if the existing file is not an episode log.
@@ -109,7 +109,7 @@ def read(path: Path) -> list[EpisodeEnd]:
 
 
 def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and is not a file of an EpisodeLog. True for any symbolic link."""
+    """Return whether ``path`` exists and was not written by an EpisodeLog. True for every symbolic link and folder."""
     return csv_files.is_of_others(path, _COLUMNS)
 
 

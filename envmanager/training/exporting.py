@@ -51,7 +51,7 @@ Run = Callable[[list[np.ndarray]], list[np.ndarray]]
 
 
 class ExportFailed(EnvManagerError):
-    """Raised when a policy cannot be exported, or acts differently after the export. No file was written."""
+    """Error raised when a policy cannot be exported, or acts differently after the export. No file is written."""
 
 
 @attrs.frozen

@@ -56,7 +56,7 @@ class LearnersChanged:
 
 @attrs.frozen(kw_only=True)
 class LearnersState:
-    """The frozen behaviors and the progress of the round, for a checkpoint. ``round`` is None without rounds."""
+    """The frozen behaviors and the round's progress, for a checkpoint. ``round`` is None if training has no rounds."""
 
     frozen: tuple[str, ...]
     round: RoundCount | None = None
@@ -64,7 +64,7 @@ class LearnersState:
 
 @attrs.define
 class InFlight:
-    """The steps in flight. ``versions`` has the policy versions that chose the actions, by worker id, then behavior."""
+    """The steps sent but not yet received. ``versions[worker_id][behavior]`` is the version of the acting policy."""
 
     versions: dict[int, dict[str, int]] = attrs.field(factory=dict)
 
@@ -115,7 +115,7 @@ class Learners:
             raise UsageError(f"there is no trainer for {unknown_behavior(behavior, list(self.trainers))}")
 
     def begin(self) -> None:
-        """Prepare for a reset of all environments. Discards the steps in flight, and sets the manager's policies."""
+        """Prepare trainers for a reset of all environments. Discard the steps in flight. Set each behavior's policy."""
         self.in_flight.versions.clear()
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
@@ -153,7 +153,7 @@ class Learners:
         self.in_flight.sent(worker_ids, versions)
 
     def give(self, info: StepInfo) -> int:
-        """Pass a step, or only its observations, to each learning trainer. Return the number of usable agent steps."""
+        """Pass a step, or only observations, to learning trainers. Return the number of agent steps to learn from."""
         chosen_by = self.in_flight.came(info.worker_id)
         return sum(
             self._give_to(trainer, behavior, info, behavior in chosen_by)

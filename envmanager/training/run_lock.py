@@ -67,7 +67,7 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def _locked(path: Path) -> BinaryIO:
-    """Open, lock and return the file. Retry if it is deleted in the meantime. Raises the same errors as ``held``."""
+    """Open or create the lock file, lock and return it. Retry if it has been deleted. Raises the errors of ``held``."""
     while True:
         file = _opened(path)
         try:
@@ -113,7 +113,7 @@ def _lock(file: BinaryIO, directory: Path, holder: str) -> None:
 
 
 def _flock(file: BinaryIO, *, is_held: bool) -> None:
-    """Lock the file, or unlock it if not ``is_held``. Raises BlockingIOError if another open file holds the lock."""
+    """Lock the file if ``is_held``, otherwise unlock it. Raises BlockingIOError if another open file holds the lock."""
     if sys.platform == "win32":
         file.seek(_LOCKED_AT)
         try:

@@ -38,7 +38,7 @@ with needed_by("envmanager.training", extra="torch"):
 
 @attrs.frozen(kw_only=True)
 class SACOptions(ReplayOptions):
-    """Options of SAC, under their usual names. Steps are agent steps, not frames."""
+    """Options of the SAC trainer. All step counts are in agent steps, not frames."""
 
     capacity: int = 1_000_000
     learning_starts: int = 100
