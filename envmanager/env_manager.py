@@ -257,8 +257,8 @@ class EnvManager(ABC):
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Send actions to some environments, without waiting for their steps.
 
-        ``actions`` is a tree of ``[len(env_ids), …]``, with row i for ``env_ids[i]``. Raises BadAction, before anything
-        is sent, for invalid actions or env_ids, or if ``recv`` has not yet returned the last step of a worker involved.
+        ``actions`` is an array or a tree of arrays; row i is for ``env_ids[i]``. Raises BadAction, before anything is
+        sent, for invalid actions or env_ids, or if ``recv`` has not yet returned the last step of a worker involved.
         Raises the error of a worker that was given up, and UsageError before a reset or for multi-agent environments.
         """
         bracket = self._named["send"]
@@ -337,7 +337,7 @@ class EnvManager(ABC):
         return made
 
     def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Allow only ``use`` until the next reset. ``offers_first``: whether ``recv`` returns first observations."""
+        """Set the ``use`` allowed until a reset. ``offers_first``: whether ``recv`` returns first observations."""
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
@@ -350,12 +350,12 @@ class EnvManager(ABC):
             self._episodes.add_all(made)
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
-        """Call ``env.name(*args, **kwargs)`` in all environments, or in ``env_ids`` only. Return the results in a list.
+        """Call ``env.name(*args, **kwargs)`` in all environments, or in ``env_ids`` only. Return the results in order.
 
         If ``name`` is a function, it is sent with cloudpickle, and ``name(env, *args, **kwargs)`` runs in the
         environment's process. The keyword ``env_ids`` always belongs to this method. If the environment's method has a
         parameter of that name, pass it by position. A step in flight is completed first, within ``Timeouts.call_s``.
-        Raises EnvRaised if a call raises; the worker stays usable.
+        Raises EnvRaised if a call raises; the worker stays usable. Raises another WorkerError if a worker fails.
         """
         return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 

@@ -286,7 +286,7 @@ class ConfigError(UsageError):
 
 
 class NotWritten(EnvManagerError, OSError):
-    """Error raised when a file could not be written, for example because the disk is full. Also an OSError."""
+    """Error raised when a file could not be written, for example because the disk is full. It is an OSError too."""
 
 
 class MissingExtra(EnvManagerError, ModuleNotFoundError):

@@ -2,7 +2,7 @@
 
 ::
 
-    get_steps(behavior)    DecisionSteps ──▶ rows that act (placed first, in order)    one AgentSteps
+    get_steps(behavior)    DecisionSteps ──▶ rows that act (placed first, in the same order)    one AgentSteps
                            TerminalSteps ──▶ rows that ended
                            neither       ──▶ no row: such an agent has not requested a decision
 
@@ -49,8 +49,8 @@ class MlagentsEnvironment(Environment):
 
     The constructor resets the environment, since a Unity build reports its behaviors and agents only after a reset.
     Memory is reserved for twice the number of these agents, because ML-Agents gives an agent a new id per episode.
-    ``parameters`` and ``stats`` are the side channels with which ``env`` was made, if any. The options of ``reset`` are
-    environment parameters. ``reset`` cannot seed a BaseEnv, and warns if it gets a seed.
+    ``parameters`` and ``stats`` are side channels of ``env``, or None if it was made without them. The options of
+    ``reset`` are environment parameters. ``reset`` cannot seed a BaseEnv, and warns if it gets a seed.
     """
 
     partial_actions = True

@@ -144,7 +144,7 @@ def find_environment(text: str) -> GymnasiumId | Importable:
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a partial of ``called.vectorised``, a factory of vector environments, or None without this attribute.
+    """Return a partial of ``called.vectorised``, a factory of vector environments, or None if ``called`` has none.
 
     If ``called`` is a partial, take the attribute from its function and bind the arguments of ``called``.
     """
@@ -235,7 +235,7 @@ def _registered(env_id: str, text: str) -> Any:
 
 
 def _without_main(spec: Any) -> Any:
-    """Return ``spec`` with an entry point ``"__main__:name"`` replaced by its object. Workers lack that module."""
+    """Return ``spec`` with entry point ``"__main__:name"`` replaced by its object. Workers run another main module."""
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)

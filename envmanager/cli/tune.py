@@ -100,7 +100,7 @@ class TunePlan:
 def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
     """Run the trials, show the results on ``display`` and return the exit code.
 
-    After Ctrl-C or an EnvManagerError, the results so far, if any, are still shown. The error is then raised.
+    If Ctrl-C or an EnvManagerError ends the trials early, the results so far are shown. The error is then raised.
     """
     course = _Tuning(plan, display)
     exit_code, failure = EXIT_DONE, None
@@ -174,7 +174,7 @@ class _Tuning:
             return None
 
     def conclude(self) -> tuple[list[str], str]:
-        """Write the best config to ``plan.out``, if set. Return remarks and a command to run next (``""`` if none)."""
+        """Write the best config if ``plan.out`` is set. Return remarks and the next command, ``""`` without results."""
         winner = best(self.trials)
         lines = summarize_failures(self.trials)
         if winner is None:
@@ -258,9 +258,9 @@ class _Tuning:
             self.display.update(trial, is_done=False)
 
     def _measure(self, manager: EnvManager, trial: Trial, *, until: float) -> None:
-        """Step until the time ``until``, then up to the deadline while fewer than ``n_workers`` responses have arrived.
+        """Step until the time ``until``, or longer, up to the deadline, if fewer than ``n_workers`` responses arrived.
 
-        Add the results to ``trial``. If the trial has no steps, raise the error that caused the last restart, if any.
+        Add the results to ``trial``. If it has no steps and a worker was restarted, raise the last restart's cause.
         """
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
         n_behaviors = set_policies(manager, _random_policy)

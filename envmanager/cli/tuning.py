@@ -95,9 +95,9 @@ class Trial:
 
 
 def candidates(n_envs: int | None, n_cores: int, kind: str = SUBPROCESS) -> list[Candidate]:
-    """Return the candidates for ``n_envs`` environments, or for several numbers of environments if None.
+    """Return the placements to try for ``n_envs`` environments, or for several numbers of environments if it is None.
 
-    On a cluster (``kind="ray"``), candidates have at most one worker per CPU, and none runs in this process.
+    With ``kind="ray"``, ``n_cores`` is the cluster's number of CPUs, and each placement has 1 to ``n_cores`` workers.
     """
     per_core = ENVS_PER_CORE if kind == SUBPROCESS else ENVS_PER_CPU
     sizes = sorted({n_cores * each for each in per_core}) if n_envs is None else [n_envs]
@@ -154,7 +154,7 @@ def remaining(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def best(trials: Sequence[Trial]) -> Trial | None:
-    """Return the smallest (by environments, then workers) of the fastest trials (see AS_FAST); None without results."""
+    """Return the fastest measured trial or None. Of equals (AS_FAST), prefer fewer environments, then fewer workers."""
     measured = [trial for trial in remaining(trials) if trial.n_steps]
     if not measured:  # the time was up before any remaining trial was measured
         measured = [trial for trial in trials if trial.n_steps and trial.failure is None]
@@ -189,7 +189,7 @@ def restart_options(trial: Trial, policy: RestartPolicy) -> dict[str, Any]:
 
 
 def summarize_failures(trials: Sequence[Trial]) -> list[str]:
-    """Return a line per reason why trials failed, and a line on restarts, if any.
+    """Return one line for each reason why trials failed, and one line on restarts if workers were restarted.
 
     If all trials failed for the same reason, no line states it, because the command ends with that error.
     """

@@ -127,7 +127,7 @@ def to_actions(taken: MlagentsActionInfo, n: int) -> ActionInfo:
 
 
 def share_of(actions: ActionInfo) -> MlagentsActionInfo:
-    """Convert ``actions``, one worker's rows of a policy call for several workers, to an ML-Agents ActionInfo."""
+    """Convert one worker's ``actions`` to an ML-Agents ActionInfo with the worker's part of a policy call's results."""
     if not len(actions.outputs.get(_ROW, ())):
         return MlagentsActionInfo.empty()
     call, first = actions.outputs[_CALL][0], int(actions.outputs[_ROW][0])
@@ -141,7 +141,7 @@ def share_of(actions: ActionInfo) -> MlagentsActionInfo:
 
 
 def _rows(value: Any, rows: slice, n: int) -> Any:
-    """Return ``rows`` of ``value`` or of its parts. A value that does not have ``n`` rows is returned whole."""
+    """Return ``rows`` of ``value`` or of its continuous and discrete parts. Return a value without ``n`` rows whole."""
     if hasattr(value, "to_log_probs_tuple"):
         value = value.to_log_probs_tuple()
     if hasattr(value, "continuous") and hasattr(value, "discrete"):

@@ -65,7 +65,7 @@ class Replace:
 
 @attrs.frozen
 class GiveUp:
-    """A decision to raise ``error`` instead of replacing a worker, or with ``drop`` to continue without the worker."""
+    """A decision not to replace a worker. ``error`` is raised unless ``drop`` is True and other workers are left."""
 
     error: Exception
     drop: bool = False
@@ -248,9 +248,9 @@ class Recovery:
                 self.arrive(response)
 
     def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
-        """Return the step that ends a replaced worker's old episodes, and the cause. Return None if no episode was cut.
+        """Return the step that ends a replaced worker's old episodes and begins new ones, and the cause; else None.
 
-        Episodes were cut if the worker's next response is the first after a replacement that was not made by a reset.
+        Returns None unless the worker's next response is its first after a replacement that was not made by a reset.
         """
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:

@@ -62,7 +62,7 @@ class _RowOwners:
 
 @attrs.define(repr=False)
 class Episodes:
-    """Counters of steps and episodes. ``returns`` maps each agent_id to the returns of its finished episodes, in order.
+    """Counters of steps and episodes. ``returns`` maps each agent_id to the returns of its episodes, oldest first.
 
     ``recent``: the last ``n_recent`` finished episodes. ``count``: number of finished episodes. ``lost``: number of
     episodes cut because their worker was replaced. ``on_end`` is called with each finished episode. Without
@@ -157,7 +157,7 @@ class Episodes:
         self._end_episodes(behavior, places[ended & ~batch.lost])
 
     def pass_over_those_under_way(self, infos: Iterable[StepInfo], n_envs: int) -> None:
-        """Never count the episodes in progress as finished. ``infos``: the latest StepInfo of each worker."""
+        """Exclude the episodes in progress from the finished episodes. ``infos``: each worker's latest StepInfo."""
         for info in infos:
             for places in self._owners(info, self._owners_of.get(info.worker_id)).places:
                 self._lengths[places] = _UNSEEN
@@ -229,7 +229,7 @@ class Episodes:
                 self.on_end(episode)
 
     def _begin_anew(self, env_ids: Iterable[int]) -> None:
-        """Set the running returns and lengths of all agents in these environments to 0, whether present or absent."""
+        """Set the running returns and lengths of all agents in these environments to 0, even of agents without rows."""
         places = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
         self._forget(np.array(places, np.intp))
 
@@ -289,7 +289,7 @@ class Episodes:
 
 
 def _who_acted(before: AgentSteps | None, now: AgentSteps, places: np.ndarray, *, is_same: bool) -> np.ndarray:
-    """Return the ``places`` of agents in ``now`` that acted. ``is_same``: whether ``before`` has the same agents."""
+    """Return the ``places`` of agents in ``now`` that acted in ``before``. ``is_same``: whether the agents match."""
     if before is None:
         return places[:0]
     if is_same:

@@ -26,7 +26,7 @@ class MetricsWriter(Protocol):
 
 @attrs.frozen
 class RunFacts:
-    """Facts about a training run that every metrics writer receives: its folder, its id and its config as plain data.
+    """A training run's folder, id and config (as plain data). Every metrics writer receives these facts.
 
     A resumed run keeps its ``run_id``. ``resumed_at`` is its number of agent steps when resumed; None for a new run.
     """

@@ -1,4 +1,4 @@
-"""Tests of how managers treat casts, empty spaces, data that does not fit its spec, and behaviors that appear late."""
+"""Tests of how managers handle casts, empty spaces, data that does not fit its spec, and behaviors that appear late."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class _Disagrees(_Guests):
 
 
 class _OtherDtypes(FakeEnvironment):
-    """An environment whose values have other dtypes than its spec. ``change(steps)`` returns a dict of new fields."""
+    """An environment whose values have other dtypes than its spec. ``change(steps)`` returns the fields to replace."""
 
     SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
 

@@ -41,7 +41,7 @@ BROKEN = Raise(ValueError("gear 7 broke"))
 
 
 class RestartsAfterFaults(FaultyManagers):
-    """Tests that only the failed worker is replaced, as RestartPolicy allows, and that the loss is reported once."""
+    """Tests of how workers are replaced, dropped and recycled, and how lost episodes and errors are reported."""
 
     def _is_replaced_once(self, fault: Any, kind: type[WorkerError], restarts: RestartPolicy) -> None:
         """Cause ``fault`` in env 1. Assert that only env 1's worker is replaced, once, because of a ``kind`` error."""

@@ -31,7 +31,7 @@ FORBIDDEN: float = float(np.finfo(np.float32).min)
 
 
 class NothingAllowed(EnvManagerError):
-    """Raised when agents have to act but their masks allow no action. ``agent_ids`` has the ids of these agents."""
+    """Error raised when agents have to act but their masks allow no action. ``agent_ids`` has these agents' ids."""
 
     def __init__(self, *, behavior: str, agent_ids: Sequence[int]) -> None:
         self.behavior = behavior
@@ -50,8 +50,8 @@ class ActionMask:
     """The action mask of a behavior. ``place`` is its index among an observation's leaves, or None if no mask applies.
 
     A mask is an array under the key ``action_mask`` at the top level of a dict observation. A zero forbids a choice.
-    ``counts`` has the number of choices for each integer in the action. Raises UsageError for a mask that is not one
-    row of numbers with an entry for each choice, and for an observation without other leaves.
+    ``counts`` has the number of choices for each integer in the action. Unless ``enabled`` is False, raises UsageError
+    for a mask that is not one row of numbers with an entry for each choice, or that is an observation's only leaf.
     """
 
     def __init__(self, behavior: str, spec: BehaviorSpec, counts: Sequence[int], *, enabled: bool = True) -> None:
@@ -76,7 +76,7 @@ class ActionMask:
         return allowed
 
     def of(self, obs: Sequence[Tensor]) -> Tensor | None:
-        """Return which choices the masks in the leaves ``obs`` allow, as bool ``[n, choices]``; None without a mask."""
+        """Return which choices the mask leaf in ``obs`` allows, as bool ``[n, choices]``, or None without a mask."""
         return None if self.place is None else obs[self.place].flatten(1) != 0
 
 

@@ -122,7 +122,7 @@ class ActorCriticPolicy:
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return actions for ``steps``, with raw actions, log-probabilities and value estimates as outputs.
 
-        A greedy policy has no outputs. Raises NothingAllowed if a mask forbids all choices for an integer in an action.
+        A greedy policy returns only actions. Raises NothingAllowed if masks allow no value for an integer in an action.
         """
         self._model.mask.allowed(steps)
         obs = self._model.encoder.tensors(steps.obs, self._device)

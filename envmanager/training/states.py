@@ -37,12 +37,12 @@ def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimi
 
 
 def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
-    """Return the module's weights and buffers by name."""
+    """Return the module's weights and buffers by name. The arrays of a module on the CPU share its memory."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
 
 
 def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load the arrays into the module. Raises KeyError, RuntimeError or ValueError for arrays that do not fit."""
+    """Load the arrays that ``arrays_of_module`` returned. Raises RuntimeError or ValueError if they do not fit."""
     is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
     if is_normalized != was_normalized:
         raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")

@@ -46,7 +46,7 @@ class Trainer(ABC):
 
     @abstractmethod
     def update(self, progress: float) -> dict[str, float]:
-        """Update the weights and increment ``version``. ``progress``: 0 at the start of training, 1 at the end.
+        """Update the weights and increment ``version``. ``progress`` rises from 0 to 1 in the course of training.
 
         Returns figures for displays and metrics, by name.
         """
@@ -94,13 +94,13 @@ class Trainer(ABC):
         """Stop learning, for a freeze or an evaluation, so that the weights do not change until the next ``add``."""
 
     def collected(self, n_steps: int) -> None:  # noqa: B027  (not needed with constant exploration)
-        """Adapt the policy's exploration to the ``n_steps`` agent steps taken so far."""
+        """Adapt the policy's exploration to ``n_steps`` agent steps so far. ``add`` and ``restore`` must call this."""
 
     def close(self) -> None:  # noqa: B027
         """Release processes, files and other resources. Must be idempotent."""
 
     def environments_were_reset(self) -> None:  # noqa: B027  (not needed by trainers that keep nothing between steps)
-        """Discard the data of steps in flight, because the environments were reset."""
+        """Discard the data of steps in flight. Called before all environments are reset, and at the end of a freeze."""
 
 
 def require_can_learn_apart(trainer: Any) -> None:

@@ -106,10 +106,10 @@ def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping
 def restore(
     trainer: Trainer, spec: BehaviorSpec, checkpoint: Checkpoint, where: Path, advice: str, *, to_act: bool = False
 ) -> None:
-    """Restore a trainer from a checkpoint that was read from ``where``. Raises UsageError if it does not fit.
+    """Restore a trainer from ``checkpoint``. Raises UsageError if the checkpoint does not fit the trainer.
 
-    ``spec``: current specs of the behavior. ``advice``: end of the error message. ``to_act``: whether to restore only
-    the greedy policy.
+    ``spec`` (the behavior's current spec), ``where`` (the checkpoint's path) and ``advice`` (what the user can do) are
+    only used in error messages. ``to_act``: whether to restore only the greedy policy.
     """
     behavior = trainer.behavior
     if behavior not in checkpoint.trainers:
