@@ -64,7 +64,7 @@ def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
 
 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
-    """Stack ``values`` into a tree of arrays ``[n, …]``. Raises SpecMismatch for a bad value, as named in ``roots``."""
+    """Stack ``values`` into a tree of arrays ``[n, …]``. A bad value raises SpecMismatch with its name in ``roots``."""
     leaf_specs = leaves(spec)
     columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):

@@ -5,7 +5,7 @@
     Plan ── make_manager ──▶ EnvManager ── StepInfo ──▶ Episodes (counts) ──▶ Display, at intervals
                                  └── logger ──▶ Notices ──▶ Display      └──▶ RunSummary ──▶ Display, --out
 
-The manager is closed before the summary is printed, also after Ctrl-C, SIGTERM or an EnvManagerError.
+The manager is closed before the summary is printed, even after Ctrl-C, SIGTERM or an EnvManagerError.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
     """Run ``plan``, show the progress on ``display``, and return the exit code.
 
     Once a manager has started, a summary is shown, and written to ``plan.out``, even if a signal or an EnvManagerError
-    ended the run. The error is then raised.
+    ended the run. After that, the EnvManagerError is raised again. After a signal, its exit code is returned.
     """
     course = _Run(plan, display)
     exit_code, ended, failure = EXIT_DONE, "done", None

@@ -252,7 +252,7 @@ def demos() -> tuple[str, ...]:
 
 
 def major_of(project: Path) -> int:
-    """Return the major version of Godot, 4 or 3, that a project is for. Raises UsageError for any other folder."""
+    """Return Godot's major version, 4 or 3, for a project. Raises UsageError for a folder without such a project."""
     file = project / "project.godot"
     if not file.is_file():
         raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")

@@ -194,7 +194,7 @@ def read_error(body: Body, n_arenas: int) -> EngineError:
 
 
 def read_note(body: Body) -> tuple[str, dict[str, Any]]:
-    """Return the name of a note and a dict of its other entries. Raises BadFrame if the body is invalid."""
+    """Return the name of the note in a note frame, and its other entries. Raises BadFrame if the body is invalid."""
     message = parse_json(body)
     return _name(message, "a note"), {key: value for key, value in message.items() if key != "name"}
 

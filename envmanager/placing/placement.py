@@ -7,8 +7,8 @@
 
 Layouts are compared by the estimated time of a *round*, one step of all environments. In this process a round takes
 about the sum of their step times. In workers it takes at least the longest of three times: the time of the slowest
-worker, the time in which the cores can do all work, and the time of the trainer, which serves one worker after the
-other. The costs of a step and a message come from a probe.
+worker, the time that the cores need for all the work, and the time that the trainer needs to serve the workers one
+after another. The costs of a step and a message come from a probe.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Probe:
 
 @attrs.frozen
 class Placement:
-    """A manager's kind and number of workers, the number of environments in its local worker, and why they were chosen.
+    """A choice of the kind of manager, and of its numbers of workers and local environments, with the reason as text.
 
-    ``round_s``: the expected seconds of one step of all environments, with any penalty factor; inf if unknown.
+    ``round_s``: expected seconds of one step of all environments, times a penalty for some layouts; inf if unknown.
     ``is_vectorised``: whether the environments are made in their vectorised form.
     """
 
@@ -111,8 +111,8 @@ def choose(
 ) -> Placement:
     """Return a placement that should be about the fastest for ``n_envs`` environments like the probed one.
 
-    ``in_process``: whether the trainer's process may run all environments. ``n_workers``: a fixed number if there are
-    workers, or None for the fastest. ``local_envs``: number of environments in a local worker, "auto" for the fastest.
+    ``in_process``: whether the trainer's process may run all environments. ``n_workers``: number of workers if any are
+    used, None for the fastest. ``local_envs``: number of environments in a local worker, "auto" for the fastest.
     """
     uneven = probe.unevenness >= UNEVEN and probe.unevenness * probe.wall_s > probe.message_s
 
@@ -215,10 +215,8 @@ def _why(chosen: int, probe: Probe, apart: bool) -> str:
 
 def describe_seconds(seconds: float) -> str:
     """Return a duration as text with up to three significant digits, in s, ms or µs."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+    unit, size = ("s", 1.0) if seconds >= 0.9995 else ("ms", 1e-3) if seconds >= 0.9995e-3 else ("µs", 1e-6)
+    return f"{float(f'{seconds / size:.3g}'):g} {unit}"  # without float(), 1234 s would be 1.23e+03 s
 
 
 def _count(number: int, thing: str) -> str:

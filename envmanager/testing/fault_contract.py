@@ -62,7 +62,7 @@ from envmanager.testing.leaks import descendants
 
 
 class CodeFaults(FaultyManagers):
-    """Tests of cases 1 to 12: faults in the environment's own code."""
+    """Tests of faults in the environment's own code: cases 1 to 12 of "When things go wrong" in the documentation."""
 
     @pytest.mark.parametrize("error", [ValueError("no license"), SystemExit(3), MemoryError("too big")], ids=type)
     def test_case_01_a_constructor_raises_and_all_others_are_stopped(self, error: BaseException) -> None:

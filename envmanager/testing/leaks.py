@@ -184,7 +184,7 @@ def _not_of_strangers(names: Iterable[str]) -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left_behind() -> Iterator[None]:
-    """Raise AssertionError if processes, descriptors, threads or shared memory from the block remain after 5 s."""
+    """Raise AssertionError if processes, descriptors, threads or shared memory of a ``with`` block remain after 5 s."""
     adopt_orphans()
     before = Traces.now()
     yield

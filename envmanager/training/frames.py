@@ -1,4 +1,4 @@
-"""Storage for stacks of frames that keeps shared frames once. Stacks of four then take about a quarter of the memory.
+"""Storage for stacks of frames. Shared frames are stored once, so stacks of four take about a quarter of the memory.
 
 ::
 
@@ -23,7 +23,7 @@ WINDOW = 4096
 
 
 class FrameStacks:
-    """A store of ``capacity`` stacks of frames. ``stacks[places]`` reads, and ``stacks[places] = values`` writes.
+    """A store of ``capacity`` rows, each a stack of frames. ``stacks[i]`` reads or writes the rows at indices ``i``.
 
     It has room for one new frame per row. If rows add more frames, as the first row of an episode does, frames of the
     oldest rows can be overwritten although the rows remain. ``first_whole`` finds the first row with all its frames.
@@ -81,7 +81,7 @@ class FrameStacks:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], n_rows: int) -> None:
-        """Restore the arrays that ``state`` returned. Rows added later share no frames with the restored rows.
+        """Restore ``n_rows`` rows from the arrays that ``state`` returned. Rows added later share no frames with them.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """

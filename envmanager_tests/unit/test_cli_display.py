@@ -232,7 +232,16 @@ def test_env_ids_are_written_short(env_ids, text):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (0.0000123, "12.3 µs"), (0.0, "0 µs")]
+    ("seconds", "text"),
+    [
+        (2.5, "2.5 s"),
+        (0.0123, "12.3 ms"),
+        (0.0000123, "12.3 µs"),
+        (0.0, "0 µs"),
+        (1234.0, "1230 s"),
+        (0.9999, "1 s"),
+        (0.0009999, "1 ms"),
+    ],
 )
 def test_times_are_written_in_the_unit_that_suits_them(seconds, text):
     assert describe_seconds(seconds) == text
