@@ -52,7 +52,7 @@ class Misfit(ValueError):
 
 
 class PartMisfit(Exception):
-    """Error that adds an item's ``place`` in a list or mapping, such as ``[3]`` or ``.name``, to its ``error``."""
+    """Error that wraps another ``error`` and adds its ``place`` in a list or mapping, such as ``[3]`` or ``.name``."""
 
     def __init__(self, place: str, error: Exception) -> None:
         super().__init__(place, error)

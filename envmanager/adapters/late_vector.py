@@ -88,7 +88,7 @@ class LateVectorGroup(VectorGroup):
         return steps if len(parts) == 1 else steps.take(np.argsort(steps.agent_id))
 
     def _ready(self) -> AgentSteps:
-        """Return the next ready rows, except those whose episode ended, which are stepped to begin a new episode."""
+        """Return the next ready rows. Rows whose episode ended are first stepped again, to begin the next episode."""
         while True:
             steps = self._received()
             rows, ended, last = steps.env_id - self.env_ids[0], steps.ended, self._last
@@ -134,7 +134,7 @@ class LateVectorGroup(VectorGroup):
 
 
 def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:
-    """Return a group of a VectorEnv's environments. Raises UsageError if its ``batch_size`` is below ``num_envs``."""
+    """Return a group that steps ``vector_env``. Raises UsageError if each step would return only some of its rows."""
     batch_size = getattr(getattr(vector_env, "unwrapped", vector_env), "batch_size", None)
     if isinstance(batch_size, int) and batch_size < vector_env.num_envs:  # of ale_py
         raise UsageError(

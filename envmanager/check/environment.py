@@ -53,10 +53,10 @@ def check_environment(
 ) -> list[Finding]:
     """Check the environment that ``env_factory`` makes. Return the findings in the order of QUESTIONS.
 
-    Takes about three times ``n_steps`` steps in a worker process. A call to the environment that takes longer than
-    ``timeout_s`` seconds, or that ends the process, is a finding. ``in_process``: whether to run the environment in
-    this process, without a time limit, for a debugger; a crash then ends this process. ``on_call`` receives a line of
-    text before each call. Raises UsageError or MissingExtra if ``env_factory`` is invalid or not found.
+    The check takes about three times ``n_steps`` steps in a worker process. A call to the environment that takes longer
+    than ``timeout_s`` seconds, or that ends the process, is reported as a finding. ``in_process``: whether to run the
+    environment in the caller's process, without a time limit, for a debugger; a crash then ends that process.
+    ``on_call`` receives a line of text before each call. Raises UsageError or MissingExtra for a bad ``env_factory``.
     """
     with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
         findings = list(_Examination(trial, n_steps, seed).findings())
@@ -93,7 +93,7 @@ class _Examination:
                 yield from _array_findings(facts)
         is_gone = any(played is not None and played.ended_process for played in (first, again, other))
         yield from self._closing_findings(is_gone=is_gone)
-        if again is not None and other is not None:
+        if again is not None:
             yield from self._seeding_findings(specs, first, again, other)
         elif first.ended_process and refusal is None:
             yield from self._repeated_end_findings(first)
@@ -131,7 +131,7 @@ class _Examination:
             yield Finding("close", "problem", f"close(): {failure.text}.", advice, failure.evidence)
 
     def _unseeded_findings(self, known: Failure | None) -> Iterator[Finding]:
-        """Reset a new environment without a seed. Yield a finding if that fails in another way than ``known``."""
+        """Reset a new environment without a seed. Yield a finding if that fails, unless ``known`` has the same text."""
         played = self._play_new(None, n_steps=0)
         failure = None if played is None else played.failure
         if failure is not None and (known is None or known.text != failure.text):
@@ -144,7 +144,7 @@ class _Examination:
             )
 
     def _seeding_findings(
-        self, specs: BehaviorSpecs, first: Playthrough, again: Playthrough, other: Playthrough
+        self, specs: BehaviorSpecs, first: Playthrough, again: Playthrough, other: Playthrough | None
     ) -> Iterator[Finding]:
         problems = [*_repeat_problems(first, again, "after a second reset of the same environment")]
         second_specs = self.trial.make()
@@ -168,12 +168,12 @@ class _Examination:
             problems += _repeat_problems(first, second, "in a second, new environment")
             if not second.ended_process:
                 self.trial.finish()
-        if other.failure is not None:
+        if other is not None and other.failure is not None:
             problems.append(_late_failure(other, other.failure, "with another seed"))
         yield from problems
         if not problems:
             yield Finding("seeding", "ok", f"The same seed and actions give the same {first.n_steps} steps.")
-        if not problems and first.first_difference(other) is None:
+        if not problems and other is not None and first.first_difference(other) is None:
             yield Finding(
                 "seeding",
                 "note",

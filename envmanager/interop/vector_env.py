@@ -3,8 +3,8 @@
 ::
 
     step    manager                          SAME_STEP    NEXT_STEP                       DISABLED
-    t       obs = first, final_obs = last    unchanged    obs = last                      obs = last
-    t + 1   a step of the new episode        unchanged    obs = first, action ignored     refused until reset(mask)
+    t       obs = first, final_obs = last    as manager   obs = last                      obs = last
+    t + 1   a step of the new episode        as manager   obs = first, action ignored     refused until reset(mask)
 
 The rule: steps return what Gymnasium's ``SyncVectorEnv`` returns, apart from the rounding of rewards, if the manager
 has ``infos=True``, the last reset had no options, and no worker was replaced.
@@ -112,8 +112,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def step(self, actions: Any) -> StepResult:
         """Step all environments and return ``(obs, rewards, terminations, truncations, infos)``.
 
-        Raises BadAction if the actions do not fit the action space, and WorkerError if a worker failed and was
-        not replaced; then call ``reset()``. With DISABLED, raises UsageError if an environment must be reset first.
+        Raises BadAction if the actions do not fit the action space, and WorkerError if a worker failed and was not
+        replaced; then call ``reset()``. In mode DISABLED, raises UsageError if an environment must be reset first.
         """
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._lockstep.send(actions)
@@ -202,7 +202,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return infos
 
     def _returned(self, obs: Tree) -> Any:
-        """Record ``obs`` as the last returned observations; return them as an element of the batched space."""
+        """Record ``obs`` as the last returned observations. Return them as an element of ``observation_space``."""
         self._shown = obs
         if self.autoreset_mode is AutoresetMode.DISABLED:
             obs = copy_tree(obs)  # the user may change it, and a later partial reset returns these rows again

@@ -19,7 +19,7 @@ _LONGEST_HEADER = 1000
 
 
 class CsvFile:
-    """A new CSV file at ``path`` with a header and the rows ``kept``. Raises NotWritten if it cannot be created."""
+    """A CSV file with a header and the rows ``kept``, replacing any file at ``path``. Raises NotWritten on failure."""
 
     def __init__(self, path: Path, columns: Sequence[str], kept: Iterable[Sequence[Any]] = ()) -> None:
         with reporting(path):
@@ -60,7 +60,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 
 def is_of_others(path: Path, columns: Sequence[str]) -> bool:
-    """Return whether ``path`` exists and this library did not write it. True for every symbolic link and folder."""
+    """Return True for a link, a folder, or a file whose first line is neither the header ``columns`` nor its start."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         return True
     if not path.exists():

@@ -48,7 +48,7 @@ def write_stats(
 
 
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
-    """Return the statistics by name: ``{"wait_share": …, "idle_share/worker_0": …}``.
+    """Return the statistics of the manager and its workers by name: ``{"wait_share": …, "idle_share/worker_0": …}``.
 
     Each worker has six statistics, or ten if ``every`` is set.
     """
@@ -75,7 +75,7 @@ def _writer(log_dir: str, mark: str) -> Any:
 
 
 def remove_events(folder: Path) -> None:
-    """Delete the files of TensorBoardMetrics from ``folder``, then ``folder`` if it is empty. Skip symbolic links."""
+    """Delete the files that TensorBoardMetrics wrote in ``folder``, then ``folder`` if empty. Skip symbolic links."""
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in folder.iterdir():

@@ -58,7 +58,7 @@ class OwnManagers:
 
 
 class AskingContract(OwnManagers):
-    """Tests that ``reset`` and ``call`` take keyword arguments, and ``set_attr`` one value for all environments."""
+    """Tests of keyword arguments for ``reset`` and ``call``, and of single values and sequences for ``set_attr``."""
 
     def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
         with self.make_manager(_Remembers, 3) as manager:

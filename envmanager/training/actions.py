@@ -132,7 +132,7 @@ class ActionHeads(nn.Module):
         return list(self.heads)
 
     def masked(self, inputs: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return ``inputs`` with ``FORBIDDEN`` where ``allowed``, bool[n, sum(counts)], is False. None allows all."""
+        """Return ``inputs`` with logit FORBIDDEN for choices not ``allowed``, bool[n, sum(counts)]. None allows all."""
         if allowed is None or len(self._choices) == self.n_inputs:
             return forbid(inputs, allowed)
         everything = torch.ones_like(inputs, dtype=torch.bool)
@@ -140,7 +140,7 @@ class ActionHeads(nn.Module):
         return forbid(inputs, everything)
 
     def sample(self, inputs: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Return a dict of sampled raw actions (``raw0``: first leaf) and their joint log-probabilities ``[n]``."""
+        """Return a dict of sampled raw actions (keys ``raw0``, ``raw1``, …) and joint log-probabilities ``[n]``."""
         raws, log_prob = {}, torch.zeros(len(inputs), device=inputs.device)
         for name, head, part in self._parts(inputs):
             distributions = head.distributions(part)
@@ -164,7 +164,7 @@ class ActionHeads(nn.Module):
         return log_prob, entropy
 
     def to_environment(self, raws: dict[str, np.ndarray]) -> Tree:
-        """Convert ``raws``, a dict as returned by ``sample``, to a tree of actions for the environment."""
+        """Return a tree of actions for the environment. ``raws`` has the keys of the dict that ``sample`` returns."""
         return build(self.spec, [head.to_environment(raws[f"raw{index}"]) for index, head in enumerate(self._all)])
 
     def as_actions(self, raws: dict[str, Tensor]) -> list[Tensor]:

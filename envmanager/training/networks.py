@@ -31,8 +31,8 @@ class Encoder(nn.Module):
     """A network that maps a tree of observations to features ``[n, n_features]``.
 
     Images go through ``CONVOLUTIONS[convolutions]``. Scalars and vectors of integers other than uint8 become one-hot if
-    they have at most 1,000 possible values. Other leaves are flattened and, with ``normalize``, normalized by a running
-    mean and standard deviation. ``unseen`` is the index of a leaf to ignore.
+    each integer has at most 1,000 possible values. Other leaves are flattened and, with ``normalize``, normalized by a
+    running mean and standard deviation. ``unseen`` is the index of a leaf to ignore.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class Encoder(nn.Module):
         return any(_has_scale(part) for part in self._all)
 
     def learn_scale(self, obs: Sequence[Tensor]) -> None:
-        """Update the means and variances used for normalization with the observations ``obs``, given as leaves."""
+        """Update the normalization's means and variances from a batch of observations. ``obs`` lists their leaves."""
         for part, leaf in zip(self.parts, obs, strict=True):
             if _has_scale(part):
-                part.scale.update(leaf.flatten(1).float())
+                part.scale.update(as_rows(leaf).float())
 
     def share_scale(self, other: Encoder) -> None:
         """Share the normalization of ``other``, an encoder of the same observations, so that updates affect both."""
@@ -151,7 +151,7 @@ class Convolutions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A layer that normalizes values by a running mean and variance (Welford 1962, in batches) and clips to ±10."""
+    """A layer that normalizes values by a running mean and variance (Welford 1962, batched) and clips them to ±10."""
 
     mean: Tensor
     variance: Tensor

@@ -187,6 +187,18 @@ def test_a_crash_that_does_not_follow_from_the_seed_is_told_from_one_that_does(t
     assert "not the cause" in seeding[0].advice
 
 
+def test_a_crash_after_which_no_other_environment_can_be_made_is_a_problem_all_the_same(tmp_path):
+    lock = tmp_path / "lock"
+
+    class LeavesItsLock(ExitsInTheSecondRound):
+        def __init__(self):
+            super().__init__()
+            lock.touch(exist_ok=False)
+
+    problems = [each for each in check_environment(LeavesItsLock, n_steps=N_STEPS) if each.outcome == "problem"]
+    assert {each.question for each in problems} >= {"steps", "constructs"}
+
+
 def test_an_environment_in_a_module_that_ends_the_process_when_it_is_imported_is_a_finding(tmp_path, monkeypatch):
     (tmp_path / "ends_at_import.py").write_text("import os; print('no licence', flush=True); os._exit(8)")
     monkeypatch.syspath_prepend(tmp_path)

@@ -156,3 +156,12 @@ def test_dqn_refuses_actions_that_are_not_one_choice(name: str) -> None:
 def test_observations_that_are_no_arrays_are_refused() -> None:
     with pytest.raises(UsageError, match="texts and other objects"):
         PPO("default", BehaviorSpec(ArraySpec((), object), ACTIONS["discrete"]), device="cpu")
+
+
+def test_single_floats_are_normalized_too() -> None:
+    encoder = Encoder({"a": ArraySpec(), "b": ArraySpec((2,))}, convolutions="nature", normalize=True)
+    obs = encoder.tensors(
+        {"a": np.array([1.0, 3.0], np.float32), "b": np.zeros((2, 2), np.float32)}, torch.device("cpu")
+    )
+    encoder.learn_scale(obs)
+    assert encoder(obs)[:, 0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-3)
