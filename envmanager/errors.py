@@ -274,7 +274,7 @@ class ManagerClosed(EnvManagerError):
     """Error raised by a call made after ``close()``, or by a call that was running when the manager was closed."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"{what} was called after close(). Make a new manager.")
+        super().__init__(f"{what}: the manager was closed before or during this call. Make a new manager.")
 
 
 class UsageError(EnvManagerError):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from envmanager.env_manager import EnvManager
-from envmanager.errors import UsageError
+from envmanager.errors import BadAction, UsageError
 from envmanager.importing import needed_by
 from envmanager.interop.lockstep import Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_method, full_name, has_attribute, names_of_wrappers
@@ -66,7 +66,10 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     def step_async(self, actions: Any) -> None:
         """Start a step of all environments. Raises BadAction if actions do not fit, UsageError if a step is pending."""
         if isinstance(self.action_space, spaces.Dict | spaces.Tuple):  # one action per environment, not a tree of rows
-            actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
+            try:
+                actions = concatenate(self.action_space, actions, create_empty_array(self.action_space, self.num_envs))
+            except (LookupError, TypeError, ValueError) as error:
+                raise BadAction(f"the actions do not fit {self.action_space}: {error!r}. Nothing was sent.") from error
         self._lockstep.send(actions)
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[Info]]:

@@ -80,7 +80,7 @@ class PolicyStepper:
             table.move(sent, _IN_FLIGHT)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
-        """Raise UsageError if any acting behavior of a worker (with partial actions: each of them) has no policy."""
+        """Raise UsageError if an acting behavior has no policy. With partial actions, one per worker is enough."""
         for info in infos:
             if self.policies.keys() >= info.current.keys():
                 continue

@@ -208,7 +208,7 @@ class WorkerTable:
     def move(self, entries: Sequence[Entry], to: WorkerState) -> None:
         """Set the state of ``entries`` to ``to``. For an invalid transition, raise RuntimeError and change nothing.
 
-        The caller must set the outboxes before this call, because the outbox of a READY entry is never empty.
+        Before this call, the caller must set each entry's outbox: not empty if ``to`` is READY, otherwise empty.
         """
         usual = _USUAL[to]
         for entry in entries:

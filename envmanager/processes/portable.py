@@ -64,10 +64,10 @@ class PortableProcess:
         environ: Mapping[str, str],
         output_fd: int | None = None,
     ) -> None:
-        """Start a process that calls ``function([connection, memory], *arguments)``. Raises OSError if the start fails.
+        """Start a process that calls ``function([fd, memory], *arguments)``. Raises OSError if the start fails.
 
-        ``function``: "module:name". ``connection``: the process's end of a socket pair. ``memory``: a result of
-        ``open_memory``. ``output_fd``: descriptor for standard output and standard error; None for the trainer's.
+        ``function``: "module:name". ``fd``: its descriptor of ``connection``. ``memory``: from ``open_memory``.
+        ``environ``: all environment variables. ``output_fd``: descriptor for its output; None for the trainer's.
         """
         self._lock = threading.Lock()
         self._has_ended = False

@@ -132,7 +132,7 @@ def _forget_helper() -> None:
 
 
 def find_helper() -> Helper:
-    """Return this program's helper. Start it if there is none, and replace it if it has ended or is stopped."""
+    """Return this program's helper. Start one if there is none, and replace it if it has ended or is stopped."""
     global _life_fds, _helper
     with _lock:
         if _life_fds is None:

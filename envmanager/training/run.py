@@ -79,7 +79,6 @@ class TrainingResult:
         return (self.n_steps - self.n_steps_before) / self.wall_s if self.wall_s > 0 else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON data."""
         return {
             "ended": self.ended,
             "n_steps": self.n_steps,

@@ -217,6 +217,20 @@ def test_a_reset_discards_the_step_under_way(make_manager):
     assert vec_env.step([GO_ON] * 3)[0][:, 3].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "last",
+    [(0, np.array([1, 2])), (0, np.array([1, 2, 3]), np.array([1, 0])), ("up", np.array([1, 2]), np.array([1, 0])), 7],
+    ids=["too few", "too long", "a word", "no tuple"],
+)
+def test_tuples_of_actions_that_do_not_fit_are_refused_before_anything_is_sent(make_manager, last):
+    vec_env = as_sb3_vec_env(make_manager(Tupled))
+    vec_env.reset()
+    action = (0, np.array([1, 2]), np.array([1, 0]))
+    with pytest.raises(BadAction):
+        vec_env.step_async([action, action, last])
+    assert vec_env.step([action] * 3)[1].tolist() == [0, 0, 0]
+
+
 def test_errors_are_raised_and_a_reset_heals(make_manager):
     vec_env = as_sb3_vec_env(make_manager(Obedient))
     vec_env.reset()
