@@ -223,7 +223,7 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
 
 
 def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """Return ``frames`` padded with the last frame, so that moviepy, which rounds durations down, shows all of them."""
+    """Return ``frames``, with the last repeated if moviepy, which rounds the number of frames down, would drop it."""
     seen = list(frames)
     while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
         seen.append(frames[-1])
