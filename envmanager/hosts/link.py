@@ -19,6 +19,7 @@ import enum
 import math
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -155,7 +156,7 @@ class Link:
         self.asked_ticket = 0
         """Ticket of the last non-step command that ``send`` sent. 0 after ``recv`` has returned or raised."""
         self.awaited: CommandName | None = None
-        """Command whose end the poller awaits: a step, a replacement's "start" or "reset", or "close"."""
+        """Command whose end the poller awaits: a step, one of a replacement's first commands, or "close"."""
         self.due_at = math.inf
         """Deadline (monotonic seconds) of the ``awaited`` command. Infinity if there is none."""
         self.alarm = Alarm()
@@ -168,7 +169,8 @@ class Link:
         self._step_s = self._timeouts_s[_STEP]
         self._asked = CommandName.START
         self._deadline = 0.0
-        self._first_reset: ResetConfig | None = None
+        self._first_commands: list[tuple[CommandName, Any]] = []
+        """Commands, with payloads, that a replacement has yet to receive before its first step."""
         self._released = False
 
     def move(self, to: State) -> None:
@@ -275,25 +277,30 @@ class Link:
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.perf_counter_ns() - self._ready_ns)))
 
-    # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
+    # Replacements. The poller awaits the responses to their first commands, so that no call blocks on them.
 
-    def begin_again(self, config: ResetConfig) -> None:
-        """Schedule a replacement worker's reset. The poller sends it after the start and delivers the response."""
-        self._first_reset = config
+    def begin_again(self, config: ResetConfig, attributes: Sequence[Any]) -> None:
+        """Schedule the first commands of a replacement: a "set_attr" for each of ``attributes``, and its reset.
+
+        The poller sends each after the response to the one before, and delivers the response to the reset.
+        """
+        self._first_commands = [*((CommandName.SET_ATTR, each) for each in attributes), (CommandName.RESET, config)]
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Send the reset if a replacement has just started. Return the reset's response or a failure, else None."""
+        """Send a replacement's next command if it has responded. Return the reset's response or a failure."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
         response = self._response(message)
-        if response.name is not CommandName.START:
+        if response.name is CommandName.FAILED or not self._first_commands:
             self.await_nothing()
             return response
-        self.have_started_again()
-        self.send(CommandName.RESET, self._first_reset)
-        self._await(CommandName.RESET, self._deadline)
+        if response.name is CommandName.START:
+            self.have_started_again()
+        command, payload = self._first_commands.pop(0)
+        self.send(command, payload)
+        self._await(command, self._deadline)
         return None
 
     def have_started_again(self) -> None:

@@ -219,7 +219,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         worker = self.workers[worker_id]
         if not isinstance(worker, Link):
             return super().begin_again(worker_id, config)
-        worker.begin_again(config)
+        worker.begin_again(config, self.context.entries[worker_id].attributes)
         return None
 
     def check_can_travel(self, payload: Any) -> None:

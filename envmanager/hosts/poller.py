@@ -31,7 +31,7 @@ _LONGEST_WAIT_S = 3600.0
 _WATCH_EVERY_S = 0.01
 """Interval (s) of checks for deaths and timeouts while responses keep arriving, so that a busy queue hides neither."""
 _STEP = CommandName.STEP
-_FIRST = (CommandName.START, CommandName.RESET)
+_FIRST = (CommandName.START, CommandName.SET_ATTR, CommandName.RESET)
 """Commands to a replacement before its first step."""
 
 AnyLink = TypeVar("AnyLink", bound=Link)

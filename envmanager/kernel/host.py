@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import attrs
 
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport, Steps
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
@@ -161,12 +161,18 @@ class WorkerHost(ABC):
         """Unblock any thread that waits on the step queue of a closed manager. That thread gets no response."""
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        """Reset a replacement that was just launched, with the seed and options in ``config``.
+        """Repeat the ``set_attr`` calls of a replacement that was just launched, and reset it with ``config``.
 
-        Return the response to the reset, or None if it will arrive in the step queue.
+        Return the response to the reset, or the first failure, or None if these will arrive in the step queue.
         """
-        self.workers[worker_id].send(CommandName.RESET, config)
-        return self.workers[worker_id].recv()  # type: ignore[no-any-return]
+        worker: EnvWorker = self.workers[worker_id]
+        for attribute in self.context.entries[worker_id].attributes:
+            worker.send(CommandName.SET_ATTR, attribute)
+            response = worker.recv()
+            if response.name is CommandName.FAILED:
+                return response
+        worker.send(CommandName.RESET, config)
+        return worker.recv()
 
     def is_gone(self, worker_id: int) -> bool:
         """Return whether a worker that failed cannot be reset, for instance because its process has ended."""
@@ -189,15 +195,6 @@ class WorkerHost(ABC):
     def describe_all(self, known: ManagerStats) -> ManagerStats:
         """Return ``known``, the stats of the whole manager, plus the values that only the host knows."""
         return known
-
-    def copy_if_shared(self, steps: Steps) -> Steps:
-        """Return ``steps``, or a copy of them if a worker may overwrite their arrays."""
-        if not self.rewrites_arrays:
-            return steps
-        own = {}
-        for name, each in steps.items():
-            own[name] = each.copy()
-        return own
 
 
 def start_report(response: EnvironmentResponse) -> StartReport:

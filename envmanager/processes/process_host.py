@@ -72,7 +72,8 @@ class ProcessLink(Link):
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._plan = plan
         self._worker_rows: SharedRows | None = None
-        self._rows_to_attach: SharedRows | None = None
+        self.rows_to_attach: SharedRows | None = None
+        """Rows to attach once a replacement has started; None if the manager's steps are not in shared memory."""
         descriptors.require_room(_DESCRIPTORS_TO_START)
         descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
         self._log, output_fd = None, None
@@ -137,17 +138,9 @@ class ProcessLink(Link):
         message = COMMAND.pack(self.ticket, ATTACH_CODE, self.slot, 0, 0, len(data)) + data
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
-    def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Schedule the first reset of a replacement worker. If ``worker_rows`` is not None, attach it before the reset.
-
-        ``slot`` is the last slot that the other workers used. Only rows in the same slot can be returned as one view.
-        """
-        self.slot, self._rows_to_attach = slot, worker_rows
-        self.begin_again(config)
-
     def have_started_again(self) -> None:
-        if self._rows_to_attach is not None:
-            self.attach(self._rows_to_attach)
+        if self.rows_to_attach is not None:
+            self.attach(self.rows_to_attach)
 
     def step_response(self, message: Message) -> EnvironmentResponse:
         self.await_nothing()
@@ -160,7 +153,7 @@ class ProcessLink(Link):
 
     def release(self) -> None:
         super().release()
-        self._worker_rows = self._rows_to_attach = None
+        self._worker_rows = self.rows_to_attach = None
         self.decoder.attach(None)
 
 
@@ -280,10 +273,11 @@ class ProcessHost(LinkHost[ProcessLink]):
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         worker = self.workers[worker_id]
         if isinstance(worker, ProcessLink):
+            # Only rows in the same slot can be returned as one view, so take the last slot that the others have used.
             others = (each.slot for each in self.workers if isinstance(each, ProcessLink) and each is not worker)
-            worker.begin_again_in(self._worker_rows[worker_id] if self._worker_rows else None, config, next(others, 0))
-            return None
-        if self._worker_rows and isinstance(worker, LocalWorker):
+            worker.slot = next(others, 0)
+            worker.rows_to_attach = self._worker_rows[worker_id] if self._worker_rows else None
+        elif self._worker_rows and isinstance(worker, LocalWorker):
             worker.attach(self._worker_rows[worker_id])
         return super().begin_again(worker_id, config)
 
