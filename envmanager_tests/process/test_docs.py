@@ -128,6 +128,18 @@ def test_python_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: P
     assert_shown(run([sys.executable, script.name], tmp_path), "\n".join(SHOWN.findall(script.read_text("utf-8"))))
 
 
+@pytest.mark.parametrize(
+    "block",
+    [block for block in blocks_of(DOCS / "writing-a-manager.md") if (block.language, block.title) == ("python", None)],
+    ids=lambda block: f"line {block.line}",
+)
+def test_blocks_about_managers_run_when_each_is_copied_alone(block: Block, tmp_path: Path) -> None:
+    save_titled(blocks_of(DOCS / "writing-a-manager.md"), tmp_path)
+    (tmp_path / "copied.py").write_text(block.text, encoding="utf-8")
+
+    assert_shown(run([sys.executable, "copied.py"], tmp_path), "\n".join(SHOWN.findall(block.text)))
+
+
 @pytest.mark.parametrize("page", of_languages("bash", "console"), ids=name_of)
 def test_commands_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     require_libraries(page)
