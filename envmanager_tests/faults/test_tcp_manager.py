@@ -12,6 +12,7 @@ import pytest
 
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
+from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "tcp_manager.py"
@@ -44,7 +45,7 @@ class TestTcpManager(OverTcp, ManagerContract):
 
 
 @pytest.mark.start_methods
-class TestTcpManagerUnderFaults(OverTcp, ProcessFaults, FaultContract):
+class TestTcpManagerUnderFaults(OverTcp, KernelFaults, ProcessFaults, FaultContract):
     pass
 
 
