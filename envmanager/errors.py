@@ -149,13 +149,21 @@ class BadObservation(WorkerError):
         self.got = got
 
 
+_HINTS = {
+    "SIGKILL": " Only the kernel (out of memory?) or a person sends SIGKILL.",
+    "EXIT(?)": " Its exit code is unknown: the process that reaps workers is busy or has ended, or your program reaps "
+    "its children itself.",
+}
+"""What is known about ends of processes, by ``WorkerDied.exit``."""
+
+
 class WorkerDied(WorkerError):
     """Error raised when a worker's process ended unexpectedly. ``exit`` names the cause, such as ``"SIGSEGV"``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
     ) -> None:
-        hint = " Only the kernel (out of memory?) or a person sends SIGKILL." if exit == "SIGKILL" else ""
+        hint = _HINTS.get(exit, "")
         super().__init__(
             f"{_where(worker_id, env_ids)} died {_when(phase)} ({exit}, request {ticket}).{hint}{_tail(output)}",
             worker_id=worker_id,

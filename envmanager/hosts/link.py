@@ -217,7 +217,9 @@ class Link:
         channel = self.channel
         while True:
             gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))
-            if channel.pump():  # before a death or timeout is reported, because the last response counts
+            with channel.lock:
+                has_read = channel.pump()  # before a death or timeout is reported, because the last response counts
+            if has_read:
                 self._deadline = max(self._deadline, time.monotonic() + WHILE_BYTES_COME_S)
             message = self.take(self.asked_ticket)
             if message is not None:
@@ -248,8 +250,11 @@ class Link:
 
     def _response(self, message: Message) -> EnvironmentResponse:
         """Decode the response to the last command other than a step. The first success sets the state to RUNNING."""
-        if message.code != self.FAILED and self.state is State.STARTING:
-            self.move(State.RUNNING)
+        with self.channel.lock:
+            has_started = message.code != self.FAILED and self.state is State.STARTING
+            if has_started:
+                self.move(State.RUNNING)
+        if has_started:
             self._ready_ns = message.ended_ns
             self._core_wait_ns = self.process.core_wait_ns()
             self.times.started(self._launched_ns, self._ready_ns, generation=self.generation)
@@ -344,16 +349,18 @@ class Link:
     def kill(self) -> None:
         """Kill the process and the processes that it started, and set the state to GONE. A second call does nothing."""
         self.await_nothing()
-        if self.state is not State.GONE:
-            self.process.signal(SIGKILL)
-            self.move(State.GONE)
+        with self.channel.lock:
+            if self.state is not State.GONE:
+                self.process.signal(SIGKILL)
+                self.move(State.GONE)
 
     def ask_to_close(self) -> None:
         """Ask the worker to close its environments and exit. Does not block if the connection is full."""
-        if self.state in (State.STARTING, State.RUNNING):
-            self.ticket += 1
-            self.channel.push(self.encode(self.ticket, CommandName.CLOSE, None), deadline=0.0)
-            self.move(State.CLOSING)
+        with self.channel.lock:
+            if self.state in (State.STARTING, State.RUNNING):
+                self.ticket += 1
+                self.channel.push(self.encode(self.ticket, CommandName.CLOSE, None), deadline=0.0)
+                self.move(State.CLOSING)
 
     def retire(self) -> None:
         """Ask a worker that is being replaced to exit. If it does not exit within ``close_s``, the poller kills it."""

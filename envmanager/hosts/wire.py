@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -192,6 +193,9 @@ class Channel:
         """Description of the worker's violation of the protocol, or empty. Nothing is read after a violation."""
         self.on_moved: Callable[[int, int], None] = lambda *_: None
         """Callback that receives the old and the new descriptor before ``fd`` changes. The poller sets it."""
+        self.lock = threading.RLock()
+        """Lock held while messages are read and while the worker's state changes, because ``close()`` in another thread
+        does both beside a call."""
         self._inbox = bytearray()
 
     def open(self, fd: int, pidfd: int) -> None:
@@ -231,7 +235,8 @@ class Channel:
             if left_s <= 0:
                 return
             ready = descriptors.wait_for(self.watched_fds(), left_s + 0.001, writable=[self.fd])
-            self.pump()
+            with self.lock:
+                self.pump()
             if self.pidfd in ready:
                 return
 
