@@ -34,6 +34,7 @@ from envmanager.hosts.wire import (
     COMMAND,
     FAILED_CODE,
     MESSAGE,
+    MESSAGE_MARK,
     NAMES,
     Channel,
     Decoder,
@@ -195,7 +196,7 @@ class Connection:
             self.n_reported = len(self.group.behavior_specs)
         now_ns = time.perf_counter_ns()  # 0 from another machine, whose clock is another one
         self.socket.sendall(
-            MESSAGE.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.began_ns, now_ns) + data
+            MESSAGE.pack(self.ticket, code, flags, MESSAGE_MARK, 0, len(data), now_ns - self.began_ns, now_ns) + data
         )
 
     put = send
