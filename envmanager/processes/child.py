@@ -236,6 +236,8 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
     factory = group = failure = None
     try:
         factory = cloudpickle.loads(pickled_env_factory)
+        if _leave_worker is not None and isinstance(factory, GroupFactory):  # not in a thread of the trainer
+            factory.fill_main()
         group = make_group(factory, worker_id)
         if hasattr(parent_conn, "use_group"):
             parent_conn.use_group(group)
