@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from envmanager.registry import ManagerOptions, make_manager
     from envmanager.simple_env_manager import SimpleEnvManager
     from envmanager.subprocess_env_manager import SubprocessEnvManager
+    from envmanager.system.interrupts import allow_interrupts
 
 __version__ = "0.1.0"
 __all__ = [
@@ -58,7 +59,7 @@ __all__ = [
     "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError", "RandomPolicy", "ResetConfig",
     "RestartPolicy", "RestartsExhausted", "SimpleEnvManager", "StepInfo", "SubprocessEnvManager", "Timeouts",
     "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut",
-    "as_environment", "derive_seed", "make_manager",
+    "allow_interrupts", "as_environment", "derive_seed", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
@@ -79,6 +80,7 @@ _NAMES_OF = {
     "registry": "ManagerOptions make_manager",
     "simple_env_manager": "SimpleEnvManager",
     "subprocess_env_manager": "SubprocessEnvManager",
+    "system.interrupts": "allow_interrupts",
 }
 """Public names by the module that defines them."""
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}

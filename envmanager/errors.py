@@ -9,7 +9,7 @@
     │   ├── WorkerDied           the worker's process ended unexpectedly
     │   ├── WorkerTimedOut       the worker did not respond in time
     │   ├── NotPlaced            no node of the cluster had room for the worker
-    │   ├── ProtocolError        the worker is an engine that broke the protocol
+    │   ├── ProtocolError        the worker sent what the protocol does not allow
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                invalid actions or env_ids; raised before anything is sent
     ├── ManagerClosed            a call was made after close(), or was still running during close()
@@ -222,19 +222,26 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """Error raised when a game engine sent a message that violates the protocol. ``reason`` describes the message.
+    """Error raised when a worker sent a message that violates the protocol. ``reason`` describes the message.
 
-    No part of the message was used. An engine that the trainer started was killed.
+    No part of the message was used. The worker was killed, unless it is a game that the user started.
     """
 
     def __init__(
-        self, *, worker_id: int, env_ids: Sequence[int], phase: str, reason: str, output: str = "", ticket: int = 0
+        self,
+        *,
+        worker_id: int,
+        env_ids: Sequence[int],
+        phase: str,
+        reason: str,
+        output: str = "",
+        ticket: int = 0,
+        advice: str = "",
     ) -> None:
         what = f"broke the protocol {_when(phase)}"
         super().__init__(
             f"{_where(worker_id, env_ids)} {what} (request {ticket}) and was killed: "
-            f"it sent {reason}. Nothing of it was used. The game's addon may be of another version than this library: "
-            f"if it is this library's, `envmanager godot install-addon` installs the one that fits.{_tail(output)}",
+            f"it sent {reason}. Nothing of it was used. {advice}{_tail(output)}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,

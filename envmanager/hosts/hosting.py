@@ -6,9 +6,11 @@ The table COMMANDS maps commands to the functions that carry them out. The comma
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import attrs
@@ -44,6 +46,8 @@ class GroupFactory:
     contexts: Sequence[EnvContext]
     infos: bool
     check_values: bool
+    script: Any = attrs.field(factory=lambda: FunctionType((lambda: 0).__code__, vars(sys.modules["__main__"])))
+    """A function of the user's script. When unpickled, it has the globals of the factories' functions of that script."""
 
     @classmethod
     def of(
@@ -67,6 +71,11 @@ class GroupFactory:
         )
         own = [factories[env_id] for env_id in env_ids]
         return cls(own, contexts, options.infos, options.check_values)
+
+    def fill_main(self) -> None:
+        """Set what the factories use of the user's script in this process's ``__main__``, where pickles look it up."""
+        names = {name: value for name, value in self.script.__globals__.items() if not name.startswith("__")}
+        vars(sys.modules["__main__"]).update(names)
 
     def __call__(self) -> EnvGroup:
         """Make the environments and return their group. If this fails, close those already made and raise an error."""

@@ -135,6 +135,8 @@ class Link:
 
     FAILED: ClassVar[int] = FAILED_CODE
     """Command code of messages that report a failure."""
+    PROTOCOL_ADVICE: ClassVar[str] = "An environment may have written to a file descriptor that it did not open."
+    """Probable cause of a violation of the protocol, for the error."""
 
     slot = 0
     """Slot of shared memory for the response to the last step command; 0 for workers without shared memory."""
@@ -335,7 +337,8 @@ class Link:
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
         """Kill a worker that violated the protocol. Return the error to report."""
         self.kill()
-        return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
+        facts = {**self._facts(during), "reason": self.channel.broken, "output": self.output_tail()}
+        return ProtocolError(**facts, advice=self.PROTOCOL_ADVICE)
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
         """Return the arguments common to all errors about this worker. ``during`` is the awaited command or None."""

@@ -10,6 +10,9 @@
 A record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. The step pipe has no lock, so it stays
 usable if a worker is killed at any moment. All other responses are messages through the worker's own connection (a
 socket pair), where half a message affects no other worker. Every response repeats the ticket of the command.
+
+An environment may write to a descriptor that it did not open. So records and messages begin with or contain a mark.
+Bytes without it are skipped in the step pipe. In a connection they are a violation of the protocol by its worker.
 """
 
 from __future__ import annotations
@@ -34,11 +37,14 @@ from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
 COMMAND = struct.Struct("<QBBHIQ")
 """Header of a command: ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
-RECORD = struct.Struct("<QIIHHIQQ")
-"""Record of a step: ticket, worker_id, generation, slot, flags, number of final observations, busy ns, end (ns)."""
+RECORD = struct.Struct("<8sQIIHHIQQ")
+"""Record of a step: RECORD_MARK, ticket, worker_id, generation, slot, flags, n final observations, busy ns, end (ns).
+"""
 
 MESSAGE = struct.Struct("<QBBHIQQQ")
-"""Header of a message: ticket, command code, flags, unused, n final observations, pickle length, busy ns, end (ns)."""
+"""Header of a message: ticket, code, flags, MESSAGE_MARK, n final observations, pickle length, busy ns, end (ns)."""
+
+RECORD_MARK, MESSAGE_MARK = b"\xb1\x9eenvstp", 0xB19E
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
@@ -245,27 +251,32 @@ class Channel:
     def pump(self) -> bool:
         """Read available bytes without blocking. Add complete messages to ``messages``. Return whether bytes came."""
         n_new = 0
-        while self.fd != descriptors.CLOSED:
+        while True:
+            self._split()
+            if self.hung_up or self.fd == descriptors.CLOSED:
+                return n_new > 0
             try:
                 part = descriptors.read(self.fd, _READ_SIZE)
             except BlockingIOError:
-                break
+                return n_new > 0
             except OSError:  # the worker ended before reading all
                 part = b""
-            if not part:
-                self.hung_up = True
-                break
+            self.hung_up = not part
             n_new += len(part)
             self._inbox += part
+
+    def _split(self) -> None:
         while len(self._inbox) >= MESSAGE.size:
-            ticket, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
+            ticket, code, flags, mark, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
+            if mark != MESSAGE_MARK:
+                self.broken, self.hung_up = "bytes that are no message", True
+                return
             if len(self._inbox) < MESSAGE.size + length:
-                break
+                return
             data = bytes(memoryview(self._inbox)[MESSAGE.size : MESSAGE.size + length])
             del self._inbox[: MESSAGE.size + length]
             ended_ns = ended_ns or time.perf_counter_ns()
             self.messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns, n_ended))
-        return n_new > 0
 
 
 class Decoder:

@@ -12,7 +12,9 @@ A host reaches the manager only through its HostContext, so that it can be read 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -26,6 +28,10 @@ from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
+from envmanager.system.interrupts import allow_interrupts
+
+_LOOK_EVERY_S = 0.1
+"""Interval in seconds at which a wait on a StepQueue raises a Ctrl-C."""
 
 
 class StepQueue(Protocol):
@@ -69,11 +75,15 @@ class QueueSource(ResponseSource):
         return taken
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        try:
-            first = self._queue.get(timeout=timeout)
-        except queue.Empty:
-            return ()
-        return [first, *self.take()]
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            with allow_interrupts():  # not around get(), where an interrupt could discard the response it has removed
+                pass
+            until = min(deadline, time.monotonic() + _LOOK_EVERY_S)
+            with contextlib.suppress(queue.Empty):
+                return [self._queue.get(timeout=max(0.0, until - time.monotonic())), *self.take()]
+            if until == deadline or time.monotonic() < until:  # the queue may give up before that time
+                return ()
 
 
 class EnvWorker(Protocol):

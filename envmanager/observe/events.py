@@ -89,7 +89,7 @@ class Raised(Failed):
 
 @attrs.frozen(kw_only=True)
 class ProtocolBroken(Failed):
-    """Failure: a game engine sent a message that violates the protocol."""
+    """Failure: a worker sent a message that violates the protocol."""
 
 
 @attrs.frozen(kw_only=True)

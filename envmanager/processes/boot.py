@@ -19,8 +19,11 @@ from typing import NamedTuple
 
 LENGTH = struct.Struct("<Q")
 """Format of the header that gives the length of the pickle on the standard input of ``run``."""
-THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that limit math libraries' threads. The default in workers is 1."""
+THREAD_CAPS = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+    *("BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "OPENCV_FOR_THREADS_NUM"),
+)
+"""Environment variables that limit the threads of math libraries and OpenCV. The default in workers is 1."""
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"

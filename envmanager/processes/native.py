@@ -12,7 +12,9 @@ A step that is not entirely in shared memory comes as a message through the work
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import select
 import socket
 import time
@@ -21,7 +23,7 @@ from functools import partial
 from envmanager.hosts import descriptors
 from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
-from envmanager.hosts.wire import RECORD
+from envmanager.hosts.wire import RECORD, RECORD_MARK
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes
@@ -30,7 +32,11 @@ from envmanager.processes.output import take_crash_report
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.processes.starting import HelperGone, Process, start
 
-_READ_SIZE = 256 * RECORD.size
+_READ_SIZE = 1 << 16
+"""Number of bytes that a pipe holds. One read takes all records, so no death is believed before a last record."""
+_MARK = re.escape(RECORD_MARK)
+_RECORDS = re.compile(_MARK + b"(?:(?!%b).){%d}" % (_MARK, RECORD.size - len(RECORD_MARK)), re.DOTALL)
+_logger = logging.getLogger("envmanager")
 
 
 class NativeLink(ProcessLink):
@@ -92,26 +98,42 @@ class StepPipePoller(Poller[ProcessLink]):
         descriptors.register(self.write_fd)
         self.epoll.register(self._read_fd, select.EPOLLIN)
         self._events = events
+        self._rest = b""
+        """Bytes of the step pipe at the end of the last read that may be the beginning of a record."""
+        self._has_strays = False
 
     def read_other(self, fd: int) -> None:
         """Read ``fd`` if it is the step pipe. Append a response to ``arrived`` for each record that is not late."""
         if fd != self._read_fd:
             return
-        while True:
-            try:
-                data = os.read(fd, _READ_SIZE)
-            except BlockingIOError:
-                return
-            for ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
-                link = self.links.get(worker_id)
-                if link is None or ticket != link.step_ticket or generation != link.generation:
-                    self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
-                    continue
-                link.times.stepped(busy_ns, ended_ns)
-                link.await_nothing()
-                self.arrived.append(link.decoder.record(slot, flags, n_ended))
-            if len(data) < _READ_SIZE:
-                return
+        try:
+            data = self._rest + os.read(fd, _READ_SIZE)
+        except BlockingIOError:
+            return
+        if data.count(RECORD_MARK) * RECORD.size != len(data) or not data.startswith(RECORD_MARK, -RECORD.size):
+            data = self._without_strays(data)
+        for _, ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
+            link = self.links.get(worker_id)
+            if link is None or ticket != link.step_ticket or generation != link.generation:
+                self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
+                continue
+            link.times.stepped(busy_ns, ended_ns)
+            link.await_nothing()
+            self.arrived.append(link.decoder.record(slot, flags, n_ended))
+
+    def _without_strays(self, data: bytes) -> bytes:
+        """Return the records in ``data``. Keep the end for the next read if it may belong to a record; log the rest."""
+        records = list(_RECORDS.finditer(data))
+        end = records[-1].end() if records else 0
+        self._rest = data[max(end, len(data) - RECORD.size + 1) :]
+        if not self._has_strays:
+            self._has_strays = True
+            _logger.warning(
+                "bytes that are no record came through the pipe in which the workers report their steps. They are "
+                "skipped, and no step is lost. An environment writes to a file descriptor that it did not open. "
+                'With transport="portable" each worker has a connection of its own, and the error names the worker.'
+            )
+        return b"".join(each.group() for each in records)
 
     def close(self) -> None:
         super().close()

@@ -15,6 +15,7 @@ import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
 from envmanager.hosts import shared_rows
+from envmanager.processes.boot import THREAD_CAPS
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
@@ -97,7 +98,26 @@ def test_workers_get_the_environment_variables_of_now_or_those_asked_for(
     assert inherited["ENVMANAGER_TEST"] == "now"
     assert inherited["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
     assert limited.pop("ONLY") == "this"
-    assert all(name.endswith("_NUM_THREADS") for name in limited)
+    assert set(limited) == set(THREAD_CAPS)
+
+
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
+def test_opencv_has_one_thread_in_a_worker_unless_the_variable_says_otherwise(
+    start_method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cv2")  # also loaded in the helper then
+
+    class Images(FakeEnvironment):
+        def n_threads(self) -> int:
+            import cv2
+
+            return int(cv2.getNumThreads())
+
+    with SubprocessEnvManager(Images, 1, start_method=start_method) as manager:
+        assert manager.call("n_threads") == [1]
+    monkeypatch.setenv("OPENCV_FOR_THREADS_NUM", "3")
+    with SubprocessEnvManager(Images, 1, start_method=start_method) as manager:
+        assert manager.call("n_threads") == [3]
 
 
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)
