@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from envmanager.adapters.names import GymnasiumId, Importable, find_wrapper, import_all, loaded
+from envmanager.adapters.names import GymnasiumId, Importable, find_callable, import_all, loaded
 from envmanager.errors import UsageError
 from envmanager.importing import nearest
 
@@ -196,8 +196,9 @@ def _maker(factory: Any) -> Any:
 
 def _wrapper(entry: Any) -> Call:
     target, arguments = call_of(entry, "wrappers")
-    found = find_wrapper(target) if isinstance(target, str) else target
-    called, what = loaded(found), f"the wrapper {_name(target)}"
+    what, meaning = f"the wrapper {_name(target)}", "a class or function that wraps an environment"
+    found = find_callable(target, what, meaning) if isinstance(target, str) else target
+    called = loaded(found)
     _check_names(called, arguments, what, skip=1)
     _check_complete(called, arguments, what)
     return found, arguments

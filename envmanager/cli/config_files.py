@@ -30,8 +30,8 @@ import attrs
 
 from envmanager.cli.plan import RunOptions
 from envmanager.data.specs import describe_value
-from envmanager.errors import ConfigError, MissingExtra
-from envmanager.importing import nearest
+from envmanager.errors import ConfigError
+from envmanager.importing import nearest, needed_by
 from envmanager.registry import ManagerOptions
 from envmanager.training import records
 from envmanager.training.plan import TrainingOptions
@@ -68,8 +68,9 @@ def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dic
 def _parse_toml(text: str, path: Path) -> Any:
     try:
         toml = importlib.import_module("tomllib")
-    except ImportError:  # Python 3.10
-        toml = _import_or_say("tomli", str(path))
+    except ModuleNotFoundError:  # Python 3.10
+        with needed_by(str(path), extra="cli"):
+            toml = importlib.import_module("tomli")
     try:
         document = toml.loads(text)
         repr(document)  # ValueError if a hexadecimal number has more digits than Python prints
@@ -88,7 +89,8 @@ def read_yaml(text: str, what: str) -> Any:
     Error messages refer to the text as ``what``. As in YAML 1.2, ``1e-3``, ``3e5`` and ``.5`` are numbers. As in YAML
     1.1, ``yes``, ``no``, ``on`` and ``off`` are true and false, because many configs use them.
     """
-    yaml = _import_or_say("yaml", what)
+    with needed_by(what, extra="cli"):
+        yaml = importlib.import_module("yaml")
     try:
         return yaml.load(text, Loader=_loader(yaml))
     except Exception as error:  # `!!bool x` is a KeyError, `2024-13-45` a ValueError, "[" * 3000 a RecursionError
@@ -138,13 +140,6 @@ def run_folder_of(config: Path) -> Path:
     """Return a run's default folder: the folder of ``config`` if a run wrote it, or ``runs/NAME`` for ``NAME.toml``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
-
-
-def _import_or_say(library: str, what: str) -> Any:
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise MissingExtra(what, library=library, extra="cli") from None
 
 
 def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -13,9 +13,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.adapters.names import Importable, missing_library
+from envmanager.adapters.names import find_callable
 from envmanager.data.specs import BehaviorSpec, describe_value
-from envmanager.errors import ConfigError, MissingExtra, UsageError
+from envmanager.errors import ConfigError, UsageError
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.registry import ManagerOptions, structure
 
@@ -61,7 +61,7 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Check two tables of a config and the file ``out``, and return a Plan. Raises UsageError or MissingExtra."""
+        """Check two tables of a config and the file ``out``, and return a Plan. Raises UsageError or ImportFailed."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = manager.get("restarts")
@@ -71,7 +71,9 @@ class Plan:
         if manager_options.env is None:
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
         check_out(out)
-        policy = None if run_options.policy is None else load_policy(run_options.policy)
+        policy, text = None, run_options.policy
+        if text is not None:
+            policy = find_callable(text, f"policy {text!r}", "a callable with a name and a spec").load()
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
@@ -82,23 +84,6 @@ class Plan:
         if not hasattr(policy, "get_action"):
             raise UsageError(f"--policy made {describe_value(policy)} for {behavior!r}, which has no get_action.")
         return policy
-
-
-def load_policy(text: str) -> Any:
-    """Return the callable that ``text`` names as ``"module:callable"``. Raises UsageError or MissingExtra."""
-    module, colon, attribute = text.partition(":")
-    if not colon or not module or not attribute:
-        raise UsageError(f"The policy should be module:callable, not {text!r}.")
-    try:
-        found = Importable(module, attribute).load()
-    except MissingExtra:
-        raise
-    except (ImportError, AttributeError) as error:
-        missing = missing_library(error, f"policy {text!r}", module=module)
-        raise missing or UsageError(f"policy {text!r} cannot be found: {error}.") from error
-    if not callable(found):
-        raise UsageError(f"policy {text!r} is {describe_value(found)}; it should be callable with a name and a spec.")
-    return found
 
 
 def check_out(out: Path | None) -> None:

@@ -20,7 +20,7 @@ from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import MissingExtra, UsageError
+from envmanager.errors import ImportFailed, UsageError
 from envmanager.hosts.wire import describe_failure, env_raised
 from envmanager.options import KindOptions, ResetConfig
 
@@ -104,7 +104,7 @@ class GroupFactory:
         return group
 
 
-_OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
+_OF_THE_FACTORY = (UsageError, ImportFailed, SpecMismatch)
 """Errors of this library about a factory or its environment, raised unchanged.
 
 Other errors of this library are wrapped in EnvRaised, because they come from a manager inside the environment.

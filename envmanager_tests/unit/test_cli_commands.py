@@ -231,9 +231,9 @@ def test_behaviors_that_appear_later_get_a_policy_too(capsys):
         ([*CART_POLE, "--wait", "soon"], 'manager.wait should be "any", "all", a number of workers'),
         (["--env", "CartPole-v1", "--manager", "simpel"], "did you mean simple?"),
         (["--env", "Nothing-v0", "--manager", "simple"], "Gymnasium knows no environment 'Nothing-v0'"),
-        ([*CART_POLE, "--policy", "nothing"], "should be module:callable, not 'nothing'"),
+        ([*CART_POLE, "--policy", "nothing"], "policy 'nothing' names no callable: it should be module:name"),
         ([*CART_POLE, "--policy", "nothing:there"], "policy 'nothing:there' cannot be found"),
-        ([*CART_POLE, "--policy", f"{HERE}:NOT_CALLABLE"], "is int 3; it should be callable"),
+        ([*CART_POLE, "--policy", f"{HERE}:NOT_CALLABLE"], "is int 3, not a callable with a name and a spec"),
         ([*CART_POLE, "--policy", f"{HERE}:no_policy"], "made int 3 for 'default', which has no get_action"),
         (["nowhere.toml"], "There is no config file nowhere.toml."),
         (["--env", f"{HERE}:OfTexts", "--manager", "simple"], "RandomPolicy cannot draw actions"),
@@ -470,7 +470,8 @@ def test_check_refuses_what_is_no_environment(capsys):
 
 
 def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "find_spec", lambda library: None)
+    monkeypatch.delitem(sys.modules, "envmanager.cli.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
 
     assert cli.main() == 1
     assert "pip install 'envmanager[cli]'" in capsys.readouterr().err
