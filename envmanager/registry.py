@@ -27,7 +27,7 @@ from envmanager.adapters import recipes
 from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe
 from envmanager.errors import ConfigError
 from envmanager.importing import Plugins, imported, nearest
-from envmanager.options import ProcessOptions, a_mapping
+from envmanager.options import ProcessOptions, a_mapping, plain_numbers
 from envmanager.structuring import structure
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ OF_ONE_KIND = frozenset({"engine", "cluster"})
 """Options passed only to kinds that declare the parameter, not to kinds that merely take ``**options``."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
 

@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar, get_origin
 
 import attrs
 import cattrs
-from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
 from cattrs.gen import make_dict_structure_fn
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
-from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount
+from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount, plain
 
 Options = TypeVar("Options")
 
@@ -61,6 +61,7 @@ class PartMisfit(Exception):
 
 def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
     def check(value: Any, _: Any) -> Any:
+        value = plain(value)
         # bool is an int to Python, but `n_envs: true` is a mistake.
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
             raise Misfit(expected, value)
@@ -81,9 +82,9 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
     converter.register_structure_hook_func(
         lambda wanted: get_origin(wanted) in _LITERAL or wanted in _CHECKED_BY_THE_CLASS, lambda value, _: value
     )
-    _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
+    _accept_objects(converter, Wait, Wait.parse)
     _accept_objects(converter, Timeouts, lambda _: None)
-    _accept_objects(converter, RestartPolicy, lambda _: None)
+    _accept_objects(converter, RestartPolicy, RestartPolicy)
     return converter
 
 
@@ -110,7 +111,7 @@ def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[
 _EXPECTED: dict[type, str] = {
     Wait: '"any", "all", a number of workers or a mapping',
     Timeouts: "a mapping",
-    RestartPolicy: "a mapping",
+    RestartPolicy: "a number of restarts or a mapping",
 }
 _OF_CONFIGS = make_converter(forbid_extra_keys=True)
 
@@ -131,6 +132,9 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
                 yield from _complaints(child, _join(path, note.name))
         for child in alone:
             yield from _complaints(child, path)
+    elif isinstance(error, IterableValidationError):
+        for child, item in error.group_exceptions()[0]:
+            yield from _complaints(child, f"{path}[{item.index}]")
     elif isinstance(error, PartMisfit):
         yield from _complaints(error.error, f"{path}{error.place}")
     elif isinstance(error, UsageError):  # raised by a class's own check; the text begins with the option's name

@@ -16,11 +16,12 @@ import numpy as np
 from envmanager.adapters.names import find_callable
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.errors import ConfigError, UsageError
+from envmanager.options import at_least, plain_numbers
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.registry import ManagerOptions, structure
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
@@ -28,15 +29,9 @@ class RunOptions:
     callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
-    steps: int = 10_000
-    seed: int | None = None
+    steps: int = attrs.field(default=10_000, validator=at_least(1))
+    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(0)))
     policy: str | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps must be a whole number of at least 1, not {self.steps!r}.")
-        if self.seed is not None and self.seed < 0:
-            raise UsageError(f"seed must be a whole number from 0 up, not {self.seed!r}.")
 
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}

@@ -415,7 +415,7 @@ def test_the_flag_restarts_changes_one_number_of_the_config_files_table(capsys, 
     [
         ("{max_restart: 3}", [], "no option manager.restarts.max_restart; did you mean manager.restarts.max_restarts?"),
         ("{then: drip}", [], "manager.restarts.then "),
-        ("3", ["--restarts", 1], "manager.restarts should be a mapping, but is int 3"),
+        ("many", ["--restarts", 1], "manager.restarts should be a number of restarts or a mapping, but is str 'many'"),
         ("{}", ["--restarts", -1], "manager.restarts.max_restarts must be a whole number of at least 0, not -1"),
     ],
 )
@@ -434,7 +434,7 @@ def test_a_seed_below_zero_in_a_config_file_is_refused(capsys, tmp_path):
     exit_code, _, err = run(capsys, tmp_path / "a.yaml")
 
     assert exit_code == 2
-    assert "run.seed must be a whole number from 0 up, not -1" in err
+    assert "run.seed must be a whole number of at least 0, not -1" in err
 
 
 def test_a_run_without_a_seed_says_so(capsys):
