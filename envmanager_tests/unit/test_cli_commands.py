@@ -329,7 +329,7 @@ def test_no_episode_is_said_to_be_lost_when_a_reset_fails(capsys, tmp_path):
 
     assert exit_code == 0
     assert err.splitlines()[:2] == [
-        "Warning: worker 0 raised ValueError in reset: no battery; restart 1 of 2 in 60 s",
+        "Warning: worker 0 raised ValueError in reset: no battery; restart 1 (at most 2 in 60 s)",
         "Note: no episode had begun; --verbose shows the evidence.",
     ]
 
@@ -356,7 +356,7 @@ def test_restarts_in_a_config_file_are_obeyed_and_what_they_cost_is_shown(capsys
         "1 episode, 1 worker step"
     ]
     assert err.splitlines() == [
-        "Warning: worker 0 raised ValueError in step: the robot fell over; restart 1 of 2 in 60 s",
+        "Warning: worker 0 raised ValueError in step: the robot fell over; restart 1 (at most 2 in 60 s)",
         "Note: its episode is lost, the others go on; --verbose shows the evidence.",
     ]
     assert (summary["restarts"], summary["steps_lost"], summary["episodes_lost"]) == (1, 1, 1)
