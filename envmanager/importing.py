@@ -108,8 +108,14 @@ def is_missing(error: BaseException | None) -> bool:
     return getattr(around, "__file__", None) is None
 
 
+SIMILAR = 0.75
+"""Least similarity, from 0 to 1, of a name that is suggested. A wrong suggestion is worse than none."""
+
+
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """Return ``; did you mean prefix.name?`` with the most similar known name, or ``.`` if no known name is similar."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    known = list(known)
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
+    matches = matches or [each for each in known if sorted(each) == sorted(name)]  # two letters of a short name swapped
     where = f"{prefix}." if prefix else ""
     return f"; did you mean {where}{matches[0]}?" if matches else "."

@@ -63,12 +63,8 @@ def plain_numbers(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Att
 
 
 def _number(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    try:
-        return not math.isnan(value)
-    except OverflowError:  # a whole number that no float can hold
-        return False
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and (value == math.inf or abs(value) <= sys.float_info.max)  # no NaN, nor what no float can hold
 
 
 def seconds(*, unlimited: bool, zero: bool = False) -> Any:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from envmanager.adapters import recipes
-from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe
+from envmanager.adapters.other_names import other_names
+from envmanager.adapters.recipes import RECIPE_OPTIONS, with_recipe
 from envmanager.errors import ConfigError
 from envmanager.importing import Plugins, imported, nearest
 from envmanager.options import ProcessOptions, a_mapping, plain_numbers
@@ -70,6 +71,8 @@ class ManagerOptions(ProcessOptions):
     ``kind="godot"`` refuses them, because its engine makes the game.
     """
 
+    other_names = staticmethod(other_names)
+
     kind: str = "subprocess"
     env: Any = None
     env_kwargs: Mapping[str, Any] | None = attrs.field(default=None, validator=recipes.check_kwargs)
@@ -112,22 +115,6 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)
     return manager
-
-
-def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
-    """Return ``env_factory``, wrapped in an EnvRecipe if ``options`` sets a recipe option, such as ``wrappers``.
-
-    In a list, each factory is wrapped. Raises ConfigError if a factory is an EnvRecipe and such an option is set.
-    """
-    given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
-    if not any(given.values()):
-        return env_factory
-    if isinstance(env_factory, list | tuple):
-        return [with_recipe(each, options) for each in env_factory]
-    if isinstance(env_factory, EnvRecipe):
-        said = ", ".join(name for name, value in given.items() if value)
-        raise ConfigError(f"The environment is an EnvRecipe, and {said} set besides: put all of it into the recipe.")
-    return EnvRecipe(env_factory, **given)
 
 
 def known_kinds() -> list[str]:

@@ -31,7 +31,7 @@ import attrs
 from envmanager.cli.plan import RunOptions
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError
-from envmanager.importing import nearest, needed_by
+from envmanager.importing import SIMILAR, nearest, needed_by
 from envmanager.registry import ManagerOptions
 from envmanager.training import records
 from envmanager.training.plan import TrainingOptions
@@ -40,6 +40,8 @@ RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
 TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
 """Tables that a config may hold, by command."""
+OF_ML_AGENTS = ("behaviors", "default_settings", "env_settings", "engine_settings", "environment_parameters")
+"""Tables of an ML-Agents config."""
 _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
 """Pattern of one name in a path of ``--set``; a name that contains a dot is quoted."""
 _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOptions}
@@ -157,6 +159,12 @@ def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[
 
 def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
     """Return the error text for an unknown table. If another command uses the table, the text names the command."""
+    if name in OF_ML_AGENTS:
+        return (
+            f"{path} looks like a config of ML-Agents: it has the table {name}. To train here, it needs the tables "
+            f"{', '.join(TRAINING_TABLES)}, in which most options have other names: see docs/coming-from.md. To keep "
+            "ML-Agents' own trainers, see docs/mlagents.md."
+        )
     for command, others in TABLES_OF.items():
         if name in others:
             what = "training run" if command == "train" else command
@@ -171,7 +179,7 @@ def nearest_place(name: str, tables: Iterable[str]) -> str:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
         places.update({field.alias: f"{table}.{field.alias}" for field in options})
     places.update({table: table for table in tables})
-    matches = difflib.get_close_matches(name, places, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name, places, n=1, cutoff=SIMILAR)
     return f"; did you mean {places[matches[0]]}?" if matches else "."
 
 

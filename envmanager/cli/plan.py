@@ -39,6 +39,13 @@ RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
 minute; with these values the run goes on for longer and shows how often an environment crashes."""
 
 
+def restarts_table(given: Any) -> Any:
+    """Return the option ``restarts`` as a table: {} if unset, ``{"max_restarts": N}`` for a number, else unchanged."""
+    if given is None:
+        return {}
+    return {"max_restarts": given} if isinstance(given, int) and not isinstance(given, bool) else given
+
+
 @attrs.frozen
 class Plan:
     """The checked options of a run: manager, number of environment steps, seeds, policy, and file for the summary."""
@@ -59,9 +66,9 @@ class Plan:
         """Check two tables of a config and the file ``out``, and return a Plan. Raises UsageError or ImportFailed."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
-        restarts = manager.get("restarts")
-        if isinstance(restarts, Mapping | None):  # structure() refuses anything else
-            restarts = {**RESTARTS, **(restarts or {})}
+        restarts = restarts_table(manager.get("restarts"))
+        if isinstance(restarts, Mapping):  # structure() refuses anything else
+            restarts = {**RESTARTS, **restarts}
         manager_options = structure(ManagerOptions, {"seed": seed, **manager, "restarts": restarts}, where="manager")
         if manager_options.env is None:
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import attrs
 import numpy as np
 
+from envmanager.adapters.other_names import other_names
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves
@@ -43,6 +44,8 @@ with needed_by("envmanager.training", extra="torch"):
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class ReplayOptions:
     """The options of all trainers with a replay. Subclasses override some defaults. Step counts are in agent steps."""
+
+    other_names = staticmethod(other_names)
 
     capacity: int = attrs.field(default=100_000, validator=at_least(1))
     share_frames: bool = False

@@ -17,6 +17,7 @@ from typing import Any
 
 import attrs
 
+from envmanager.adapters.other_names import other_names
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.metrics import parse as parse_metrics
 from envmanager.options import at_least, plain_numbers
@@ -36,6 +37,8 @@ NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class TrainingOptions:
     """Options in a config's ``training`` table. Training ends after ``steps`` agent steps of all learners together."""
+
+    other_names = staticmethod(other_names)
 
     steps: int = attrs.field(default=100_000, validator=at_least(1))
     seed: int = 0

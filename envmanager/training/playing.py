@@ -23,6 +23,7 @@ import attrs
 import numpy as np
 
 from envmanager.adapters.factories import call_factory, resolve
+from envmanager.adapters.recipes import with_recipe
 from envmanager.adapters.resets import Resetter
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext
@@ -30,7 +31,7 @@ from envmanager.errors import ImportFailed, UsageError
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.files import reporting
-from envmanager.registry import ManagerOptions, with_recipe
+from envmanager.registry import ManagerOptions
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.training.saved import SavedTraining
 

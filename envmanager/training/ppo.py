@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.adapters.other_names import other_names
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.data.trees import leaves
@@ -41,6 +42,8 @@ with needed_by("envmanager.training", extra="torch"):
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class PPOOptions:
     """Options of PPO, under their usual names. ``rollout``: agent steps per update, summed over all agents."""
+
+    other_names = staticmethod(other_names)
 
     rollout: int = attrs.field(default=1024, validator=at_least(1))
     epochs: int = attrs.field(default=10, validator=at_least(1))

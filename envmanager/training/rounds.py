@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
+from envmanager.importing import SIMILAR
 from envmanager.options import at_least, plain_numbers
 
 _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [target]]"
@@ -98,6 +99,6 @@ class RoundCount:
 
 def unknown_behavior(behavior: Any, known: Sequence[str]) -> str:
     """Return the end of an error message about an unknown behavior, with a similar name and all known names."""
-    near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=SIMILAR)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"the behavior {behavior!r}, which is not known{hint}; known are {', '.join(map(repr, known)) or 'none'}."

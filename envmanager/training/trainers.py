@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from envmanager.adapters.other_names import other_names
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import Plugins, nearest
@@ -83,6 +84,8 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
 class _OfAnyKind:
     """The options in a trainer's table that every kind of trainer has."""
 
+    other_names = staticmethod(other_names)
+
     kind: Any = None
     frozen: bool = False
     apart: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
@@ -93,7 +96,7 @@ def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
     """Return the factory, its options, ``frozen``, and Apart's options or None. Raises ConfigError for a bad table."""
-    names = [field.name for field in attrs.fields(_OfAnyKind)]
+    names = ["trainer_type", *(field.name for field in attrs.fields(_OfAnyKind))]
     options = {name: value for name, value in table.items() if name not in names}
     own = structure(
         _OfAnyKind, {name: value for name, value in table.items() if name in names}, where=f"trainers.{behavior}"
