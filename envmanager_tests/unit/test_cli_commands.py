@@ -16,6 +16,7 @@ import typer
 
 import envmanager
 from envmanager import cli
+from envmanager.cli import app as app_module
 from envmanager.cli.app import app, run_command_line
 from envmanager.cli.plan import Plan, RunOptions
 from envmanager.data.specs import ArraySpec, BehaviorSpec
@@ -408,6 +409,21 @@ def test_the_flag_restarts_changes_one_number_of_the_config_files_table(capsys, 
     assert exit_code == 1
     assert "ValueError: the robot fell over" in err
     assert "Warning" not in err
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "expected"),
+    [("100", [], 100), ("0", [], 0), ("100", ["--restarts", 5], 5), ("{max_restarts: 7}", [], 7), ("{}", [], 100)],
+)
+def test_a_number_of_restarts_in_a_config_means_what_the_flag_means(
+    monkeypatch, capsys, tmp_path, config, flags, expected
+):
+    plans = []
+    monkeypatch.setattr(app_module, "run", lambda plan, *_, **__: plans.append(plan) or 0)
+    (tmp_path / "a.yaml").write_text(f"manager: {{env: CartPole-v1, restarts: {config}}}")
+
+    assert run(capsys, tmp_path / "a.yaml", *flags)[0] == 0
+    assert plans[0].manager.restarts == RestartPolicy(max_restarts=expected, backoff_s=0.0)
 
 
 @pytest.mark.parametrize(
