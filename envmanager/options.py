@@ -62,19 +62,16 @@ def plain_numbers(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Att
     ]
 
 
-def _number(value: Any) -> bool:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and (value == math.inf or abs(value) <= sys.float_info.max)  # no NaN, nor what no float can hold
-
-
 def seconds(*, unlimited: bool, zero: bool = False) -> Any:
     """Return an attrs validator that accepts positive numbers; with ``zero`` also 0, with ``unlimited`` math.inf."""
     least = "from 0 up" if zero else "above 0"
     limit = "(math.inf for no limit)" if unlimited else "and finite"
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        too_small = not _number(value) or value < 0 or (value == 0 and not zero)
-        if too_small or (value == math.inf and not unlimited):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_unlimited = unlimited and value == math.inf
+        # NaN compares as False; a whole number may be one that no float can hold
+        if not is_number or not (0 <= value <= sys.float_info.max or is_unlimited) or (value == 0 and not zero):
             raise UsageError(f"{attribute.name} must be a number of seconds {least} {limit}, not {value!r}.")
 
     return check
@@ -111,14 +108,12 @@ class Wait:
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
     max_ready: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
-    timeout_s: float | None = None
+    timeout_s: float | None = attrs.field(default=None, validator=_optional(seconds(unlimited=True, zero=True)))
     max_lead: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
 
     ALL = 2**31
 
     def __attrs_post_init__(self) -> None:
-        if self.timeout_s is not None and (not _number(self.timeout_s) or self.timeout_s < 0):
-            raise UsageError(f"timeout_s must be a number of seconds from 0 up, or None, not {self.timeout_s!r}.")
         if self.max_ready is not None and self.min_ready != self.ALL and self.max_ready < self.min_ready:
             raise UsageError(
                 f"max_ready={self.max_ready} is below min_ready={self.min_ready}: no step could satisfy both."

@@ -10,18 +10,16 @@ import dataclasses
 import functools
 import importlib
 import os
-import re
 import socket
 import sys
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from envmanager.data.specs import describe_value
-from envmanager.errors import EnvManagerError, ImportFailed, UsageError
-from envmanager.importing import import_failure, imported, is_missing, nearest, needed_by
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.importing import import_failure, imported, nearest, needed_by
 
 if TYPE_CHECKING:
     from envmanager.environment import EnvContext
@@ -123,7 +121,8 @@ def find_environment(text: str) -> GymnasiumId | Importable:
         raise UsageError(f"env {text!r} names no module: write 'module:callable' with the module's full name.")
     _import(module, f"env {text!r}")
     is_id = not name.replace(".", "_").isidentifier()
-    if is_id or (_has_registered(name) and not hasattr(sys.modules[module], name)):
+    registry = getattr(sys.modules.get("gymnasium"), "registry", ())
+    if is_id or (name in registry and not hasattr(sys.modules[module], name)):
         return GymnasiumId(name, _registered(name, text), module)
     return find_callable(text, f"env {text!r}", "a callable that makes an environment")
 
@@ -182,7 +181,8 @@ def find_callable(text: str, what: str, meaning: str) -> Importable:
     try:
         found = importable.load()
     except AttributeError as error:
-        raise UsageError(f"{what} cannot be found: {error}{_nearest(error)}") from error
+        near = nearest(str(error.name), [name for name in dir(error.obj) if not name.startswith("_")])
+        raise UsageError(f"{what} cannot be found: {error}{near}") from error
     except ImportError as error:  # Gymnasium raises it for the old name of a renamed wrapper
         raise UsageError(f"{what} cannot be found: {error}") from error
     if not callable(found):
@@ -196,20 +196,9 @@ def _import(module: str, what: str, advice: str = "") -> None:
     except EnvManagerError:
         raise
     except ImportError as error:
-        failed = import_failure(error, what, extra=_extra_with(error), module=module)
-        is_found = error.name is None or not f"{module}.".startswith(f"{error.name}.")
-        said = f"imported: {type(error).__name__}" if is_found else "found"
+        failed = import_failure(error, what, extra=None, module=module)
+        said = "found" if isinstance(error, ModuleNotFoundError) else f"imported: {type(error).__name__}"
         raise failed or UsageError(f"{what} cannot be {said}: {error}.{advice}") from error
-
-
-def _nearest(error: AttributeError) -> str:
-    return nearest(str(error.name), [name for name in dir(error.obj) if not name.startswith("_")])
-
-
-def _has_registered(env_id: str) -> bool:
-    """Return whether Gymnasium has been imported and ``env_id`` is registered with it."""
-    gymnasium = sys.modules.get("gymnasium")
-    return gymnasium is not None and env_id in gymnasium.registry
 
 
 def _registered(env_id: str, text: str) -> Any:
@@ -241,32 +230,3 @@ def _gymnasium_for(env_id: str) -> Any:
         with needed_by(what, extra=extra):
             importlib.import_module(library)
     return gymnasium
-
-
-def missing_library(error: Exception, what: str) -> ImportFailed | None:
-    """Return the error to raise if ``error`` says that a library that ``what`` needs is not installed, else None."""
-    return import_failure(error, what, extra=_extra_with(error)) if is_missing(error) else None
-
-
-_FOR_DEVELOPERS = ("test", "docs", "dev", "all")
-
-
-def _extra_with(error: Exception) -> str | None:
-    """Return the name of this package's first extra that installs the library that ``error`` names, or None.
-
-    Extras for developers are ignored.
-    """
-    library = getattr(error, "name", None) or ""
-    try:
-        requirements = metadata.requires("envmanager") or []
-    except metadata.PackageNotFoundError:  # run from a folder, not installed
-        return None
-
-    def normal(name: str) -> str:
-        return re.sub(r"[-_.]+", "_", name).lower()
-
-    for requirement in requirements:
-        name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"]([\w-]+)", requirement)
-        if name and extra and extra[1] not in _FOR_DEVELOPERS and normal(name[0]) == normal(library):
-            return extra[1]
-    return None

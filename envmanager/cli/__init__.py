@@ -15,16 +15,11 @@ from envmanager.importing import needed_by
 def main() -> int:
     """Run the command in ``sys.argv`` and return its exit code, which is 130 after an unhandled Ctrl-C."""
     try:
-        return _main()
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-
-
-def _main() -> int:
-    try:
         with loading(), needed_by("the command line", extra="cli"):
             from envmanager.cli.app import run_command_line
+        return run_command_line(sys.argv[1:])
     except ImportFailed as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
-    return run_command_line(sys.argv[1:])
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED

@@ -81,10 +81,6 @@ def _parse_toml(text: str, path: Path) -> Any:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
 
-def _parse_yaml(text: str, path: Path) -> Any:
-    return read_yaml(text, str(path))
-
-
 def read_yaml(text: str, what: str) -> Any:
     """Parse a YAML text and return its value. Raises ConfigError if it is invalid, or MissingExtra without PyYAML.
 
@@ -132,8 +128,8 @@ def _parse_json(text: str, path: Path) -> Any:
 
 PARSERS: dict[str, Callable[[str, Path], Any]] = {
     ".toml": _parse_toml,
-    ".yaml": _parse_yaml,
-    ".yml": _parse_yaml,
+    ".yaml": lambda text, path: read_yaml(text, str(path)),
+    ".yml": lambda text, path: read_yaml(text, str(path)),
     ".json": _parse_json,
 }
 

@@ -96,8 +96,7 @@ class ClusterOptions:
             raise UsageError(f"resources.custom must be a mapping of amounts, not {custom!r}.")
         amounts = {}
         for key, amount in {**given, **{f"custom.{name}": amount for name, amount in custom.items()}}.items():
-            amount = plain(amount)
-            if not isinstance(amount, int | float) or isinstance(amount, bool) or not 0 <= amount < math.inf:
+            if not isinstance(plain(amount), int | float) or isinstance(amount, bool) or not 0 <= amount < math.inf:
                 raise UsageError(f"resources.{key} must be a number from 0 up, not {amount!r}.")
             if amount:
                 amounts[_RAYS_NAMES.get(key, key.removeprefix("custom."))] = float(amount)

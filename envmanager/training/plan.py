@@ -105,7 +105,10 @@ class TrainingPlan:
     ) -> TrainingPlan:
         """Build a plan from ``config``. Raises ConfigError for a mistake, UsageError for ``resume`` with ``force``."""
         tables = config.get("training") or {}
-        training = structure(TrainingOptions, _without_rounds(tables), where="training")
+        without_rounds = tables  # _rounds parses them, with clearer errors
+        if isinstance(tables, Mapping):
+            without_rounds = {key: value for key, value in tables.items() if key != "rounds"}
+        training = structure(TrainingOptions, without_rounds, where="training")
         table = config.get("manager") or {}
         with_seed = {"seed": training.seed, **table} if isinstance(table, Mapping) else table
         manager = structure(ManagerOptions, with_seed, where="manager")
@@ -128,7 +131,10 @@ class TrainingPlan:
             if isinstance(self.manager.env, str):
                 manager = attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
             told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
-            return SavedPlan(**json.loads(json.dumps(told, default=_as_plain)))
+            plain = json.dumps(
+                told, default=lambda value: dict(value) if isinstance(value, Mapping) else os.fspath(value)
+            )
+            return SavedPlan(**json.loads(plain))
         except (TypeError, ValueError, FileNotFoundError):  # FileNotFoundError: the working directory was deleted
             return None
 
@@ -141,15 +147,6 @@ class TrainingPlan:
     def control(self) -> Path:
         """Path of the control file, which a person may edit to change the training while it runs."""
         return self.directory / CONTROL
-
-
-def _as_plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else os.fspath(value)
-
-
-def _without_rounds(tables: Any) -> Any:
-    """Return the ``training`` table without the key ``rounds``. ``_rounds`` parses that key, with clearer errors."""
-    return {key: value for key, value in tables.items() if key != "rounds"} if isinstance(tables, Mapping) else tables
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:

@@ -207,18 +207,6 @@ def import_as(where):
         find_environment("my_game:make")
 
 
-def test_the_extra_that_brings_the_library_is_named(monkeypatch, write_module):
-    monkeypatch.setattr(
-        "envmanager.adapters.names.metadata.requires",
-        lambda _: ["attrs>=22", 'no-such-library; extra == "test"', 'no-such-library>=1; extra == "games"'],
-    )
-    write_module("my_game", "import no_such_library")
-
-    with pytest.raises(MissingExtra, match=r"pip install 'envmanager\[games\]'$") as caught:
-        find_environment("my_game:make")
-    assert (caught.value.library, caught.value.extra) == ("no_such_library", "games")
-
-
 @pytest.mark.parametrize("text", ["import gymnasium.no_such_part", "from gymnasium import no_such_part"])
 @pytest.mark.parametrize("where", ["env 'my_game:make'", "imports: 'my_game'", "policy 'my_game:make'"])
 def test_a_part_that_a_library_does_not_have_is_no_library_to_install(write_module, where, text):
