@@ -16,7 +16,8 @@
     ├── UsageError               an invalid or untimely call, or invalid or contradictory options
     │   └── ConfigError          an invalid config
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
-    └── MissingExtra             an optional library is not installed; also a ModuleNotFoundError
+    └── ImportFailed             a library is installed, but importing it failed; also an ImportError
+        └── MissingExtra         an optional library is not installed; also a ModuleNotFoundError
 
 The text of a WorkerError says what happened and to which worker. Programs can read the worker, phase and cause from the
 error's attributes. The rule: text and attributes survive pickling.
@@ -304,15 +305,22 @@ class NotWritten(EnvManagerError, OSError):
     """Error raised when a file could not be written, for example because the disk is full. It is an OSError too."""
 
 
-class MissingExtra(EnvManagerError, ModuleNotFoundError):
-    """Error raised when an optional library is not installed. The text ends with the pip command that installs it.
+class ImportFailed(EnvManagerError, ImportError):
+    """Error raised when ``library`` is installed but cannot be imported, or lacks a part that is imported.
 
-    An ``except ImportError`` clause catches this error too.
+    An ``except ImportError`` clause catches this error and its subclass MissingExtra too.
     """
+
+    def __init__(self, text: str, *, library: str) -> None:
+        super().__init__(text)
+        self.name = library
+        self.library = library
+
+
+class MissingExtra(ImportFailed, ModuleNotFoundError):
+    """Error raised when an optional library is not installed. The text ends with the pip command that installs it."""
 
     def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:
         wanted = library.partition(".")[0] if extra is None else f"'{package}[{extra}]'"
-        super().__init__(f"{what} needs {library}, which is not installed: pip install {wanted}")
-        self.name = library
-        self.library = library
+        super().__init__(f"{what} needs {library}, which is not installed: pip install {wanted}", library=library)
         self.extra = extra

@@ -17,13 +17,13 @@ import attrs
 
 from envmanager.adapters.choosing import build_group, holds_all_of
 from envmanager.adapters.factories import call_factory
-from envmanager.adapters.names import missing_library
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import MissingExtra, UsageError
+from envmanager.errors import ImportFailed, UsageError
 from envmanager.hosts.wire import describe_failure, env_raised
+from envmanager.importing import import_failure, is_missing
 from envmanager.options import KindOptions, ResetConfig
 
 
@@ -90,7 +90,7 @@ class GroupFactory:
                     raise
                 except Exception as error:
                     env_ids = [context.env_id]
-                    missing = missing_library(error, f"env {context.env_id}")
+                    missing = is_missing(error) and import_failure(error, f"env {context.env_id}", extra=None)
                     raise missing or raised(error, env_ids=env_ids) from error
                 if holds_all_of(made[0], self.factories):
                     break
@@ -113,7 +113,7 @@ class GroupFactory:
         return group
 
 
-_OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
+_OF_THE_FACTORY = (UsageError, ImportFailed, SpecMismatch)
 """Errors of this library about a factory or its environment, raised unchanged.
 
 Other errors of this library are wrapped in EnvRaised, because they come from a manager inside the environment.

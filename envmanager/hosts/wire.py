@@ -33,6 +33,7 @@ from envmanager.data.steps import CommandName, EnvironmentResponse, Steps, phase
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, UsageError
 from envmanager.hosts import descriptors
 from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
+from envmanager.importing import is_missing
 
 COMMAND = struct.Struct("<QBBHIQ")
 """Header of a command: ticket, command code, slot, flags, unused, length of the pickle that follows."""
@@ -124,7 +125,7 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
     except Exception as broken:  # an error in __str__ must not hide the first one
         text = f"(its text cannot be shown: {type(broken).__name__})"
     # If a library is missing, an environment may raise an error that says so, which needs no traceback.
-    says_what_to_install = phase == "start" and isinstance(error.__cause__, ModuleNotFoundError)
+    says_what_to_install = phase == "start" and is_missing(error.__cause__)
     lines = [] if says_what_to_install else traceback.format_exception(type(error), error, error.__traceback__)
     is_unknown_id = _UNKNOWN_ID in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
     raised = EnvRaised(

@@ -20,18 +20,19 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
+from envmanager.options import at_least, plain_numbers
 from envmanager.policy import Policy
 from envmanager.training.actions import ActionHeads, Discrete
 from envmanager.training.masks import FORBIDDEN, ActionMask, forbid
 from envmanager.training.networks import Encoder, mlp
-from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions, require_at_least_one
+from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
     from torch import Tensor, nn
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class DQNOptions(ReplayOptions):
     """The options of the trainer ``DQN``. Step counts are in agent steps, not frames."""
 
@@ -41,7 +42,7 @@ class DQNOptions(ReplayOptions):
     priority_exponent: float = 0.6
     importance_exponent: float = 0.4
     """Exponent of the importance-sampling weights; grows to 1 over the training."""
-    target_every: int = 1_000
+    target_every: int = attrs.field(default=1_000, validator=at_least(1))
     """Number of batches between two updates of the target network."""
     epsilon: float = 1.0
     final_epsilon: float = 0.05
@@ -50,10 +51,6 @@ class DQNOptions(ReplayOptions):
     max_grad_norm: float = 10.0
     action_mask: bool = True
     """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        require_at_least_one(self, "target_every")
 
 
 class QNetwork(nn.Module):
