@@ -22,6 +22,8 @@ from typing import Any
 
 import attrs
 
+from envmanager.adapters.factories import factories_for
+from envmanager.placing.pair import trouble_of_two
 from envmanager.placing.placement import Placement, Probe, describe_seconds
 from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.ray_cluster.options import ClusterOptions, RayOptions
@@ -41,7 +43,8 @@ def place_on_cluster(
 ) -> Placement:
     """Probe the first environment in an actor. Log and return a placement for a cluster with ``n_cpus`` CPUs.
 
-    A single environment is not probed. On ProbeEnded, choose as many actors as the environments and CPUs allow.
+    A single environment is not probed. On ProbeEnded, choose as many actors as the environments and CPUs allow. If a
+    process cannot hold two environments, choose an actor for each.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:
@@ -50,6 +53,9 @@ def place_on_cluster(
     one = functools.partial(manager_class, cluster=attrs.evolve(cluster, envs_per_worker=None, placement="pack"))
     try:
         chosen = choose(measure(one, env_factory, options), n_envs, n_room)
+        trouble = chosen.shares_a_process(n_envs) and trouble_of_two(one, factories_for(env_factory, n_envs), options)
+        if trouble:
+            chosen = _placement(n_envs, n_envs, trouble)
     except ProbeEnded as ended:
         chosen = _placement(n_envs, min(n_room, n_envs), str(ended))
     _logger.info("%s", chosen)
