@@ -103,8 +103,8 @@ def as_environment(subject: Any) -> Environment:
             return imported(ADAPTERS[name])(subject)  # type: ignore[no-any-return]
     advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
     raise UsageError(
-        f"{(advice or _foreign_advice)(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a dm_env "
-        "Environment, an ML-Agents BaseEnv or an envmanager.Environment. A factory may also return a gymnasium "
+        f"{(advice or _foreign_advice)(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
+        "dm_env Environment, an ML-Agents BaseEnv or an envmanager.Environment. A factory may also return a gymnasium "
         "VectorEnv or an EnvPool, for all environments of a worker."
     )
 

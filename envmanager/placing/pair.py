@@ -65,7 +65,7 @@ def trouble_of_two(
     try:
         for n_times in (1, 3):
             began = time.monotonic()
-            with probing_manager(manager_class, partial(Pair, factories), options, "probe-of-two") as manager:
+            with probing_manager(manager_class, partial(Pair, factories[:2]), options, "probe-of-two") as manager:
                 is_same_alone = manager.call("play_alone", n_times)[0]
                 if not is_same_alone:
                     return None if is_same_alone is None else ""
@@ -189,14 +189,22 @@ class Pair(Hosted):
         return self._play() == self._alone
 
     def _play(self) -> list[Digest]:
-        """Reset all environments, then step them in turns; reset the second once more. Return the first's data."""
+        """Play with the first environment, and with the others in turns. Return the first's data.
+
+        Every episode of the first begins with the seed, because without one it may be another each time. So what it
+        returns of an episode that begins without one is left out. The others are reset once more in the middle.
+        """
         first, *others = self._players
         n_steps, deadline = len(self._alone) - 1, time.monotonic() + PLAY_S
-        digests = []
+        digests: list[Digest] = []
+        has_ended = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as one about an environment that cannot be seeded
             for at_step in range(MAX_STEPS + 1 if n_steps < 0 else n_steps + 1):
-                steps = first.step() if at_step else first.reset(self._seeds[0])
+                steps = first.reset(self._seeds[0], at_step) if has_ended else first.step()
+                has_ended = any(each.ended.any() for each in steps.values())
+                if has_ended:
+                    steps = {name: attrs.evolve(each, obs=None) for name, each in steps.items()}
                 digests.append(digest(steps, first.group.behavior_specs))
                 for other in others:
                     other.reset(self._seeds[1]) if at_step in (0, n_steps // 2) else other.step()
