@@ -158,6 +158,7 @@ def test_a_call_that_does_not_return_is_ended_at_its_deadline_and_shows_where_it
 
 def test_without_a_deadline_the_steps_before_decide_how_long_a_step_may_take(monkeypatch):
     monkeypatch.setattr(trial, "LEAST_S", 0.5)
+    monkeypatch.setattr(trial, "TIMES", 0)
     findings = found(HangsInStep)
 
     assert [finding.text for finding in findings["steps"]] == [
@@ -188,6 +189,7 @@ def test_a_first_step_and_steps_as_slow_as_resets_are_no_hangs(monkeypatch):
 
 def test_a_close_that_hangs_is_ended_at_a_deadline_too(monkeypatch):
     monkeypatch.setattr(trial, "LEAST_S", 0.5)
+    monkeypatch.setattr(trial, "TIMES", 0)
 
     class HangsInClose(Sound):
         def close(self):
