@@ -22,6 +22,7 @@ import attrs
 from envmanager.check.playthrough import Failure, Playthrough
 from envmanager.check.trial import Facts, Trial
 from envmanager.data.specs import BehaviorSpecs
+from envmanager.placing.pair import OnePerProcess
 
 QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "close", "sharing")
 """The questions about an environment, in the order of the findings."""
@@ -156,12 +157,13 @@ class _Examination:
             )
 
     def _sharing_findings(self) -> Iterator[Finding]:
-        trouble = self.trial.trouble_of_two()
-        if trouble:
+        try:
+            if self.trial.try_two():
+                yield Finding("sharing", "ok", "A process can hold two, which do not change each other.")
+        except OnePerProcess as error:
+            trouble = str(error)
             advice = "Give each a worker of its own: kind: subprocess, with n_workers = n_envs. kind: auto does so."
             yield Finding("sharing", "note", f"{trouble[0].upper()}{trouble[1:]}.", advice)
-        elif trouble is not None:
-            yield Finding("sharing", "ok", "A process can hold two, which do not change each other.")
 
     def _seeding_findings(
         self, specs: BehaviorSpecs, first: Playthrough, again: Playthrough, other: Playthrough | None

@@ -34,7 +34,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import EnvManagerError, EnvRaised, UsageError, WorkerDied, WorkerTimedOut
 from envmanager.options import ProcessOptions, RestartPolicy, Timeouts
-from envmanager.placing.pair import Hosted, Player, call_within, trouble_of_two
+from envmanager.placing.pair import Hosted, Player, call_within, try_two
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
@@ -47,8 +47,6 @@ TIMES = 10
 """Deadline of a call, as a multiple of the longest one so far. A step may contain a reset, so resets count for it."""
 _COMPARED = {"begin": ("begin",), "advance": ("advance", "begin"), "finish": ("make", "begin", "advance")}
 """Calls whose times bound a call. There is no deadline before the first of these has returned, except MOST_S."""
-_STDERR = 2
-"""Descriptor that writes to the worker's log."""
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OF_AGENT = re.compile(r" of agent ('[^']*'|[^\[]*)")
 """Pattern of the part of a path that names an agent. It is removed, so that a cast is reported once for all agents."""
@@ -109,10 +107,10 @@ class Trial:
 
     def make(self) -> BehaviorSpecs | Failure:
         """Make an environment. Return its specs, or a Failure. Raises UsageError or MissingExtra for a bad factory."""
-        error = self._ask("find", "importing it")
-        if isinstance(error, EnvManagerError):
-            raise error
-        return error or self._ask("make", "making it")  # type: ignore[no-any-return]
+        made = self._ask("make", "making it")
+        if isinstance(made, EnvManagerError):
+            raise made
+        return made  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
         """Reset the environment. Return the data of the reset (a Moment), or a Failure.
@@ -133,12 +131,12 @@ class Trial:
         """Close the environment. Return a Failure if closing fails, else None."""
         return self._ask("finish", "close")  # type: ignore[no-any-return]
 
-    def trouble_of_two(self) -> str | None:
-        """Try two environments in one process. Return what ``placing.pair.trouble_of_two`` says."""
+    def try_two(self) -> bool:
+        """Try two environments in one process, as ``placing.pair.try_two`` does. Raises OnePerProcess."""
         self._on_call("two in one process")
         options = ProcessOptions(n_envs=2, seed=self._seed, log_dir=self._folder)
         manager_class = SimpleEnvManager if self._in_process else SubprocessEnvManager
-        return trouble_of_two(manager_class, [self._factory] * 2, options, is_apart=not self._in_process)
+        return try_two(manager_class, [self._factory] * 2, options, is_apart=not self._in_process)
 
     def _ask(self, name: str, text: str, *args: Any) -> Any:
         """Call the Subject's method ``name``, starting a worker if there is none. Return the result, or a Failure."""
@@ -219,7 +217,7 @@ def _without_own_frames(output: str) -> str:
 class Subject(Hosted):
     """The part of a Trial that runs in the worker."""
 
-    stacks_to = _STDERR
+    shows_stacks = True
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str) -> None:
         """Open the file for the last call's name."""
@@ -240,26 +238,18 @@ class Subject(Hosted):
         field = _OF_AGENT.sub("", path)
         self._casts.setdefault(field, Cast(field, str(expected), describe_value(value)))
 
-    def find(self) -> EnvManagerError | Failure | None:
-        """Look up the factory. Return the error if it cannot be found, a Failure if its module raises, else None."""
+    def make(self) -> BehaviorSpecs | Failure | EnvManagerError:
+        """Make a new environment. Return its specs, or a Failure. Return an error if its factory cannot be found."""
+        context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
+        self._watch = ArrayWatch(self._note)
+        self._casts = {}
 
-        def find() -> EnvManagerError | None:
+        def make() -> BehaviorSpecs | EnvManagerError:
             try:
                 if isinstance(self._factory, str):
                     self._factory = resolve(self._factory)
             except EnvManagerError as error:
                 return error
-            return None
-
-        return self._try(find)  # type: ignore[no-any-return]
-
-    def make(self) -> BehaviorSpecs | Failure:
-        """Make a new environment. Return its specs, or a Failure if it cannot be made."""
-        context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
-        self._watch = ArrayWatch(self._note)
-        self._casts = {}
-
-        def make() -> BehaviorSpecs:
             self._player = Player(call_factory(self._factory, context))
             self._player.group.casting.on_cast = self._note_cast
             self._is_watched = self._watch.attach(self._player.made)

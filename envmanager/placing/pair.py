@@ -2,10 +2,10 @@
 
 ::
 
-    trainer                                          worker, closed after the trial
-    trouble_of_two ── call "play_alone" ──────────▶  Pair: make the first, and play it
-                   ── call "play_in_turns" ───────▶  make the second; reset both, and step them in turns
-                   ◀── whether the first returned the same data as alone ──
+    trainer                                   worker, closed after the trial
+    try_two ─── call "play_alone" ──────────▶  Pair: make the first, and play it
+            ─── call "play_in_turns" ───────▶  make the second; reset both, and step them in turns
+            ◀── whether the first returned the same data as alone ──
 
 If the data differ, another worker plays the first three times alone, and then both. Only an environment that always
 returns the same data alone, and other data beside a second one, has trouble. So one that is random has none.
@@ -49,17 +49,24 @@ MAX_STEPS = 50
 LEAST_S, TIMES = 5.0, 3
 """Deadline of two environments: so many seconds, and so many times the time in which one was started and played."""
 
+_STDERR = 2
+"""Descriptor that writes to the worker's log."""
+
 Digest = Mapping[str, int]
 """Hash of each array of one step, by the array's name. Only hashes of one process can be compared."""
 
 
-def trouble_of_two(
+class OnePerProcess(Exception):
+    """Error raised when two environments cannot share a process. Its text says what went wrong."""
+
+
+def try_two(
     manager_class: Callable[..., Any], factories: Sequence[Any], options: ProcessOptions, *, is_apart: bool = True
-) -> str | None:
-    """Try the environments of the first two ``factories`` in one process. Return what goes wrong, or "" if nothing.
+) -> bool:
+    """Try the environments of the first two ``factories`` in one process. Raises OnePerProcess if anything goes wrong.
 
     ``manager_class`` makes the manager of that process, which is not the trainer's unless ``is_apart`` is false. Then
-    there is no deadline. Return None for vectors, because a worker holds one vector anyway.
+    there is no deadline. Return whether two were tried. Vectors are not, because a worker holds one vector anyway.
     """
     trouble = "an environment failed when it was tried again: {}"
     try:
@@ -68,14 +75,14 @@ def trouble_of_two(
             with probing_manager(manager_class, partial(Pair, factories[:2]), options, "probe-of-two") as manager:
                 is_same_alone = manager.call("play_alone", n_times)[0]
                 if not is_same_alone:
-                    return None if is_same_alone is None else ""
+                    return is_same_alone is not None
                 limit_s = LEAST_S + TIMES * (time.monotonic() - began) if is_apart else math.inf
                 trouble = "a process can hold one: with two in it, {}"
                 if call_within(limit_s, manager, "play_in_turns"):
-                    return ""
+                    return True
     except WorkerError as error:
-        return trouble.format(_what(error))
-    return trouble.format("the first returned something else than alone, for the same seed and actions")
+        raise OnePerProcess(trouble.format(_what(error))) from error
+    raise OnePerProcess(trouble.format("the first returned something else than alone, for the same seed and actions"))
 
 
 def _what(error: WorkerError) -> str:
@@ -127,19 +134,21 @@ def call_within(limit_s: float, manager: EnvManager, name: str, *args: Any) -> A
 class Hosted(Environment):
     """An object in a worker whose methods a trainer calls. It is an Environment only so that a manager can host it."""
 
-    stacks_to: str | int = os.devnull
-    """File or descriptor to which the stacks of all threads are written at a deadline."""
+    shows_stacks = False
+    """Whether the stacks of all threads are written to standard error at a deadline."""
 
     def within(self, limit_s: float, name: str, *args: Any) -> Any:
         """Call the method ``name`` and return its result. If that takes ``limit_s`` seconds, exit this process.
 
         The watchdog is a thread of Python that needs no GIL, so it ends native code as well.
         """
-        with open(self.stacks_to, "w", closefd=isinstance(self.stacks_to, str)) as stacks:
-            if limit_s < math.inf:
-                faulthandler.dump_traceback_later(limit_s, exit=True, file=stacks)
+        method = getattr(self, name)
+        if limit_s == math.inf:
+            return method(*args)
+        with open(os.devnull, "w") as nowhere:
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=_STDERR if self.shows_stacks else nowhere)
             try:
-                return getattr(self, name)(*args)
+                return method(*args)
             finally:
                 faulthandler.cancel_dump_traceback_later()
 

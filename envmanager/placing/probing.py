@@ -9,7 +9,7 @@
                                      ── step ───▶  do nothing: the trainer measures the messages
           ◀─────────── get_attr("probe") ───────
                                      ── call ───▶  close it
-          ── choose ──▶ Placement ── several in a process? ──▶ trouble_of_two (in pair.py)
+          ── choose ──▶ Placement ── several in a process? ──▶ try_two (in pair.py)
 
 The probe does not make the environment in the trainer's process. By default, each environment gets its own worker if
 one ended the probe's worker in the reset, in a step or in ``close()``, or if two cannot live in one process.
@@ -34,14 +34,14 @@ import numpy as np
 from envmanager.adapters.choosing import build_group, n_envs_of
 from envmanager.adapters.factories import call_factory, factories_for
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
+from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps, Steps
 from envmanager.data.trees import Tree, leaves
-from envmanager.environment import EnvContext, EnvGroup, Environment
+from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerError
 from envmanager.options import ProcessOptions
-from envmanager.placing.pair import actions_for, probing_manager, trouble_of_two
-from envmanager.placing.placement import Placement, Probe, better_form, choose, isolate, round_s
+from envmanager.placing.pair import Hosted, OnePerProcess, actions_for, probing_manager, try_two
+from envmanager.placing.placement import Placement, Probe, better_form, choose, isolate
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.system.machine import count_cores
 
@@ -86,14 +86,12 @@ def place(
     try:
         probe = measure(manager_class, env_factory, options)
         placement = _fastest(probe, options, in_process)
-        factories = factories_for(env_factory, options.n_envs)
-        trouble = placement.shares_a_process(options.n_envs) and trouble_of_two(manager_class, factories, options)
-        if trouble:
-            apart = _isolated(trouble, options)
-            apart_s = round_s(probe, options.n_envs, apart.n_workers, count_cores(), local_envs=apart.local_envs)
-            placement = attrs.evolve(apart, round_s=apart_s)
-    except ProbeEnded as ended:
-        placement = _isolated(f"{ended}: each can be replaced alone", options)
+        if placement.shares_a_process(options.n_envs):
+            try_two(manager_class, factories_for(env_factory, options.n_envs), options)
+    except (ProbeEnded, OnePerProcess) as error:
+        reason = f"{error}: each can be replaced alone" if isinstance(error, ProbeEnded) else str(error)
+        n_workers = None if options.n_workers == "auto" else options.n_workers
+        placement = isolate(reason, options.n_envs, n_workers=n_workers, local_envs=options.local_envs)
     else:
         if vectorised is not None:
             try:
@@ -106,11 +104,6 @@ def place(
                 placement = better_form(placement, probe, vector, vector_probe)
     _logger.info("%s", placement)
     return placement
-
-
-def _isolated(reason: str, options: ProcessOptions) -> Placement:
-    n_workers = None if options.n_workers == "auto" else options.n_workers
-    return isolate(reason, options.n_envs, n_workers=n_workers, local_envs=options.local_envs)
 
 
 def _fastest(probe: Probe, options: ProcessOptions, in_process: bool) -> Placement:
@@ -192,7 +185,7 @@ class ProbeFactory:
             raise
 
 
-class ProbedEnvironment(Environment):
+class ProbedEnvironment(Hosted):
     """An environment that measures another one. Each step about doubles the number of random steps taken in the other.
 
     An observation is ``[number of random steps, whether the measurement has ended]``. After the end, ``probe`` holds
@@ -216,10 +209,6 @@ class ProbedEnvironment(Environment):
         self._steps: Steps = {}
         self._times: list[StepTime] = []
         self._deadline = 0.0
-
-    @property
-    def behavior_specs(self) -> BehaviorSpecs:
-        return {"default": self.SPEC}
 
     @property
     def is_done(self) -> bool:
