@@ -224,11 +224,11 @@ class SideBySide(EnvGroup):
 
     def close(self) -> None:
         """Close all environments, even if some raise, then raise the first error."""
-        errors = []
+        errors: list[BaseException] = []
         for environment in self._environments:
             try:
                 environment.close()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 errors.append(error)
         if errors:
             raise errors[0]

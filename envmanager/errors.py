@@ -63,6 +63,19 @@ class WorkerError(EnvManagerError):
         self.cause = cause
         self.headline = headline or _first_line(text)
 
+    def suggest_one_each(self, env_ids: Sequence[int]) -> None:
+        """Add advice to this error, which ended the start of a worker with ``env_ids``, unless the first env raised it.
+
+        Some simulators exist once per process, and raise, end it or hang when a second one is made.
+        """
+        is_first = isinstance(self, EnvRaised) and self.env_ids == tuple(env_ids[:1])
+        if len(env_ids) > 1 and not is_first and isinstance(self, EnvRaised | WorkerDied | WorkerTimedOut):
+            self.args = (
+                f"{self}\nWorker {self.worker_id} has {len(env_ids)} environments in one process. If a process can "
+                "hold only one of them, give each a worker of its own: SubprocessEnvManager with n_workers=n_envs (in "
+                "a config kind: subprocess without n_workers).",
+            )
+
 
 def _first_line(text: str) -> str:
     return (text.splitlines() or [""])[0]

@@ -169,11 +169,11 @@ class GymnasiumEnvironment(EnvGroup):
 
     def close(self) -> None:
         """Close all environments. If some raise, close the others nevertheless, and then raise the first error."""
-        first_error: Exception | None = None
+        first_error: BaseException | None = None
         for env_id, env in zip(self.env_ids, self._envs, strict=True):
             try:
                 env.close()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if first_error is None:
                     first_error, self.current_env_id = error, env_id
         if first_error is not None:
@@ -183,7 +183,8 @@ class GymnasiumEnvironment(EnvGroup):
         # The options are copied, because Gymnasium's vector environments remove keys from them.
         result = self._resets[row](env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
-            raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", describe_value(result))
+            old = "" if isinstance(result, tuple) else " (as in gym before 0.26: return an info dict as well)"
+            raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", describe_value(result) + old)
         obs, info = result
         if info.__class__ is not dict:
             check_info(info, "info of reset")

@@ -235,8 +235,13 @@ def check_command(
     steps: Annotated[int, typer.Option(min=1, help="Number of environment steps to try.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long one call of the environment may take.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="How long one call may take. If unset, 10 times the longest of its kind so far, from 5 to 60 s.",
+        ),
+    ] = None,
 ) -> None:
     """Try one environment in a worker process and report the problems found.
 

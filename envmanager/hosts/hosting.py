@@ -88,7 +88,7 @@ class GroupFactory:
                     made.append(call_factory(factory, context))
                 except _OF_THE_FACTORY:
                     raise
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     env_ids = [context.env_id]
                     missing = is_missing(error) and import_failure(error, f"env {context.env_id}", extra=None)
                     raise missing or raised(error, env_ids=env_ids) from error
@@ -106,7 +106,7 @@ class GroupFactory:
                 for environment in made:
                     try:
                         getattr(environment, "close", lambda: None)()
-                    except Exception:
+                    except (Exception, SystemExit):
                         traceback.print_exc()  # only the first error is raised
             raise
         group.generation = self.contexts[0].generation

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic
 
 import attrs
@@ -152,8 +152,6 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         if options.log_dir is not None:
             options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may change its directory
         self.options = options
-        self.factories: Sequence[Any] = ()
-        """Factories of all environments, for hosts whose workers run Python environments."""
         self._slots = 0
         """Number of ``slot`` numbers (see EnvContext) assigned to environments of all generations so far."""
         self._starting: list[AnyLink] = []

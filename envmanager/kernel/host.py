@@ -122,6 +122,8 @@ class WorkerHost(ABC):
 
     env_factory: Any = None
     """Environment factory, as passed by the user."""
+    factories: Sequence[Any] = ()
+    """Factories of all environments, for hosts whose workers run Python environments."""
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
     hands_on_foreign = False

@@ -402,15 +402,16 @@ def test_after_a_step_no_environment_is_named():
     assert group.current_env_id is None
 
 
-def test_close_closes_all_even_when_one_raises():
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_close_closes_all_even_when_one_raises(error):
     class Stuck(Scripted):
         def close(self):
-            raise RuntimeError("stuck")
+            raise error("stuck")
 
     last = Scripted()
     group = GymnasiumEnvironment([Stuck(), last], (0, 1))
 
-    with pytest.raises(RuntimeError, match="stuck"):
+    with pytest.raises(error, match="stuck"):
         group.close()
     assert last.closed
 
