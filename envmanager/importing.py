@@ -73,7 +73,7 @@ def needed_by(what: str, *, extra: str | None, package: str = "envmanager") -> I
 
 
 def import_failure(
-    error: Exception, what: str, *, extra: str | None, package: str = "envmanager", module: str = "envmanager"
+    error: BaseException, what: str, *, extra: str | None, package: str = "envmanager", module: str = "envmanager"
 ) -> ImportFailed | None:
     """Return the error to raise instead of ``error``, which an import raised that ``what`` needs.
 
