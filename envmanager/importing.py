@@ -116,6 +116,7 @@ def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """Return ``; did you mean prefix.name?`` with the most similar known name, or ``.`` if no known name is similar."""
     known = list(known)
     matches = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
-    matches = matches or [each for each in known if sorted(each) == sorted(name)]  # two letters of a short name swapped
+    if not matches and name:  # a name cut short, or two letters of a short one swapped
+        matches = [each for each in known if each.startswith(name) or sorted(each) == sorted(name)]
     where = f"{prefix}." if prefix else ""
     return f"; did you mean {where}{matches[0]}?" if matches else "."

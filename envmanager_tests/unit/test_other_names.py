@@ -100,3 +100,8 @@ def test_nothing_is_suggested_rather_than_the_wrong(name):
     options = ["rollout", "minibatch", "policy_gain", "reward_scale", "normalize_rewards", "max_grad_norm", "n_envs"]
 
     assert nearest(name, options) == "."
+
+
+@pytest.mark.parametrize(("name", "known"), [("dir", "directory"), ("cvs", "csv"), ("stpes", "steps")])
+def test_a_short_name_that_is_cut_or_has_two_letters_swapped_is_recognised(name, known):
+    assert nearest(name, ["rollout", known]) == f"; did you mean {known}?"
