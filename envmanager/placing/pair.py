@@ -49,9 +49,6 @@ MAX_STEPS = 50
 LEAST_S, TIMES = 5.0, 3
 """Deadline of two environments: so many seconds, and so many times the time in which one was started and played."""
 
-_STDERR = 2
-"""Descriptor that writes to the worker's log."""
-
 Digest = Mapping[str, int]
 """Hash of each array of one step, by the array's name. Only hashes of one process can be compared."""
 
@@ -134,8 +131,8 @@ def call_within(limit_s: float, manager: EnvManager, name: str, *args: Any) -> A
 class Hosted(Environment):
     """An object in a worker whose methods a trainer calls. It is an Environment only so that a manager can host it."""
 
-    shows_stacks = False
-    """Whether the stacks of all threads are written to standard error at a deadline."""
+    stacks_fd = -1
+    """Descriptor to which the stacks of all threads are written at a deadline. If negative, they are discarded."""
 
     def within(self, limit_s: float, name: str, *args: Any) -> Any:
         """Call the method ``name`` and return its result. If that takes ``limit_s`` seconds, exit this process.
@@ -145,12 +142,13 @@ class Hosted(Environment):
         method = getattr(self, name)
         if limit_s == math.inf:
             return method(*args)
-        with open(os.devnull, "w") as nowhere:
-            faulthandler.dump_traceback_later(limit_s, exit=True, file=_STDERR if self.shows_stacks else nowhere)
-            try:
-                return method(*args)
-            finally:
-                faulthandler.cancel_dump_traceback_later()
+        if self.stacks_fd < 0:
+            self.stacks_fd = os.open(os.devnull, os.O_WRONLY)
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=self.stacks_fd)  # it may be closed since
+        try:
+            return method(*args)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 

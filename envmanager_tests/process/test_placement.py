@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import gymnasium
@@ -405,6 +405,23 @@ def test_an_environment_whose_close_ends_its_process_does_not_run_in_the_trainer
     timeouts = {"close_s": 0.5}
     with make_manager({"kind": "auto", "n_envs": 2, "local_envs": "auto", "timeouts": timeouts}, env) as manager:
         assert f"one each, because an environment failed in close() when it was tried ({how})" in str(manager.placement)
+
+
+class CallsSysExitInClose(Noop):
+    closed: ClassVar[list[int]] = []
+
+    def close(self):
+        self.closed.append(os.getpid())
+        sys.exit(3)
+
+
+def test_a_sys_exit_in_close_is_logged_and_neither_the_others_nor_the_trainer_are_ended(finds, caplog):
+    finds(CHEAP)
+    with make_manager({"kind": "auto", "n_envs": 3}, CallsSysExitInClose) as manager:
+        assert isinstance(manager, SimpleEnvManager)
+
+    assert CallsSysExitInClose.closed == [os.getpid()] * 3
+    assert "SystemExit: 3" in caplog.text
 
 
 class DyingAfterFive(Noop):
