@@ -66,10 +66,11 @@ def try_two(
     there is no deadline. Return whether two were tried. Vectors are not, because a worker holds one vector anyway.
     """
     trouble = "an environment failed when it was tried again: {}"
+    alone_s, factory = options.timeouts.reset_s + options.timeouts.step_s, partial(Pair, factories[:2])
     try:
         for n_times in (1, 3):
             began = time.monotonic()
-            with probing_manager(manager_class, partial(Pair, factories[:2]), options, "probe-of-two") as manager:
+            with probing_manager(manager_class, factory, options, "probe-of-two", call_s=alone_s) as manager:
                 is_same_alone = manager.call("play_alone", n_times)[0]
                 if not is_same_alone:
                     return is_same_alone is not None
