@@ -217,7 +217,7 @@ def _without_own_frames(output: str) -> str:
 class Subject(Hosted):
     """The part of a Trial that runs in the worker."""
 
-    shows_stacks = True
+    stacks_fd = 2
 
     def __init__(self, env_factory: Any, seed: int, last_call_path: str) -> None:
         """Open the file for the last call's name."""

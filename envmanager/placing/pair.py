@@ -49,9 +49,6 @@ MAX_STEPS = 50
 LEAST_S, TIMES = 5.0, 3
 """Deadline of two environments: so many seconds, and so many times the time in which one was started and played."""
 
-_STDERR = 2
-"""Descriptor that writes to the worker's log."""
-
 Digest = Mapping[str, int]
 """Hash of each array of one step, by the array's name. Only hashes of one process can be compared."""
 
@@ -69,10 +66,11 @@ def try_two(
     there is no deadline. Return whether two were tried. Vectors are not, because a worker holds one vector anyway.
     """
     trouble = "an environment failed when it was tried again: {}"
+    alone_s, factory = options.timeouts.reset_s + options.timeouts.step_s, partial(Pair, factories[:2])
     try:
         for n_times in (1, 3):
             began = time.monotonic()
-            with probing_manager(manager_class, partial(Pair, factories[:2]), options, "probe-of-two") as manager:
+            with probing_manager(manager_class, factory, options, "probe-of-two", call_s=alone_s) as manager:
                 is_same_alone = manager.call("play_alone", n_times)[0]
                 if not is_same_alone:
                     return is_same_alone is not None
@@ -134,8 +132,8 @@ def call_within(limit_s: float, manager: EnvManager, name: str, *args: Any) -> A
 class Hosted(Environment):
     """An object in a worker whose methods a trainer calls. It is an Environment only so that a manager can host it."""
 
-    shows_stacks = False
-    """Whether the stacks of all threads are written to standard error at a deadline."""
+    stacks_fd = -1
+    """Descriptor to which the stacks of all threads are written at a deadline. If negative, they are discarded."""
 
     def within(self, limit_s: float, name: str, *args: Any) -> Any:
         """Call the method ``name`` and return its result. If that takes ``limit_s`` seconds, exit this process.
@@ -145,12 +143,13 @@ class Hosted(Environment):
         method = getattr(self, name)
         if limit_s == math.inf:
             return method(*args)
-        with open(os.devnull, "w") as nowhere:
-            faulthandler.dump_traceback_later(limit_s, exit=True, file=_STDERR if self.shows_stacks else nowhere)
-            try:
-                return method(*args)
-            finally:
-                faulthandler.cancel_dump_traceback_later()
+        if self.stacks_fd < 0:
+            self.stacks_fd = os.open(os.devnull, os.O_WRONLY)
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=self.stacks_fd)  # it may be closed since
+        try:
+            return method(*args)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     SPEC = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))
 

@@ -51,6 +51,8 @@ MAX_STEPS = 20_000
 """Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
 """Share of the steps that is discarded at the start, because the first steps import, allocate and fill caches."""
+LEAST_CLOSE_S = 0.5
+"""Least time in seconds that ``close()`` of an environment has before it counts as hung."""
 N_MESSAGES = 50
 """Number of round trips measured. Only the fastest counts: on a busy machine the others include waits for a core."""
 
@@ -134,7 +136,7 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
     factory = ProbeFactory(
         factories_for(env_factory, options.n_envs)[0], options.n_envs, options.infos, options.check_values
     )
-    limits = {"step_s": options.timeouts.step_s + PROBE_S, "call_s": options.timeouts.close_s}
+    limits = {"step_s": options.timeouts.step_s + PROBE_S, "call_s": max(LEAST_CLOSE_S, options.timeouts.close_s)}
     with probing_manager(manager_class, factory, options, "probe", **limits) as manager:
         doing = "the reset"
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
@@ -196,6 +197,16 @@ def test_a_close_that_hangs_is_ended_at_a_deadline_too(monkeypatch):
             threading.Event().wait()
 
     assert "close(): it did not return within 0.5 s" in problem(HangsInClose, "close").text
+
+
+def test_an_environment_that_closes_its_standard_error_is_tried_like_any_other():
+    class ClosesStandardError(Sound):
+        def reset(self, *, seed=None, options=None):
+            with contextlib.suppress(OSError):
+                os.close(2)
+            return super().reset(seed=seed)
+
+    assert {finding.outcome for each in found(ClosesStandardError).values() for finding in each} == {"ok"}
 
 
 def test_an_exit_with_the_code_of_a_deadline_is_no_hang():

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import gymnasium
@@ -328,6 +328,13 @@ def test_environments_that_do_not_disturb_each_other_share_a_process(env, finds)
         assert isinstance(manager, SimpleEnvManager)
 
 
+def test_a_short_time_for_calls_and_for_closing_does_not_end_the_trial_of_two(finds):
+    finds(CHEAP)
+    config = {"kind": "auto", "n_envs": 3, "timeouts": {"call_s": 0.01, "close_s": 0.01}}
+    with make_manager(config, Slow) as manager:
+        assert isinstance(manager, SimpleEnvManager), manager.stats().placement
+
+
 def test_two_are_not_tried_where_each_gets_a_worker_anyway(finds):
     finds(SLEEPING)
     with make_manager({"kind": "auto", "n_envs": 3}, Emulator) as manager:
@@ -405,6 +412,23 @@ def test_an_environment_whose_close_ends_its_process_does_not_run_in_the_trainer
     timeouts = {"close_s": 0.5}
     with make_manager({"kind": "auto", "n_envs": 2, "local_envs": "auto", "timeouts": timeouts}, env) as manager:
         assert f"one each, because an environment failed in close() when it was tried ({how})" in str(manager.placement)
+
+
+class CallsSysExitInClose(Noop):
+    closed: ClassVar[list[int]] = []
+
+    def close(self):
+        self.closed.append(os.getpid())
+        sys.exit(3)
+
+
+def test_a_sys_exit_in_close_is_logged_and_neither_the_others_nor_the_trainer_are_ended(finds, caplog):
+    finds(CHEAP)
+    with make_manager({"kind": "auto", "n_envs": 3}, CallsSysExitInClose) as manager:
+        assert isinstance(manager, SimpleEnvManager)
+
+    assert CallsSysExitInClose.closed == [os.getpid()] * 3
+    assert "SystemExit: 3" in caplog.text
 
 
 class DyingAfterFive(Noop):
@@ -576,7 +600,8 @@ def test_a_vectorised_form_that_begins_episodes_late_is_not_taken():
         assert "; not in their vectorised form, which begins episodes a step late" in manager.stats().placement
 
 
-def test_a_vector_is_probed_with_all_its_rows():
+def test_a_vector_is_probed_with_all_its_rows(finds):
+    finds({})  # a message of 50 µs is more than the share of a step that counts as no slower
     with make_manager({"kind": "auto", "n_envs": 8, "env": slow_vector}) as manager:
         assert isinstance(manager, SimpleEnvManager)  # workers would sleep just as long
         assert "8 environments in this process, because a step of a vector of 8 takes" in manager.stats().placement
