@@ -103,7 +103,13 @@ class Resources(Generic[AnyLink]):
                 self.stop()
             finally:
                 with defer_interrupts():
-                    self._give_back()
+                    for link in self._links:
+                        link.kill()  # all at once, so that their ends are waited for together
+                    for link in list(self._links):
+                        self.drop(link)
+                    self.poller.close()
+                    for give_back in self._more_to_give_back:
+                        give_back()
 
     def stop(self) -> None:
         """Stop all workers within ``close_s`` seconds, but release nothing. Wait if another thread is stopping them."""
@@ -116,15 +122,6 @@ class Resources(Generic[AnyLink]):
                 for link in _wait_for_ends(links, deadline - (1 - share) * self._close_s):
                     link.process.signal(number)
             _wait_for_ends(links, deadline)
-
-    def _give_back(self) -> None:
-        for link in list(self._links):
-            link.kill()
-        for link in list(self._links):
-            self.drop(link)
-        self.poller.close()
-        for give_back in self._more_to_give_back:
-            give_back()
 
 
 def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:

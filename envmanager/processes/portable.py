@@ -185,10 +185,8 @@ def _code_of_reaped(pidfd: int) -> int | None:
         import fcntl
 
         info, poll = bytearray(_PIDFD_INFO.pack(_INFO_EXIT, 0)), select.poll()
-        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)  # raises OSError on an old kernel, for which nothing is waited for
         poll.register(pidfd, 0)
         poll.poll(_REAP_S * 1000)  # for POLLHUP: the process is about to be reaped
-        info[:] = _PIDFD_INFO.pack(_INFO_EXIT, 0)
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
     except (ImportError, OSError, ValueError):
         return None
