@@ -244,7 +244,7 @@ class GodotRLDecoder(EngineDecoder):
     agents = Agents(0, EngineSpecs((), {}), {})
     """Agents of the game; empty until the engine has started."""
 
-    def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
+    def response(self, message: Message, asked: CommandName, _: int = 0) -> EnvironmentResponse:
         try:
             answer = json.loads(str(message.data, "utf-8"))
         except (ValueError, RecursionError) as error:

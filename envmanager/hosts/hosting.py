@@ -47,7 +47,7 @@ class GroupFactory:
     infos: bool
     check_values: bool
     script: Any = attrs.field(factory=lambda: FunctionType((lambda: 0).__code__, vars(sys.modules["__main__"])))
-    """Function of the user's script. When unpickled, it has the globals of the script's functions in the factories."""
+    """A function of the user's script. When unpickled, it shares the globals of the factories' functions."""
 
     @classmethod
     def of(

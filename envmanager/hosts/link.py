@@ -122,8 +122,8 @@ class ResponseDecoder(Protocol):
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
         """Return the "failed" response that reports ``error``."""
 
-    def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Convert ``message``, the worker's answer to the command ``asked``, to a response."""
+    def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
+        """Convert ``message``, the answer to the command ``asked``, to a response. A step may be in ``slot``."""
 
 
 class Link:
@@ -274,7 +274,7 @@ class Link:
 
     def step_response(self, message: Message) -> EnvironmentResponse:
         """Decode and return the response to the step in flight, and stop awaiting it."""
-        response = self.decoder.response(message, _STEP)  # the decoder may set the times of the message
+        response = self.decoder.response(message, _STEP, self.slot)  # the decoder may set the times of the message
         self.await_nothing()
         self.times.stepped(message.busy_ns, message.ended_ns)
         return response

@@ -14,8 +14,9 @@ import socket
 import struct
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LENGTH = struct.Struct("<Q")
 """Format of the header that gives the length of the pickle on the standard input of ``run``."""
@@ -32,13 +33,17 @@ _FLAGS = (
 
 
 class Inheritance(NamedTuple):
-    """Environment variables, ``sys.path``, ``sys.argv`` and multiprocessing settings that a new process takes over."""
+    """Settings of this process that a new process takes over."""
 
     environ: dict[str, str]
     path: list[str]
     argv: list[str]
     multiprocessing: tuple[str, bytes, str | None]
     """Name of the process, and the trainer's authkey and start method."""
+    logging: tuple[int, dict[str, int], bytes]
+    """Level of ``logging.disable``, levels of loggers, and a pickled handler of the root logger, or b""."""
+    warnings: list[Any]
+    """Filters of the warnings that Python defines. To unpickle others would import the modules that define them."""
 
 
 def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
@@ -47,7 +52,25 @@ def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
 
     own = multiprocessing.current_process()
     start_method = multiprocessing.get_start_method(allow_none=True)
-    return Inheritance(dict(environ), list(sys.path), list(sys.argv), (name, bytes(own.authkey), start_method))
+    settings = name, bytes(own.authkey), start_method
+    filters = [each for each in warnings.filters if each[2].__module__ == "builtins"]
+    return Inheritance(dict(environ), list(sys.path), list(sys.argv), settings, _logging_settings(), filters)
+
+
+def _logging_settings() -> tuple[int, dict[str, int], bytes]:
+    import logging
+
+    import cloudpickle
+
+    root, handler = logging.getLogger(), b""
+    loggers = root.manager.loggerDict.copy().items()
+    levels = {name: each.level for name, each in loggers if isinstance(each, logging.Logger) and each.level}
+    streams = {id(getattr(sys, name)): name.strip("_") for name in ("__stdout__", "__stderr__", "stdout", "stderr")}
+    for each in reversed(root.handlers):
+        with contextlib.suppress(Exception):  # it has no standard stream, or a filter that cannot be pickled
+            stream = streams[id(each.stream)]  # type: ignore[attr-defined]
+            handler = cloudpickle.dumps((stream, each.level, each.formatter, each.filters))
+    return root.manager.disable, {"root": root.level, **levels}, handler
 
 
 def take_over(inherited: Inheritance) -> None:
@@ -60,6 +83,21 @@ def take_over(inherited: Inheritance) -> None:
     process = multiprocessing.current_process()
     process.name, process.authkey = name, authkey
     multiprocessing.set_start_method(start_method, force=True)
+    warnings.resetwarnings()
+    warnings.filters[:] = inherited.warnings  # type: ignore[index]
+    import logging
+
+    disabled, levels, pickled = inherited.logging
+    with contextlib.suppress(Exception):  # there is no handler, or a class that it needs cannot be imported here
+        stream, level, formatter, filters = pickle.loads(pickled)
+        handler = logging.StreamHandler(getattr(sys, stream))
+        handler.setLevel(level)
+        handler.setFormatter(formatter)
+        handler.filters[:] = filters
+        logging.basicConfig(handlers=[handler], force=True)
+    logging.disable(disabled)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def set_environ(environ: Mapping[str, str]) -> None:

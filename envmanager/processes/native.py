@@ -24,9 +24,7 @@ from envmanager.hosts import descriptors
 from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.wire import RECORD, RECORD_MARK
-from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog, LateReplyDiscarded
-from envmanager.observe.timing import WorkerTimes
 from envmanager.processes.boot import THREAD_CAPS
 from envmanager.processes.output import take_crash_report
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
@@ -44,12 +42,6 @@ class NativeLink(ProcessLink):
 
     process: Process
 
-    def __init__(
-        self, plan: LaunchPlan, factory: bytes, events: EventLog, times: WorkerTimes, *, steps_fd: int, crash_fd: int
-    ) -> None:
-        self._steps_fd, self._crash_fd = steps_fd, crash_fd
-        super().__init__(plan, factory, events, times)
-
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[Process, int]:
         assert isinstance(plan.memory, int)
         is_second = False
@@ -64,7 +56,7 @@ class NativeLink(ProcessLink):
                         f"envmanager-worker-{plan.worker_id}",
                         "envmanager.processes.child:main",
                         (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
-                        fds=(theirs.fileno(), plan.memory, self._steps_fd, self._crash_fd),
+                        fds=(theirs.fileno(), plan.memory, *plan.shared_fds),
                         output=(1, 2) if output_fd is None else (output_fd, output_fd),
                         environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
                         deadline=time.monotonic() + plan.timeouts.start_s,
@@ -80,10 +72,10 @@ class NativeLink(ProcessLink):
 
     def output_tail(self) -> str:
         """Return the end of the worker's log, and its native crash report if there is one. Erase that report."""
-        report = ""
-        if descriptors.is_registered(self._crash_fd):  # else another thread has called close()
+        report, (_, crash_fd) = "", self._plan.shared_fds
+        if descriptors.is_registered(crash_fd):  # else another thread has called close()
             with contextlib.suppress(OSError):
-                report = take_crash_report(self._crash_fd, self.worker_id)
+                report = take_crash_report(crash_fd, self.worker_id)
         return "\n".join(filter(None, [super().output_tail(), report]))
 
 
@@ -144,12 +136,11 @@ class StepPipePoller(Poller[ProcessLink]):
 class NativeHost(ProcessHost):
     """A ProcessHost whose workers are started by the helper process and report their steps through one pipe."""
 
-    def _make_resources(self) -> Resources[ProcessLink]:
-        self._memory, self._crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))
-        close_all = (partial(descriptors.close, fd) for fd in (self._memory, self._crash_fd))
-        poller = StepPipePoller(self.context.events, spin_ns=self._spin_ns)
-        return Resources(self.options.timeouts.close_s, poller, *close_all)
+    link_class = NativeLink
 
-    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> NativeLink:
-        fds = {"steps_fd": self._resources.poller.write_fd, "crash_fd": self._crash_fd}
-        return NativeLink(plan, pickled_factory, self.context.events, entry.times, **fds)
+    def _make_resources(self) -> Resources[ProcessLink]:
+        self._memory, crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))
+        close_all = (partial(descriptors.close, fd) for fd in (self._memory, crash_fd))
+        poller = StepPipePoller(self.context.events, spin_ns=self._spin_ns)
+        self._shared_fds = poller.write_fd, crash_fd
+        return Resources(self.options.timeouts.close_s, poller, *close_all)

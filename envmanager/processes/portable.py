@@ -37,7 +37,6 @@ from envmanager.hosts import descriptors
 from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.wire import MESSAGE, STEP_CODE, Channel
-from envmanager.kernel.table import Entry
 from envmanager.processes.boot import LENGTH, THREAD_CAPS, inheritance, python
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.system.interrupts import blocked_in_children
@@ -292,11 +291,9 @@ class PortablePoller(Poller["PortableLink"]):
 class PortableLink(ProcessLink):
     """The link to a worker started by ``subprocess``. All responses, including steps, arrive through one socket."""
 
+    channel_class = PortableChannel
     process: PortableProcess
     channel: PortableChannel
-
-    def make_channel(self) -> PortableChannel:
-        return PortableChannel()
 
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[PortableProcess, int]:
         ours, theirs = descriptors.connected_sockets()
@@ -317,10 +314,9 @@ class PortableLink(ProcessLink):
 class PortableHost(ProcessHost):
     """A ProcessHost whose workers are started by ``subprocess``, each with one socket for all its responses."""
 
+    link_class = PortableLink
+
     def _make_resources(self) -> Resources[ProcessLink]:
         self._memory = open_memory()
         poller: Any = PortablePoller(spin_ns=self._spin_ns)
         return Resources(self.options.timeouts.close_s, poller, partial(close_memory, self._memory))
-
-    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> PortableLink:
-        return PortableLink(plan, pickled_factory, self.context.events, entry.times)
