@@ -63,6 +63,8 @@ with needed_by("envmanager.adapters", extra="gymnasium"):
 BEHAVIOR = "default"
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
 
+_all = np.logical_and.reduce  # ``np.all`` and the method are Python functions
+
 Info = dict[str, Any]
 VectorResult = tuple[Tree, Any, Any, Any, Info]
 """The result of a VectorEnv's ``step``: obs, rewards, terminated, truncated, infos."""
@@ -199,7 +201,7 @@ class VectorGroup(EnvGroup):
             reward = fitting_array(ArraySpec((n,), np.float64), as_array(reward), "reward", self.casting)
         if self._check_values and not np.isfinite(reward).all():
             raise SpecMismatch("reward", "finite", "NaN or infinite in part")
-        if reward.itemsize > 4 and np.count_nonzero(np.abs(reward) <= LARGEST_REWARD) < n:
+        if reward.itemsize > 4 and not _all(np.abs(reward) <= LARGEST_REWARD):
             for number in reward.tolist():
                 real_number(number, "reward")  # NaN and infinite numbers pass
         if terminated.__class__ is not np.ndarray or terminated.dtype != np.bool_ or terminated.shape != (n,):

@@ -89,6 +89,8 @@ class GroupFactory:
                 except _OF_THE_FACTORY:
                     raise
                 except (Exception, SystemExit) as error:
+                    if isinstance(error, SystemExit) and os.getpid() != own_pid:
+                        raise  # the end of a fork that the factory has made
                     env_ids = [context.env_id]
                     missing = is_missing(error) and import_failure(error, f"env {context.env_id}", extra=None)
                     raise missing or raised(error, env_ids=env_ids) from error

@@ -96,20 +96,25 @@ class Resources(Generic[AnyLink]):
         if os.getpid() != self._owner_pid:
             return  # the workers do not belong to a forked copy of the trainer
         with self._lock:
-            if self._is_closed:  # or a signal handler has interrupted a close(), which goes on after it
+            if self._is_closed:
                 return
-            self._is_closed = True
             try:
                 self.stop()
             finally:
                 with defer_interrupts():
-                    for link in self._links:
-                        link.kill()  # all at once, so that their ends are waited for together
-                    for link in list(self._links):
-                        self.drop(link)
-                    self.poller.close()
-                    for give_back in self._more_to_give_back:
-                        give_back()
+                    self._give_back()
+
+    def _give_back(self) -> None:
+        if self._is_closed:  # by a signal handler, in the middle of another close()
+            return
+        self._is_closed = True
+        for link in self._links:
+            link.kill()  # all at once, so that their ends are waited for together
+        for link in list(self._links):
+            self.drop(link)
+        self.poller.close()
+        for give_back in self._more_to_give_back:
+            give_back()
 
     def stop(self) -> None:
         """Stop all workers within ``close_s`` seconds, but release nothing. Wait if another thread is stopping them."""

@@ -26,6 +26,7 @@ from envmanager import (
     Wait,
     make_manager,
 )
+from envmanager.processes.boot import THREAD_CAPS
 from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, Step
 from envmanager.testing.leaks import Traces, settle
 from envmanager_tests.faults import scripts
@@ -119,7 +120,7 @@ def test_case_53_with_worker_env_workers_and_what_they_start_know_no_other_varia
     worker_env = {"PATH": os.environ["PATH"], "ONLY": "this"}
     with SubprocessEnvManager(Crowd, 2, start_method=start_method, worker_env=worker_env) as manager:
         for variables in manager.call("variables"):
-            assert {name for name in variables if not name.endswith("_NUM_THREADS")} == worker_env.keys()
+            assert variables.keys() - THREAD_CAPS == worker_env.keys()
             assert secret not in variables.values()
         for simulator in manager.call("simulator"):
             assert until(lambda path=f"/proc/{simulator}": runs_sleep(path), "the simulator runs")  # type: ignore[misc]

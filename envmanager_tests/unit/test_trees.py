@@ -66,7 +66,7 @@ def test_a_snapshot_does_not_change_with_what_it_was_taken_of():
     nested = np.empty(2, object)
     nested[0], nested[1] = [1, [2]], {"n": 3}
     value = OrderedDict(
-        array=np.zeros(2), pair=Pair([1], {2}), nested=nested, text="a", rows=np.asfortranarray([[1, 2]])
+        array=np.zeros(2), pair=Pair([1], {2}), nested=nested, text="a", rows=np.ones((2, 2), order="F")
     )
     taken = snapshot(value)
     value["array"][:] = 9
