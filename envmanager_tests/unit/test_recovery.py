@@ -280,7 +280,7 @@ def test_no_more_than_max_ready_are_handed_out_losses_included():
 @pytest.fixture
 def clock(mocker):
     time = Clock()
-    for module in ("recovery", "collecting"):
+    for module in ("recovery", "collecting", "host"):
         mocker.patch(f"envmanager.kernel.{module}.time", time)
     return time
 
