@@ -20,7 +20,6 @@ import numpy as np
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.data.trees import leaves
-from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 from envmanager.options import at_least, one_of
 from envmanager.policy import Policy
@@ -43,9 +42,9 @@ with needed_by("envmanager.training", extra="torch"):
 class PPOOptions:
     """Options of PPO, under their usual names. ``rollout``: agent steps per update, summed over all agents."""
 
-    rollout: int = 1024
-    epochs: int = 10
-    minibatch: int = 256
+    rollout: int = attrs.field(default=1024, validator=at_least(1))
+    epochs: int = attrs.field(default=10, validator=at_least(1))
+    minibatch: int = attrs.field(default=256, validator=at_least(1))
     learning_rate: float = 3e-4
     anneal: bool = True
     """Whether the learning rate falls linearly to zero over the training."""
@@ -71,11 +70,6 @@ class PPOOptions:
     reward_scale: float = 1.0
     action_mask: bool = True
     """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("rollout", "epochs", "minibatch"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
 
 
 class ActorCritic(nn.Module):
@@ -207,8 +201,7 @@ class PPO(Trainer):
         options = self.options
         if options.anneal:
             anneal(self._optimizer, options.learning_rate, progress)
-        rollout = self._take_rollout()
-        figures = self._learn(rollout)
+        figures = self._learn(self._take_rollout())
         self._store.clear()
         self._n_in_rollout = 0
         self.version += 1
@@ -256,8 +249,12 @@ class PPO(Trainer):
         n = len(rollout.advantage)
         if n == 0:  # in a very short round no step has a successor yet
             return {}
-        if options.normalize_observations:
+        if self.model.encoder.is_normalized:
             self.model.encoder.learn_scale(rollout.obs)
+            with torch.no_grad():  # so that the ratios are 1 before the first gradient step, with the new scale too
+                batches = map(rollout.take, torch.arange(n, device=self._device).split(options.minibatch))
+                log_probs = [self.model.heads.evaluate(self.model.inputs(each.obs), each.raws)[0] for each in batches]
+            rollout = attrs.evolve(rollout, log_prob=torch.cat(log_probs))
         figures: list[dict[str, Tensor]] = []
         for _ in range(options.epochs):
             order = torch.randperm(n, generator=self._generator)
