@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
+from envmanager.importing import nearest
 from envmanager.options import at_least
 
 _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [target]]"
@@ -33,11 +34,6 @@ def _groups(value: Any) -> Any:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _check_steps(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"steps must be a whole number of at least 1, how many each environment plays, not {value!r}.")
 
 
 def _check_groups(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
@@ -57,7 +53,7 @@ def _is_group(group: Any) -> bool:
 class Rounds:
     """The table ``training.rounds`` of a config: the length of a round, and the behaviors that learn in each round."""
 
-    steps: int = attrs.field(default=0, validator=_check_steps)
+    steps: int = attrs.field(default=0, validator=at_least(1))
     """Minimum number of steps that each environment takes in a round."""
     train: Any = attrs.field(default=(), converter=_groups, validator=_check_groups)
     """Behaviors that learn: one list per round, repeated in order. Other behaviors are frozen during the round."""
@@ -77,11 +73,13 @@ class Rounds:
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
-        """Raise UsageError if ``train`` names a behavior that is not in ``behaviors``."""
+        """Raise UsageError if ``train`` names a behavior that is not in ``behaviors``, which have trainers."""
         known = list(behaviors)
-        for behavior in sorted(self.behaviors):
-            if behavior not in known:
-                raise UsageError(f"training.rounds.train names {unknown_behavior(behavior, known)}")
+        for behavior in sorted(self.behaviors.difference(known)):
+            raise UsageError(
+                f"training.rounds.train names {behavior!r}, which has no trainer{nearest(behavior, known)} "
+                f"There are trainers for {', '.join(map(repr, known))}."
+            )
 
 
 @attrs.define

@@ -238,7 +238,7 @@ def test_a_checkpoint_of_another_trainer_is_refused(tmp_path: Path) -> None:
         ({}, "There is no trainer"),
         ({"default": {"kind": "pppo"}}, "did you mean ppo?"),
         ({"default": {"kind": "ppo", "rolout": 3}}, "did you mean trainers.default.rollout"),
-        ({"default": {"kind": "ppo", "epochs": 0}}, "epochs must be at least 1"),
+        ({"default": {"kind": "ppo", "epochs": 0}}, "epochs must be a whole number of at least 1"),
         ({"default": {"kind": "ppo", "frozen": "no"}}, "frozen should be true or false"),
         ({"defualt": {"kind": "ppo"}}, "trainer for the behavior 'defualt'"),
         ({"default": "ppo"}, "should be a mapping"),
