@@ -44,19 +44,11 @@ def structured(converter: cattrs.Converter, cls: type[Options], plain: Any, wher
         raise ConfigError("\n".join(_complaints(error, where))) from error
 
 
-class Misfit(ValueError):
+class _Misfit(ValueError):
     """Error raised for a value of the wrong type. ``_complaints`` adds the value's key to the message."""
 
     def __init__(self, expected: str, value: Any) -> None:
         super().__init__(f"should be {expected}, but is {describe_value(value)}")
-
-
-class PartMisfit(Exception):
-    """Error that wraps another ``error`` and adds its ``place`` in a list or mapping, such as ``[3]`` or ``.name``."""
-
-    def __init__(self, place: str, error: Exception) -> None:
-        super().__init__(place, error)
-        self.place, self.error = place, error
 
 
 def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
@@ -64,15 +56,15 @@ def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
         value = plain(value)
         # bool is an int to Python, but `n_envs: true` is a mistake.
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
-            raise Misfit(expected, value)
+            raise _Misfit(expected, value)
         return value
 
     return check
 
 
-def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
+def make_converter() -> cattrs.Converter:
     """Return a cattrs converter that raises an error for a value of a wrong type, such as ``"8"`` for an int."""
-    converter = cattrs.Converter(forbid_extra_keys=forbid_extra_keys)
+    converter = cattrs.Converter(forbid_extra_keys=True)
     # cattrs would turn "8" into 8 and "no" into True.
     converter.register_structure_hook(int, _strict("a whole number", int))
     converter.register_structure_hook(float, _strict("a number", int, float))
@@ -102,13 +94,13 @@ def _accept_objects(converter: cattrs.Converter, cls: type, expected: str, short
         except UsageError:
             short = None
         if short is None:
-            raise Misfit(expected, value)
+            raise _Misfit(expected, value)
         return short
 
     converter.register_structure_hook(cls, hook)
 
 
-_OF_CONFIGS = make_converter(forbid_extra_keys=True)
+_OF_CONFIGS = make_converter()
 
 
 def _complaints(error: BaseException, path: str) -> Iterator[str]:
@@ -131,12 +123,10 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
     elif isinstance(error, IterableValidationError):
         for child, item in error.group_exceptions()[0]:
             yield from _complaints(child, f"{path}[{item.index}]")
-    elif isinstance(error, PartMisfit):
-        yield from _complaints(error.error, f"{path}{error.place}")
     elif isinstance(error, UsageError):  # raised by a class's own check; the text begins with the option's name
         yield _join(path, str(error))
     else:
-        yield f"{path or 'The config'} {error if isinstance(error, Misfit) else f'cannot be used: {error}'}."
+        yield f"{path or 'The config'} {error if isinstance(error, _Misfit) else f'cannot be used: {error}'}."
 
 
 def _join(path: str, key: str) -> str:

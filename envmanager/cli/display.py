@@ -265,12 +265,13 @@ def of_behavior(behavior: str, behaviors: Sized) -> str:
 
 
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
-    """Return a line per behavior with the mean, spread and range of its returns, and the number of episodes."""
+    """Return a line per behavior with the mean, spread and range of its returns, and the numbers of episodes."""
     lines = []
+    lost = f", {evaluation.lost:,} lost" if evaluation.lost else ""
     for behavior, returns in evaluation.returns_of.items():
         of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""
         episodes = f"{count(evaluation.n_episodes, 'episode')}{of_behavior(behavior, evaluation.returns_of)}{of_agents}"
-        lines.append(f"{describe_returns(returns)}, {episodes}" if returns else f"no return, {episodes}")
+        lines.append(f"{describe_returns(returns) if returns else 'no return'}, {episodes}{lost}")
     return lines
 
 

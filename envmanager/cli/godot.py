@@ -14,7 +14,7 @@ from envmanager.cli.check import show_finding, show_verdict
 from envmanager.cli.display import of_behavior
 from envmanager.cli.loading import loading
 from envmanager.cli.run import Notices, Stopped, StopSignals
-from envmanager.cli.wrapping import describe_notice
+from envmanager.cli.wrapping import describe_notice, print_text
 from envmanager.godot.games import find_major, install_addon, new_project
 from envmanager.training.evaluation import mean_and_spread
 
@@ -110,18 +110,15 @@ class Lines:
 
     def plays(self, game: str, checkpoint: str) -> None:
         """Print the name of the game and the name of the checkpoint whose policies now play."""
-        self._show(f"{game}: checkpoint {checkpoint} plays")
+        print_text(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:
         """Print the steps per arena so far, the number of newly ended episodes, and their mean return by behavior."""
         told = [f"steps of each arena {n_steps:,}", f"episodes {sum(map(len, returns.values())):,}"]
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")
-        self._show("  ".join(told))
+        print_text("  ".join(told))
 
     def show_notice(self, level: str, text: str) -> None:
         """Print a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
-        self._show(describe_notice(level, text))
-
-    def _show(self, text: str) -> None:
-        print(text, flush=True)
+        print_text(describe_notice(level, text))

@@ -92,16 +92,14 @@ class _Run:
 
     def _step(self, manager: EnvManager) -> None:
         n_behaviors = set_policies(manager, self.plan.make_policy)
-        for info in manager.reset({"seed": self.plan.seed}):
-            self.episodes.add(info)
+        self.episodes.add_all(manager.reset({"seed": self.plan.seed}))
         started = time.perf_counter()
         with self.display.running(started):
             try:
                 while self.episodes.env_steps < self.plan.steps:
                     if len(manager.behavior_specs) > n_behaviors:
                         n_behaviors = set_policies(manager, self.plan.make_policy, n_known=n_behaviors)
-                    for info in manager.step():
-                        self.episodes.add(info)
+                    self.episodes.add_all(manager.step())
                     if time.perf_counter() >= self.display.due:
                         self.display.update(time.perf_counter(), self.episodes, manager.stats())
             finally:

@@ -66,7 +66,7 @@ def evaluate_command(
     directory: RunArgument,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes, divided among the environments.")] = 100,
     checkpoint: CheckpointOption = "latest",
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same episodes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same episodes, unless a worker is replaced.")] = 0,
     n_envs: Annotated[int | None, typer.Option(min=1, help="Number of environments; the training's if unset.")] = None,
     manager: Annotated[
         str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …; the training's if unset.")
@@ -83,6 +83,9 @@ def evaluate_command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same JSON to this file.")] = None,
+    plain: Annotated[  # noqa: ARG001  (for scripts that pass the same options to each command)
+        bool, typer.Option("--plain", help="Print lines of text, as this command always does.")
+    ] = False,
     verbose: VerboseOption = False,
 ) -> None:
     """Play whole episodes greedily with the policies of a training run, and print the episodes' returns and lengths.
@@ -125,8 +128,8 @@ def evaluate_command(
         for behavior, returns in evaluation.returns_of.items()
         if returns
     }
-    facts = {"env": options.env_name, "checkpoint": str(training.path), "n_steps": training.n_steps}
-    told = sayable({**facts, "seed": seed, "n_envs": options.n_envs, "behaviors": figures})
+    facts = {"env": options.env_name, "checkpoint": str(training.path), "n_steps": training.n_steps, "seed": seed}
+    told = sayable({**facts, "n_envs": options.n_envs, "lost": evaluation.lost, "behaviors": figures})
     if as_json:
         print(json.dumps(told, indent=1, allow_nan=False))
     else:

@@ -4,13 +4,14 @@
 
     run/checkpoints/latest                   name of the newest checkpoint
     run/checkpoints/best                     name of the best checkpoint by evaluation, and its mean return
-    run/checkpoints/000000102400/state.json  JSON data, such as counts and the training's options
+    run/checkpoints/000000102400/state.json  JSON data, such as counts and the training's options, and all checksums
                                 /trainer-agent.safetensors    the arrays of the trainer of the behavior "agent"
                                 /controller.safetensors       the states of PyTorch's random generators
 
 A checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best`` refers to it.
 Then the run's other checkpoints, finished or not, are removed, except the last few, the best and renamed ones. Only
 ``state.json`` and the files listed in it are removed. ``load`` checks all of ``state.json`` except the trainers' parts.
+An array is compared with its checksum when it is read, so a policy is loaded without reading the replay beside it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from envmanager.observe.episodes import Episode
 from envmanager.observe.files import write_anew
 from envmanager.options import at_least
 from envmanager.training.learners import LearnersChanged, LearnersState
-from envmanager.training.plain_data import from_plain, to_plain
+from envmanager.training.plain_data import checksum_of, from_plain, to_plain
 from envmanager.training.plan import SavedPlan
 from envmanager.training.trainer import Arrays
 
@@ -57,12 +58,12 @@ _LONGEST_NAME = 100
 
 @attrs.frozen(kw_only=True)
 class TrainingState:
-    """The state of a training run without its trainers' states. Older checkpoints may lack the fields with defaults."""
+    """The state of a training run without its trainers' states."""
 
     n_steps: int = attrs.field(validator=at_least(0))
     recent_episodes: tuple[Episode, ...] = ()
-    learners: LearnersState | None = None
-    """Frozen behaviors and the progress of the round; None in older checkpoints."""
+    learners: LearnersState = attrs.field(factory=lambda: LearnersState(frozen=()))
+    """Frozen behaviors and the progress of the round."""
     frozen_in_config: tuple[str, ...] = ()
     changes: tuple[LearnersChanged, ...] = ()
     """Requested changes of the frozen behaviors, oldest first."""
@@ -90,35 +91,34 @@ class Checkpoint:
 class ArrayFile(Mapping[str, np.ndarray]):
     """The arrays in a safetensors file, by name. Each array is read from disk only when it is accessed.
 
-    An open file stays readable after it is deleted. Raises OSError or SafetensorError if the file cannot be opened.
+    ``checksums`` has the names and checksums of all arrays. An open file stays readable after it is deleted. Raises
+    CheckpointDamaged if the file cannot be opened or has other arrays, and later for an array with another checksum.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = cast(Any, safe_open(path, framework="numpy"))
-        self._names = list(self._file.keys())
+    def __init__(self, path: Path, checksums: Mapping[str, int]) -> None:
+        self._path, self._checksums = path, checksums
+        with _reading(path):
+            self._file = cast(Any, safe_open(path, framework="numpy"))
+            if set(self._file.keys()) != set(checksums):
+                raise ValueError("its arrays are not those that were written")
 
     def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self:
-            raise KeyError(name)
-        array: np.ndarray = self._file.get_tensor(name)
+        expected = self._checksums[name]
+        with _reading(self._path):
+            array: np.ndarray = self._file.get_tensor(name)
+            if checksum_of(array) != expected:
+                raise ValueError(f"{name} is not what was written: its checksum differs")
         return array
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._names
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self._checksums)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._checksums)
 
 
-@attrs.frozen(kw_only=True)
-class _StateFile:
-    """The keys of ``state.json`` that ``load`` needs."""
-
-    run: str | None = None
-    parts: dict[str, dict[str, Any]]
+class CheckpointDamaged(UsageError):
+    """Error raised when a file of a checkpoint cannot be read or is not what was written."""
 
 
 def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
@@ -151,7 +151,13 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
     states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
     states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
     parts = {part: facts for part, (_, facts) in states.items()}
-    facts = {"run": checkpoint.run, "files": list(states), "parts": parts, "number": number}
+    arrays = {  # as safetensors stores them
+        part: {name: np.ascontiguousarray(array, array.dtype.newbyteorder("<")) for name, array in own.items()}
+        for part, (own, _) in states.items()
+    }
+    checksums = {part: {name: checksum_of(array) for name, array in own.items()} for part, own in arrays.items()}
+    facts = {"run": checkpoint.run, "number": number, "parts": parts, "arrays": checksums}
+    facts["checksum"] = checksum_of(facts)
     name = f"{checkpoint.training.n_steps:012d}"
     directory.mkdir(parents=True, exist_ok=True)
     unfinished = directory / f"{name}.{secrets.token_hex(4)}{_UNFINISHED}"
@@ -159,9 +165,9 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
     try:
         (unfinished / STATE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         _flush(unfinished / STATE)
-        for part, (arrays, _) in states.items():
+        for part, own in arrays.items():
             file = _arrays_in(unfinished, part)
-            save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+            save_file(own, file)
             file.chmod((unfinished / STATE).stat().st_mode)  # the mode by the umask; safetensors uses 0600
             _flush(file)
         # The name exists already if a training run saves at the step at which it was resumed.
@@ -184,9 +190,9 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
             remove(path, facts)
 
 
-def mark_best(path: Path, mean: float) -> None:
-    """Record the checkpoint at ``path`` as the best, with its ``mean`` return. Raises NotWritten if writing fails."""
-    write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n")
+def mark_best(path: Path, mean: float, lost: int = 0) -> None:
+    """Record the best checkpoint with its ``mean`` return and the number of ``lost`` episodes. Raises NotWritten."""
+    write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n" + (f"episodes lost: {lost}\n" if lost else ""))
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
@@ -245,24 +251,26 @@ def pointed_at(pointer: Path) -> Path:
 def load(path: Path) -> Checkpoint:
     """Load and return the checkpoint in the folder ``path``. Each array is read from disk only when it is accessed.
 
-    Raises UsageError for a damaged checkpoint. The message names the file and says what is wrong with it.
+    Raises CheckpointDamaged for a damaged checkpoint. The message names the file and says what is wrong with it.
     """
     with _reading(path / STATE):
-        told = from_plain(_StateFile, json.loads((path / STATE).read_text(encoding="utf-8")))
-        training = from_plain(TrainingState, told.parts.get(_CONTROLLER), where=f"parts.{_CONTROLLER}")
-    arrays: dict[str, Arrays] = {}
-    for part in told.parts:
-        with _reading(_arrays_in(path, part)) as file:
-            arrays[part] = ArrayFile(file)
-    generators = arrays.pop(_CONTROLLER)
-    trainers = {part.removeprefix(_TRAINER): (arrays[part], told.parts[part]) for part in arrays}
-    return Checkpoint(training=training, trainers=trainers, generators=generators, run=told.run)
+        content = json.loads((path / STATE).read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or content.pop("checksum", None) != checksum_of(content):
+            raise ValueError("it is not what was written: its checksum differs")
+        parts, checksums = content["parts"], content["arrays"]
+        training = from_plain(TrainingState, parts[_CONTROLLER], where=f"parts.{_CONTROLLER}")
+    arrays = {part: ArrayFile(_arrays_in(path, part), checksums[part]) for part in parts}
+    trainers = {part.removeprefix(_TRAINER): (arrays[part], parts[part]) for part in parts if part != _CONTROLLER}
+    return Checkpoint(training=training, trainers=trainers, generators=arrays[_CONTROLLER], run=content["run"])
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[Path]:
-    with restoring(f"the checkpoint {file.parent} cannot be read: {file.name}", advice=another_than(file.parent)):
-        yield file
+def _reading(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        what = f"the checkpoint {file.parent} cannot be read: {file.name}: {_reason(error)}."
+        raise CheckpointDamaged(f"{what} {another_than(file.parent)}") from error
 
 
 def another_than(path: Path) -> str:
@@ -275,13 +283,13 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert exceptions in the block, except ImportFailed, to UsageErrors. A damaged file can cause any exception.
+    """Convert exceptions in the block to UsageErrors, except ImportFailed and CheckpointDamaged.
 
     The message consists of ``what``, the reason and ``advice``. The reason is ``why``, or else the exception's text.
     """
     try:
         yield
-    except ImportFailed:
+    except (ImportFailed, CheckpointDamaged):
         raise
     except Exception as error:
         raise UsageError(f"{what}: {why or _reason(error)}. {advice}".rstrip()) from error
@@ -321,7 +329,7 @@ def written(directory: Path) -> dict[Path, dict[str, Any]]:
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:
     """Delete the files listed in ``facts``, then ``state.json``, then the folder ``path`` if empty. Ignore OSErrors."""
-    for own in [*(_arrays_in(path, file) for file in facts["files"]), path / STATE]:
+    for own in [*(_arrays_in(path, part) for part in facts["arrays"]), path / STATE]:
         with contextlib.suppress(OSError):
             own.unlink()
     with contextlib.suppress(OSError):
@@ -343,9 +351,9 @@ def _facts_of(path: Path) -> dict[str, Any] | None:
         return None
     try:
         facts: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
-        is_ours = isinstance(facts["files"], list) and isinstance(facts["parts"], dict)
-        for file in facts["files"]:
-            _arrays_in(path, file)  # raises for an invalid name
+        is_ours = isinstance(facts["arrays"], dict) and isinstance(facts["parts"], dict)
+        for part in facts["arrays"]:
+            _arrays_in(path, part)  # raises for an invalid name
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return facts if is_ours else None

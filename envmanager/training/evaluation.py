@@ -1,24 +1,30 @@
 """Evaluation of policies over a fixed number of episodes, which is divided among the environments in advance.
 
-Counting whichever episodes end first would favour short episodes. Instead, a fixed number of episodes is counted in
-each environment, however long they take.
+Counting whichever episodes end first would favour short episodes. Instead, a fixed number of episodes is counted for
+each seat of each environment, however long they take. An agent that joins takes the seat of an agent that has left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
 import numpy as np
 
-from envmanager.data.steps import AGENT_BITS
+from envmanager.data.steps import AGENT_BITS, StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.options import plain
 from envmanager.policy import Policy
+
+_logger = logging.getLogger("envmanager")
 
 
 @attrs.frozen
@@ -33,6 +39,9 @@ class Evaluation:
     returns_of: Mapping[str, list[float]]
     lengths_of: Mapping[str, list[int]] = attrs.field(factory=dict)
     n_episodes: int = 0
+    lost: int = 0
+    """Number of episodes that failed workers have cut. Long episodes are lost more often than short ones, so the other
+    episodes played instead can have other returns. Episodes of dropped workers are lost too, and not played again."""
 
     @property
     def returns(self) -> list[float]:
@@ -76,8 +85,8 @@ def evaluate(
     """Reset ``manager``, play with ``policies`` until every agent has finished its episodes, and return the results.
 
     ``episodes_per_env`` is one number for all environments or a list with a number for each. ``config`` is passed to
-    ``manager.reset``. Episodes lost with a failed worker are played again; episodes of a dropped worker are left out.
-    Raises UsageError for an invalid ``episodes_per_env``.
+    ``manager.reset``. The manager plays another episode for each episode lost with a failed worker; all episodes of a
+    dropped worker are left out. ``Evaluation.lost`` counts both. Raises UsageError for an invalid ``episodes_per_env``.
     """
     evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
     assert evaluation is not None
@@ -99,33 +108,117 @@ def evaluate_until(
         raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")
     for behavior, policy in policies.items():
         manager.set_policy(behavior, policy)
-    ended: dict[int, list[Episode]] = {}
+    envs = [_EnvEpisodes(n) for n in wanted]
+    ended: list[Episode] = []
+    episodes = Episodes(on_end=ended.append, keeps_returns=False)
     n_dropped = -1  # so that the first check includes workers dropped earlier
+    with logged_as_evaluation():
+        infos = manager.reset(config)
+        for now in itertools.count():
+            for info in infos:
+                episodes.add(info)
+                _add(envs, info, ended, now)
+                ended.clear()
+            if manager.events.count(events.Dropped) > n_dropped:
+                n_dropped = manager.events.count(events.Dropped)
+                for worker in manager.stats().workers:
+                    for env_id in worker.env_ids if worker.dropped else ():
+                        envs[env_id].lost += envs[env_id].wanted
+                        envs[env_id].wanted = 0
+            if all(env.is_over for env in envs):
+                break
+            if is_over():
+                return None
+            infos = manager.step()
+    returns_of: dict[str, list[float]] = {behavior: [] for behavior in policies}
+    lengths_of: dict[str, list[int]] = {behavior: [] for behavior in policies}
+    for env in envs:
+        for episode in (episode for seat in env.seats.values() for episode in seat.episodes[: env.wanted]):
+            returns_of.setdefault(episode.behavior, []).append(episode.total)
+            lengths_of.setdefault(episode.behavior, []).append(episode.length)
+    return Evaluation(returns_of, lengths_of, sum(env.wanted for env in envs), sum(env.lost for env in envs))
 
-    def note(episode: Episode) -> None:
-        ended.setdefault(episode.agent_id, []).append(episode)
 
-    seen = Episodes(on_end=note)
-    for info in manager.reset(config):
-        seen.add(info)
-    while not seen.returns or any(len(own) < wanted[agent >> AGENT_BITS] for agent, own in seen.returns.items()):
-        if is_over():
-            return None
-        for info in manager.step():
-            seen.add(info)
-        if manager.events.count(events.Dropped) > n_dropped:
-            n_dropped = manager.events.count(events.Dropped)
-            for worker in manager.stats().workers:
-                for env_id in worker.env_ids if worker.dropped else ():
-                    wanted[env_id] = 0
-    first = [episode for agent in seen.returns for episode in ended.get(agent, [])[: wanted[agent >> AGENT_BITS]]]
-    return _evaluation(policies, first, sum(wanted))
+@contextmanager
+def logged_as_evaluation() -> Iterator[None]:
+    """Begin the lines that this thread logs in the block with ``evaluation:``, to tell them from the training's."""
+    thread = threading.get_ident()
+
+    def name(record: logging.LogRecord) -> bool:
+        if record.thread == thread:
+            record.msg = f"evaluation: {record.msg}"
+        return True
+
+    _logger.addFilter(name)
+    try:
+        yield
+    finally:
+        _logger.removeFilter(name)
 
 
-def _evaluation(behaviors: Mapping[str, Any], episodes: Sequence[Episode], n_episodes: int) -> Evaluation:
-    returns_of: dict[str, list[float]] = {behavior: [] for behavior in behaviors}
-    lengths_of: dict[str, list[int]] = {behavior: [] for behavior in behaviors}
-    for episode in episodes:
-        returns_of.setdefault(episode.behavior, []).append(episode.total)
-        lengths_of.setdefault(episode.behavior, []).append(episode.length)
-    return Evaluation(returns_of, lengths_of, n_episodes)
+@attrs.define
+class _Seat:
+    """The episodes of one agent, and of later agents that took its place."""
+
+    behavior: str
+    seen: int = -1
+    """Last step with a row for the agent."""
+    began: int | None = None
+    """Step in which the current episode began; None after its end."""
+    episodes: list[Episode] = attrs.field(factory=list)
+
+
+@attrs.define
+class _EnvEpisodes:
+    """The episodes of one environment. The first ``wanted`` of each seat are evaluated.
+
+    An agent has left when another agent has begun and finished an episode since the last row for it.
+    """
+
+    wanted: int
+    lost: int = 0
+    seats: dict[int, _Seat] = attrs.field(factory=dict, init=False)
+    """Seats by the agent_id of the last agent, in the order in which their last episodes ended."""
+    newest: int = attrs.field(default=-1, init=False)
+    """Step in which the newest of the finished episodes began."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether each seat has its episodes, but for seats of agents that have left."""
+        done = (len(seat.episodes) >= self.wanted or seat.seen < self.newest for seat in self.seats.values())
+        return not self.wanted or (bool(self.seats) and all(done))
+
+    def seat(self, behavior: str, agent_id: int) -> _Seat:
+        """Return the seat of an agent. A new agent gets the seat that is free for longest, or else a new seat."""
+        if agent_id not in self.seats:
+            free = (
+                before
+                for before, seat in self.seats.items()
+                if seat.behavior == behavior and (seat.began is None or seat.seen < self.newest)
+            )
+            left = self.seats.pop(next(free, -1), None)
+            self.seats[agent_id] = _Seat(behavior, episodes=[] if left is None else left.episodes)
+        return self.seats[agent_id]
+
+
+def _add(envs: Sequence[_EnvEpisodes], info: StepInfo, ended: Sequence[Episode], now: int) -> None:
+    """Add a StepInfo of step ``now`` to the episodes of its environments. ``ended``: the episodes that end in it."""
+    if info.lost is not None:
+        for env_id in {env_id for steps in info.current.values() for env_id in steps.env_id[steps.truncated].tolist()}:
+            envs[env_id].lost += not envs[env_id].is_over
+            for seat in envs[env_id].seats.values():
+                seat.began = None
+    for episode in ended:
+        env = envs[episode.env_id]
+        seat = env.seat(episode.behavior, episode.agent_id)
+        seat.episodes.append(episode)
+        env.newest, seat.began = max(env.newest, seat.began or 0), None
+        env.seats[episode.agent_id] = env.seats.pop(episode.agent_id)  # behind the seats that are free already
+    for behavior, steps in info.current.items():
+        present = steps.agent_id if steps.acting is None else steps.agent_id[steps.acting | ~steps.ended]
+        # Agents with a seat come first, so that new agents do not take it.
+        for agent_id in sorted(
+            present.tolist(), key=lambda agent_id: agent_id not in envs[agent_id >> AGENT_BITS].seats
+        ):
+            seat = envs[agent_id >> AGENT_BITS].seat(behavior, agent_id)
+            seat.seen, seat.began = now, now if seat.began is None else seat.began

@@ -25,7 +25,7 @@ from envmanager.options import Wait
 from envmanager.registry import ManagerOptions, make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.machine import count_cores
-from envmanager.training.evaluation import Evaluation, evaluate_until, shares
+from envmanager.training.evaluation import Evaluation, evaluate_until, logged_as_evaluation, shares
 from envmanager.training.trainer import Trainer
 
 with needed_by("envmanager.training", extra="torch"):
@@ -47,7 +47,8 @@ class Evaluator:
 
     def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
         self._seed = derive_seed(seed, 0, generation=_GENERATION)
-        self._manager = make_manager(options_for(options, manager, n_episodes=n_episodes))
+        with logged_as_evaluation():
+            self._manager = make_manager(options_for(options, manager, n_episodes=n_episodes))
         self._episodes_per_env = shares(n_episodes, self._manager.n_envs)
 
     def __enter__(self) -> Evaluator:

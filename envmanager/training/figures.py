@@ -97,7 +97,7 @@ class Figures:
         for behavior, returns in evaluation.returns_of.items():
             lengths = evaluation.lengths_of.get(behavior, [])
             scalars |= _return_and_length(f"{behavior}/evaluation_", returns, lengths)
-        self._write(scalars, n_steps)
+        self._write({**scalars, "evaluation/lost": evaluation.lost}, n_steps)
 
     def _tell(self, controller: TrainerController, update: Update) -> None:
         del self._untold[update.behavior]

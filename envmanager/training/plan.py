@@ -105,9 +105,8 @@ class TrainingPlan:
     ) -> TrainingPlan:
         """Build a plan from ``config``. Raises ConfigError for a mistake, UsageError for ``resume`` with ``force``."""
         tables = config.get("training") or {}
-        without_rounds = tables  # _rounds parses them, with clearer errors
-        if isinstance(tables, Mapping):
-            without_rounds = {key: value for key, value in tables.items() if key != "rounds"}
+        # _rounds parses the table ``rounds``, with clearer errors.
+        without_rounds = {**tables, "rounds": None} if isinstance(tables, Mapping) else tables
         training = structure(TrainingOptions, without_rounds, where="training")
         table = config.get("manager") or {}
         with_seed = {"seed": training.seed, **table} if isinstance(table, Mapping) else table
@@ -131,10 +130,8 @@ class TrainingPlan:
             if isinstance(self.manager.env, str):
                 manager = attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
             told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
-            plain = json.dumps(
-                told, default=lambda value: dict(value) if isinstance(value, Mapping) else os.fspath(value)
-            )
-            return SavedPlan(**json.loads(plain))
+            text = json.dumps(told, default=lambda own: dict(own) if isinstance(own, Mapping) else os.fspath(own))
+            return SavedPlan(**json.loads(text))
         except (TypeError, ValueError, FileNotFoundError):  # FileNotFoundError: the working directory was deleted
             return None
 

@@ -84,12 +84,10 @@ def play(
     with SimpleEnvManager(lambda: environment) as manager:
         for behavior, policy in training.policies_for(manager.behavior_specs).items():
             manager.set_policy(behavior, policy)
-        for info in manager.reset({"seed": seed}):
-            episodes.add(info)
+        episodes.add_all(manager.reset({"seed": seed}))
         for number in range(n_episodes):
             while not camera.has_whole_scene:
-                for info in manager.step():
-                    episodes.add(info)
+                episodes.add_all(manager.step())
             n_steps, frames = camera.take_scene()
             on_episode(PlayedEpisode(number, n_steps, dict(returns), frames, _frames_per_s(environment)))
             returns.clear()

@@ -204,8 +204,7 @@ class PPO(Trainer):
         options = self.options
         if options.anneal:
             anneal(self._optimizer, options.learning_rate, progress)
-        rollout = self._take_rollout()
-        figures = self._learn(rollout)
+        figures = self._learn(self._take_rollout())
         self._store.clear()
         self._n_in_rollout = 0
         self.version += 1
@@ -253,8 +252,12 @@ class PPO(Trainer):
         n = len(rollout.advantage)
         if n == 0:  # in a very short round no step has a successor yet
             return {}
-        if options.normalize_observations:
+        if self.model.encoder.is_normalized:
             self.model.encoder.learn_scale(rollout.obs)
+            with torch.no_grad():  # so that the ratios are 1 before the first gradient step, with the new scale too
+                batches = map(rollout.take, torch.arange(n, device=self._device).split(options.minibatch))
+                log_probs = [self.model.heads.evaluate(self.model.inputs(each.obs), each.raws)[0] for each in batches]
+            rollout = attrs.evolve(rollout, log_prob=torch.cat(log_probs))
         figures: list[dict[str, Tensor]] = []
         for _ in range(options.epochs):
             order = torch.randperm(n, generator=self._generator)

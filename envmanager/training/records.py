@@ -5,7 +5,7 @@
     run/config.json      the config without secrets, with defaults and trainers by behavior; `envmanager train` reads it
     run/versions.json    versions of Python, the operating system and every installed package
 
-Each file is complete or absent. The key ``envmanager`` marks a file as written by a training run.
+Each file is complete or absent. The key ``envmanager`` marks a file as written by a training run, and has a checksum.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from envmanager.errors import UsageError
 from envmanager.observe.files import reporting, write_anew
 from envmanager.observe.metrics import Metrics
 from envmanager.options import Wait
+from envmanager.training.plain_data import checksum_of
 
 CONFIG, VERSIONS = "config.json", "versions.json"
 OURS = "envmanager"
@@ -44,13 +45,20 @@ def write(directory: Path, config: Mapping[str, Any]) -> None:
         about = {"wrote": "envmanager train", "version": __version__, "directory": _directory()}
         with reporting(path):
             directory.mkdir(parents=True, exist_ok=True)
-            write_anew(path, json.dumps({OURS: about, **content}, indent=2) + "\n")
+            told = {OURS: {**about, "checksum": checksum_of(content)}, **content}
+            write_anew(path, json.dumps(told, indent=2) + "\n")
 
 
 def read(directory: Path) -> dict[str, Any] | None:
     """Return the config that a training run recorded in ``directory``; None if it is missing or cannot be read."""
     content = _content(directory / CONFIG)
     return None if content is None else {name: table for name, table in content.items() if name != OURS}
+
+
+def is_edited(directory: Path) -> bool:
+    """Return whether the config in ``directory`` is not what a training run wrote there. False if there is none."""
+    content = _content(directory / CONFIG)
+    return content is not None and content[OURS].get("checksum") != checksum_of(read(directory))
 
 
 def is_of_others(path: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 from envmanager.data.specs import ArraySpec
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import Tree, leaves
-from envmanager.errors import UsageError
 from envmanager.training.named_arrays import copy_into
 from envmanager.training.store import NOWHERE, StepStore
 
@@ -179,8 +177,6 @@ class Replay:
         if self._tree is not None and self.store.n_rows:
             priorities = np.zeros(min(self.store.n_rows, self.store.capacity))
             copy_into(priorities, arrays, "priorities")
-            if not (np.isfinite(priorities) & (priorities >= 0)).all():
-                raise ValueError("priorities should be numbers from 0 up")
             self._tree.set(np.arange(len(priorities)), priorities)
 
 
@@ -190,10 +186,6 @@ class ReplayState:
 
     generator: dict[str, Any]
     highest: float
-
-    def __attrs_post_init__(self) -> None:
-        if not 0 < self.highest < math.inf:
-            raise UsageError(f"highest should be a number above 0, but is {self.highest!r}.")
 
 
 class SumTree:

@@ -17,7 +17,6 @@ import attrs
 import numpy as np
 
 from envmanager.data.steps import AgentSteps, StepInfo
-from envmanager.errors import UsageError
 
 LIMIT = 10.0
 """Absolute bound to which normalized rewards are clipped, as in VecNormalize of Stable-Baselines3."""
@@ -31,10 +30,6 @@ class SpreadState:
     count: float
     mean: float
     variance: float
-
-    def __attrs_post_init__(self) -> None:
-        if not (0 < self.count < math.inf and abs(self.mean) < math.inf and 0 <= self.variance < math.inf):
-            raise UsageError(f"count, mean and variance cannot be {self.count!r}, {self.mean!r}, {self.variance!r}.")
 
 
 @attrs.define

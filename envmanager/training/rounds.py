@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.importing import SIMILAR
+from envmanager.importing import SIMILAR, nearest
 from envmanager.options import at_least, plain_numbers
 
 _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [target]]"
@@ -73,11 +73,13 @@ class Rounds:
         return next(each for each in range(number, number + len(self.train)) if set(self.group(each)) & set(learners))
 
     def check(self, behaviors: Iterable[str]) -> None:
-        """Raise UsageError if ``train`` names a behavior that is not in ``behaviors``."""
+        """Raise UsageError if ``train`` names a behavior that is not in ``behaviors``, which have trainers."""
         known = list(behaviors)
-        for behavior in sorted(self.behaviors):
-            if behavior not in known:
-                raise UsageError(f"training.rounds.train names {unknown_behavior(behavior, known)}")
+        for behavior in sorted(self.behaviors.difference(known)):
+            raise UsageError(
+                f"training.rounds.train names {behavior!r}, which has no trainer{nearest(behavior, known)} "
+                f"There are trainers for {', '.join(map(repr, known))}."
+            )
 
 
 @attrs.define

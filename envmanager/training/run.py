@@ -91,6 +91,7 @@ class TrainingResult:
             if self.evaluation is None
             else {
                 "episodes": self.evaluation.n_episodes,
+                "lost": self.evaluation.lost,
                 "mean": self.evaluation.mean,
                 "spread": self.evaluation.spread,
                 "mean_length": mean_and_spread(self.evaluation.lengths)[0] if self.evaluation.lengths else None,
@@ -213,10 +214,21 @@ class TrainingRun:
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)
-        controller = self.controller = self._make_controller(manager)
+        controller = self.controller = TrainerController(
+            manager,
+            self.trainers,
+            max_policy_lag=training.max_policy_lag,
+            rounds=training.rounds,
+            on_update=self._updated,
+            on_change=self._changed,
+        )
+        self._frozen_in_config = controller.frozen
+        self._control = ControlFile(plan.control, self.trainers)
         config = resolving.resolved(plan, self.trainers)
         if plan.resume:
             changes = resolving.changes(records.read(directory), config)
+            if records.is_edited(directory):
+                changes.append(f"{directory / records.CONFIG} was edited or damaged after a training run wrote it")
             self._restore(controller, changes)
             if changes:
                 _logger.warning("this training goes on with a changed config: %s.", ", ".join(changes))
@@ -243,28 +255,12 @@ class TrainingRun:
         for behavior in sorted(plan.trainers.keys() - {ANY_BEHAVIOR}):
             if behavior not in known:
                 raise ConfigError(f"There is a trainer for {unknown_behavior(behavior, known)}")
-        if training.rounds is not None:
-            training.rounds.check(known)
         made: dict[str, Trainer] = {}
         for number, (behavior, spec) in enumerate(manager.behavior_specs.items()):
             table = table_for(behavior, plan.trainers)
             made[behavior] = make_trainer(behavior, spec, table, seed=training.seed + number, device=training.device)
             stack.callback(made[behavior].close)
         return made
-
-    def _make_controller(self, manager: EnvManager) -> TrainerController:
-        training = self.plan.training
-        controller = TrainerController(
-            manager,
-            self.trainers,
-            max_policy_lag=training.max_policy_lag,
-            rounds=training.rounds,
-            on_update=self._updated,
-            on_change=self._changed,
-        )
-        self._frozen_in_config = controller.frozen
-        self._control = ControlFile(self.plan.control, self.trainers)
-        return controller
 
     def _is_over(self) -> bool:
         controller, every = self.controller, self.plan.training.checkpoint_every
@@ -347,7 +343,7 @@ class TrainingRun:
         """Mark the last checkpoint as the best, and remove checkpoints that no longer need to be kept."""
         assert self._saved is not None
         self._best = evaluation.mean
-        checkpoints.mark_best(self._saved, self._best)
+        checkpoints.mark_best(self._saved, self._best, evaluation.lost)
         checkpoints.prune(self.plan.checkpoints, self._id, keep=self.plan.training.keep)
 
     # Checkpoints.
@@ -389,19 +385,14 @@ class TrainingRun:
         controller.n_steps = self._saved_at = self._evaluated_at = self.n_steps_before = training.n_steps
         controller.episodes.recent.extend(training.recent_episodes)
         with checkpoints.restoring(f"the checkpoint {path} cannot be resumed", advice=checkpoints.another_than(path)):
-            self._restore_learners(controller, training)
+            # A behavior whose `frozen` was changed in the config since then is what the config says now.
+            differs = self._frozen_in_config ^ set(training.frozen_in_config)
+            frozen = (set(training.learners.frozen) - differs) | (self._frozen_in_config & differs)
+            controller.restore(attrs.evolve(training.learners, frozen=tuple(sorted(frozen))))
             restore_generators(checkpoint.generators)
+        self._changes = deque(training.changes, maxlen=KEPT)  # the resume itself is not recorded as a change
+        self._control = ControlFile(self.plan.control, self.trainers, seen=training.control)
         self._id = checkpoint.run or self._id
         self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
         if self.plan.manager.seed is not None:  # new seeds, because the episodes of the old ones have been played
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
-
-    def _restore_learners(self, controller: TrainerController, training: TrainingState) -> None:
-        """Restore the round, the record of freeze requests and which behaviors are frozen (a changed config wins)."""
-        if training.learners is None:
-            return
-        differs = self._frozen_in_config ^ set(training.frozen_in_config)
-        frozen = (set(training.learners.frozen) - differs) | (self._frozen_in_config & differs)
-        controller.restore(attrs.evolve(training.learners, frozen=tuple(sorted(frozen))))
-        self._changes = deque(training.changes, maxlen=KEPT)  # the resume itself is not recorded as a change
-        self._control = ControlFile(self.plan.control, self.trainers, seen=training.control)

@@ -141,25 +141,15 @@ class SavedTraining:
         plan = self.checkpoint.training.plan
         if plan is None:
             raise UsageError(
-                f"the checkpoint in {self.path} does not say what it plays: it is of an earlier version of this "
-                "library, or options of its trainers were given as objects. Train on with --resume, or from a config."
+                f"the checkpoint in {self.path} does not say what it plays: options of its trainers were given as "
+                "objects. Train from a config."
             )
         return plan
-
-    def spec(self, behavior: str) -> BehaviorSpec:
-        """Return the specs that ``behavior`` had in the training. Raises UsageError if the checkpoint lacks them."""
-        spec = self.checkpoint.training.specs.get(behavior)
-        if spec is None:
-            raise UsageError(
-                f"the checkpoint in {self.path} does not say what its agents see and do: it is of an earlier version "
-                "of this library. Go on with --resume for at least one step; the next checkpoint has the specs."
-            )
-        return spec
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
         """Return the policy of ``behavior`` (None: the only behavior). Raises UsageError if it cannot be built."""
         chosen = self._chosen(behavior)
-        return self._policy(chosen, self.spec(chosen), device)
+        return self._policy(chosen, self.checkpoint.training.specs[chosen], device)
 
     def policies_for(self, specs: Mapping[str, BehaviorSpec], *, device: str = "cpu") -> dict[str, SavedPolicy]:
         """Return the greedy policy of each behavior in ``specs``, an environment's specs by behavior.
@@ -168,9 +158,7 @@ class SavedTraining:
         """
         return {behavior: self._policy(behavior, spec, device) for behavior, spec in specs.items()}
 
-    def manager_options(
-        self, *, env: str | None = None, kind: str | None = None, n_envs: int | None = None
-    ) -> ManagerOptions:
+    def manager_options(self, *, env: str | None = None, kind: str | None = None) -> ManagerOptions:
         """Return the manager options of the training, overridden by the arguments that are not None.
 
         Raises UsageError if the checkpoint has no plan, or if neither the plan nor ``env`` names an environment.
@@ -189,7 +177,7 @@ class SavedTraining:
         if options.engine is not None and isinstance(options.engine.get("binary"), str):
             binary = self._from_here(options.engine["binary"])
             options = attrs.evolve(options, engine={**options.engine, "binary": binary})
-        return options if n_envs is None else with_n_envs(options, n_envs)
+        return options
 
     def _from_here(self, name: str) -> str:
         """Return ``name`` joined to the training's working directory if that path exists, else unchanged."""
@@ -203,7 +191,8 @@ class SavedTraining:
         if behavior is None and known:
             names = ", ".join(map(repr, known))
             raise UsageError(
-                f"the training in {self.path} has several behaviors: say which one (behavior=…) of {names}."
+                f"the training in {self.path} has several behaviors: say which one (--behavior NAME, behavior=…) of "
+                f"{names}."
             )
         if behavior not in known:
             raise UsageError(f"the training in {self.path} has no policy of {unknown_behavior(behavior, known)}")

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.specs import ArraySpec, as_array, describe_value, zeros
+from envmanager.data.specs import ArraySpec, as_array, zeros
 from envmanager.data.steps import AgentSteps, StepInfo
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, paths, take_rows
 from envmanager.errors import UsageError
@@ -229,7 +229,7 @@ class StepStore:
 
         Raises KeyError or ValueError for arrays that do not fit.
         """
-        n_rows, n_acted, first, capacity = self._counts(arrays["counts"])
+        n_rows, n_acted, first, capacity = arrays["counts"].tolist()
         if self._grows and capacity != self.capacity:
             self._grow(capacity)
         n = min(n_rows, self.capacity)
@@ -245,19 +245,6 @@ class StepStore:
             copy_into(getattr(self, name)[:n], arrays, name)
         self.n_rows, self.n_acted, self._first = n_rows, n_acted, first
         self.abandon_all()
-        rows = np.arange(self.first, n_rows)
-        after = self.successor[self.places(rows)]
-        if not ((after == NOWHERE) | ((after > rows) & (after < n_rows))).all():
-            raise ValueError("successor names rows that are not there")
-
-    def _counts(self, counts: np.ndarray) -> list[int]:
-        """Return ``counts`` as a list ``[n_rows, n_acted, first, capacity]``. Raises ValueError if they are wrong."""
-        told: list[int] = counts.tolist() if counts.shape == (4,) else []
-        if counts.dtype.kind != "i" or not told or not (0 <= told[1] <= told[0] and 0 <= told[2] <= told[0]):
-            raise ValueError(f"counts should be 4 numbers of rows, but is {describe_value(counts)}: {counts.tolist()}")
-        if self._grows and told[3] < max(1, told[0] - told[2]):
-            raise ValueError(f"counts tell of {told[0] - told[2]} rows in a store for {told[3]}")
-        return told
 
 
 def _with_stacks(observation: Tree, capacity: int) -> Tree:

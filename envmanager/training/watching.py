@@ -99,12 +99,10 @@ class Watching:
 
     def _play(self, manager: EnvManager) -> None:
         episodes = Episodes(on_end=self._episode_ended, keeps_returns=False)
-        for info in manager.reset():
-            episodes.add(info)
+        episodes.add_all(manager.reset())
         keys, due = FreezeKeys(manager), time.monotonic() + LOOK_EVERY_S
         while self._plan.steps is None or self._n_steps < self._plan.steps:
-            for info in manager.step():
-                episodes.add(info)
+            episodes.add_all(manager.step())
             self._n_steps += 1
             for behavior in keys.pressed():
                 _logger.warning(

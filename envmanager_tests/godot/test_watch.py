@@ -24,6 +24,7 @@ from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.saved import SavedTraining
 from envmanager.training.watching import Source, Watching, WatchPlan, manager_options
 from envmanager_tests.godot.driver import MISSING, find_engine
+from envmanager_tests.training.puzzles import rewrite
 
 COMMAND = "import sys; from envmanager.cli import main; sys.exit(main())"
 END_S = 60.0
@@ -100,7 +101,7 @@ class Seen:
 def test_the_returns_of_episodes_are_told_as_they_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train(tmp_path, CARTPOLE, steps=64)
     state = next((tmp_path / "checkpoints").glob("*/state.json"))
-    state.write_text(state.read_text().replace('"kind": "simple"', '"kind": "godot"'))
+    rewrite(state, '"kind": "simple"', '"kind": "godot"')
     monkeypatch.setattr(watching, "make_manager", lambda _: make_manager({**CARTPOLE, "wait": "all"}))
     monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
     seen = Seen()
@@ -125,7 +126,7 @@ def test_several_arenas_play_in_a_window(run: Path, program: str, major: int, is
     if with_window is None:
         pytest.skip("no Godot 3 with a window: `apt-get install godot3` brings one")
     state = next((run / "checkpoints").glob("*/state.json"))
-    state.write_text(state.read_text().replace('"binary": ', f'"isolate": {isolate}, "binary": '))
+    rewrite(state, '"binary": ', f'"isolate": {isolate}, "binary": ')
     display = ["xvfb-run", "--auto-servernum", "--server-args=-screen 0 400x400x24"]
     arguments = ["godot", "watch", str(run), "--shown", "3", "--steps", "30", "--binary", with_window]
 
@@ -210,7 +211,7 @@ def test_a_game_that_was_closed_by_hand_ends_it_in_order(
     quits["engine"] |= {"scene": "res://troubled.tscn"}
     train(tmp_path, quits, steps=64)
     state = next((tmp_path / "checkpoints").glob("*/state.json"))
-    state.write_text(state.read_text().replace('"scene": ', '"parameters": {"fail": "close"}, "scene": '))
+    rewrite(state, '"scene": ', '"parameters": {"fail": "close"}, "scene": ')
 
     Watching(WatchPlan(directory=tmp_path, headless=True), Ended()).go()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from envmanager.training.plain_data import checksum_of
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 
 HERE = __name__
@@ -75,3 +77,10 @@ def trained(directory: Path, env: Any, trainers: dict[str, Any], *, steps: int =
     run = TrainingRun(TrainingPlan.parse(tables, directory), Quiet())
     run.go()
     return run
+
+
+def rewrite(state: Path, before: str, after: str) -> None:
+    """Replace a text in the ``state.json`` of a checkpoint, and the checksum."""
+    facts = json.loads(state.read_text().replace(before, after))
+    del facts["checksum"]
+    state.write_text(json.dumps({**facts, "checksum": checksum_of(facts)}))

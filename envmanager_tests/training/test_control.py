@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -290,19 +289,6 @@ def test_what_has_changed_in_the_config_since_a_checkpoint_holds(tmp_path: Path)
     again = TrainingRun(TrainingPlan.parse(tables_of(steps=600), tmp_path, resume=True), Silent())
     again.go()
     assert again.trainers["target"].version > 0
-
-
-def test_a_checkpoint_from_before_trainers_could_be_frozen_is_resumed_from(tmp_path: Path) -> None:
-    TrainingRun(TrainingPlan.parse(tables_of(steps=200, frozen=True), tmp_path), Silent()).go()
-    state = checkpoints.latest(tmp_path / "checkpoints") / "state.json"
-    facts = json.loads(state.read_text())
-    for name in ("learners", "frozen_in_config", "control"):
-        del facts["parts"]["controller"][name]
-    state.write_text(json.dumps(facts))
-    again = TrainingRun(TrainingPlan.parse(tables_of(steps=400, frozen=True), tmp_path, resume=True), Silent())
-    again.go()
-    assert again.controller is not None
-    assert again.controller.frozen == {"target"}
 
 
 def test_force_leaves_a_persons_file(tmp_path: Path) -> None:

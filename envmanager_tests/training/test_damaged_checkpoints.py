@@ -1,4 +1,4 @@
-"""A damaged checkpoint is refused with its place and what is wrong in it, or it works: no other error comes out."""
+"""A damaged checkpoint is refused with its place and what is wrong in it. Damage where nobody looks does no harm."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from safetensors.numpy import load_file, save_file
 
 from envmanager.data.specs import zeros
 from envmanager.errors import EnvManagerError, UsageError
-from envmanager.training import load_policy
+from envmanager.training import checkpoints, load_policy
 from envmanager.training.apart import LearnerFailed
-from envmanager.training.checkpoints import restoring
+from envmanager.training.checkpoints import CheckpointDamaged, restoring
+from envmanager.training.plain_data import checksum_of
 from envmanager.training.run import Report, TrainingPlan, TrainingRun
 from envmanager.training.saved import SavedTraining
 
@@ -93,6 +94,8 @@ def json_damages(folder: Path) -> Iterator[Damage]:
         if path:
             yield Damage(f"{where} deleted", lambda folder, path=path: write_json(folder, without(facts, path)))
         for name, value in VALUES.items():
+            if json.dumps(value) == json.dumps(node_at(facts, path)):
+                continue
             changed = lambda folder, path=path, value=value: write_json(folder, replaced(facts, path, value))  # noqa: E731
             yield Damage(f"{where} is {name}", changed)
 
@@ -198,16 +201,23 @@ class Outcomes:
         copied = self.run.with_name("damaged")
         shutil.copytree(self.run, copied)
         damage.do(checkpoint_in(copied))
-        self.call(damage, "load_policy", copied, self.load)
+        self.call(damage, "load_policy", copied, lambda run: self.same_as_before(self.load(run)))
         self.call(damage, "manager_options", copied, lambda run: SavedTraining.open(run).manager_options())
         if resumes:
-            self.call(damage, "resume", copied, lambda run: trained(self.config, run, more_steps=60))
+            self.call(damage, "resume", copied, lambda run: self.must_refuse(run))
         shutil.rmtree(copied)
 
-    def load(self, run: Path) -> None:
+    def load(self, run: Path) -> Any:
         behavior = "default" if "default" in self.config["trainers"] else "hero"
         policy = load_policy(run, behavior=behavior)
-        policy(zeros(policy.spec.observation, 3))
+        return policy(zeros(policy.spec.observation, 3))
+
+    def same_as_before(self, action: Any) -> None:
+        np.testing.assert_array_equal(action, self.load(self.run))
+
+    def must_refuse(self, run: Path) -> None:
+        trained(self.config, run, more_steps=60)
+        raise AssertionError("it went on")
 
     def call(self, damage: Damage, what: str, run: Path, act: Callable[[Path], Any]) -> None:
         self.n_calls += 1
@@ -262,42 +272,98 @@ def test_a_damaged_checkpoint_is_refused_with_its_folder_or_works(config: dict[s
     assert not outcomes.raw + outcomes.unnamed, str(outcomes)
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda facts: facts.update(parts=None), "state.json: parts should be a mapping, but is None"),
-        (lambda facts: facts["parts"].pop("controller"), "parts.controller should be a mapping, but is None"),
-        (lambda facts: facts["parts"]["controller"].pop("n_steps"), "parts.controller.n_steps is missing"),
-        (
-            lambda facts: facts["parts"]["controller"]["recent_episodes"][0].pop(),
-            r"recent_episodes\[0\] should be a list of behavior, agent_id, total, length, but is a list",
-        ),
-        (
-            lambda facts: facts["parts"]["controller"]["specs"]["default"]["action"].update(dtype=None),
-            "specs.default should be a spec of observations and actions, but is a dict",
-        ),
-    ],
-)
-def test_the_file_the_key_and_what_to_do_are_said(
-    one_run: Path, damage: Callable[[Any], None], words: str, tmp_path: Path
-) -> None:
+def whole(folder: Path) -> tuple[Any, ...]:
+    """All that a checkpoint says, in a form that can be compared."""
+    found = checkpoints.load(folder)
+    read = {name: (facts, arrays_of(arrays)) for name, (arrays, facts) in found.trainers.items()}
+    return found.run, found.training, read, arrays_of(found.generators)
+
+
+def arrays_of(arrays: Any) -> dict[str, Any]:
+    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+@pytest.mark.parametrize("config", [DUEL, DQN, SAC], ids=["Duel", "DQN", "SAC"])
+def test_no_changed_byte_of_any_file_goes_unnoticed(config: dict[str, Any], tmp_path: Path) -> None:
+    """Weights, optimizer, replay, normalization, counts, generators and options."""
+    folder = checkpoint_in(run_of(config, tmp_path))
+    before, rng, n_refused = whole(folder), random.Random(2), 0
+    for path in sorted(folder.iterdir()):
+        content = path.read_bytes()
+        for place in rng.sample(range(len(content)), 60):
+            changed = bytearray(content)
+            changed[place] ^= 1 << rng.randrange(8)
+            path.write_bytes(changed)
+            try:
+                found = whole(folder)
+            except CheckpointDamaged as error:
+                n_refused += path.name in str(error)
+            else:
+                assert found == before, f"{path.name}: byte {place}"  # that of a space, for example
+        path.write_bytes(content)
+    assert n_refused > 150
+    assert whole(folder) == before
+
+
+def test_a_changed_weight_is_refused_by_all_who_would_use_it(one_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(one_run, tmp_path / "run")
-    facts = json.loads((checkpoint_in(run) / "state.json").read_text())
-    damage(facts)
-    write_json(checkpoint_in(run), facts)
+    file = checkpoint_in(run) / "trainer-default.safetensors"
+    content = file.read_bytes()
+    weight = load_file(file)["model.actor.0.weight"].tobytes()
+    place = content.index(weight) + 3
+    file.write_bytes(content[:place] + bytes([content[place] ^ 0x40]) + content[place + 1 :])
+
+    words = rf"{checkpoint_in(run)} cannot be read: {file.name}: model.actor.0.weight is not what.*write its name into"
     for act in (load_policy, lambda run: trained(CART_POLE, run, more_steps=20)):
-        with pytest.raises(UsageError, match=rf"{checkpoint_in(run)} cannot be read: .*{words}.*write its name into"):
+        with pytest.raises(CheckpointDamaged, match=words):
             act(run)
 
 
-def test_arrays_of_the_optimizer_that_are_of_another_shape_are_refused(one_run: Path, tmp_path: Path) -> None:
-    """PyTorch's fused step writes beyond the end of the smaller one."""
+def test_files_that_changed_places_are_refused(tmp_path: Path) -> None:
+    run = run_of(DUEL, tmp_path)
+    hero, target = (checkpoint_in(run) / f"trainer-{name}.safetensors" for name in ("hero", "target"))
+    content = hero.read_bytes()
+    hero.write_bytes(target.read_bytes())
+    target.write_bytes(content)
+    with pytest.raises(CheckpointDamaged, match=r"trainer-hero\.safetensors"):
+        load_policy(run, behavior="hero")
+
+
+def test_a_file_of_another_checkpoint_of_the_same_training_is_refused(tmp_path: Path) -> None:
+    config = {**CART_POLE, "training": {**CART_POLE["training"], "checkpoint_every": 20}}
+    trained(config, tmp_path)
+    earlier, later = (tmp_path / "checkpoints" / name for name in ("000000000020", "000000000040"))
+    shutil.copy(earlier / "trainer-default.safetensors", later)
+    with pytest.raises(CheckpointDamaged, match="000000000040 cannot be read: trainer-default"):
+        trained(config, tmp_path, more_steps=20)
+
+
+def test_what_a_policy_does_not_need_is_not_read_for_it(one_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(one_run, tmp_path / "run")
     file = checkpoint_in(run) / "trainer-default.safetensors"
     arrays = load_file(file)
-    save_file({**arrays, "optimizer.0.exp_avg": arrays["optimizer.0.exp_avg"][:1]}, file)
-    with pytest.raises(UsageError, match=r"optimizer.0.exp_avg should have the shape \[4, 4\], but is float32\[1, 4\]"):
+    save_file({**arrays, "rollout.reward": arrays["rollout.reward"] + 1}, file)
+    assert load_policy(run).n_steps == 40
+    with pytest.raises(CheckpointDamaged, match=r"rollout\.reward"):
         trained(CART_POLE, run, more_steps=20)
+
+
+def test_a_config_that_was_edited_in_the_folder_is_said_when_the_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+    logging.getLogger("envmanager").setLevel(logging.WARNING)
+    trained(CART_POLE, tmp_path)
+    trained(CART_POLE, tmp_path, more_steps=20)
+    assert warnings() == []
+    file = tmp_path / "config.json"
+    file.write_text(file.read_text().replace('"gamma": 0.99', '"gamma": 0.9'))
+    trained(CART_POLE, tmp_path, more_steps=40)
+    (said,) = warnings()
+    assert str(file) in said
+    assert "gamma was 0.9 and is 0.99" in said
 
 
 def test_of_an_error_that_holds_a_traceback_the_last_line_is_said() -> None:
@@ -324,7 +390,8 @@ def test_what_a_later_version_says_besides_is_passed_over(one_run: Path, tmp_pat
     facts = json.loads((checkpoint_in(run) / "state.json").read_text())
     for table in (facts, facts["parts"]["controller"], facts["parts"]["trainer-default"]):
         table["later"] = {"than": ["this"]}
-    write_json(checkpoint_in(run), facts)
+    del facts["checksum"]
+    write_json(checkpoint_in(run), {**facts, "checksum": checksum_of(facts)})
     assert load_policy(run).n_steps == 40
     assert trained(CART_POLE, run, more_steps=20).n_steps_before == 40
 

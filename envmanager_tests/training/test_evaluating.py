@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from envmanager import RandomPolicy, RestartPolicy, SimpleEnvManager, SubprocessEnvManager, UsageError
+from envmanager import (
+    AgentSteps,
+    ArraySpec,
+    BehaviorSpec,
+    Environment,
+    RandomPolicy,
+    RestartPolicy,
+    SimpleEnvManager,
+    SubprocessEnvManager,
+    UsageError,
+)
 from envmanager.cli.app import run_command_line
-from envmanager.training.evaluation import evaluate, shares
+from envmanager.training.evaluation import Evaluation, evaluate, shares
 from envmanager_tests.envs import Duel
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_PPO, SPEAKERS, trained
 
@@ -172,7 +186,7 @@ def test_nobody_waits_for_the_episodes_of_a_worker_that_is_dropped() -> None:
     with SubprocessEnvManager(mortal, n_envs=2, seed=3, restarts=restarts) as manager:
         policies = {"default": RandomPolicy(manager.behavior_specs["default"])}
         evaluation = evaluate(manager, policies, episodes_per_env=2)
-    assert (evaluation.n_episodes, len(evaluation.returns)) == (2, 2)
+    assert (evaluation.n_episodes, len(evaluation.returns), evaluation.lost) == (2, 2, 2)
 
 
 class Fragile(gymnasium.Wrapper):  # type: ignore[misc]
@@ -185,8 +199,6 @@ class Fragile(gymnasium.Wrapper):  # type: ignore[misc]
     def step(self, action: Any) -> Any:
         self._n_left -= 1
         if self._n_left == 0:
-            import os
-
             os._exit(3)
         return super().step(action)
 
@@ -201,3 +213,203 @@ def test_an_episode_that_was_lost_counts_neither_as_return_nor_as_length() -> No
         evaluation = evaluate(manager, policies, episodes_per_env=2)
         assert manager.stats().restarts == 1
     assert evaluation.lengths_of["default"] == evaluation.returns_of["default"]
+    assert (evaluation.n_episodes, evaluation.lost) == (2, 1)
+
+
+def test_episodes_lost_in_an_environment_that_has_all_of_its_own_are_not_counted() -> None:
+    with SubprocessEnvManager(
+        brittle, n_envs=2, seed=3, wait="all", restarts=RestartPolicy(max_restarts=1000)
+    ) as manager:
+        policies = {"default": RandomPolicy(manager.behavior_specs["default"])}
+        evaluation = evaluate(manager, policies, episodes_per_env=[4, 0])
+        assert manager.stats().workers[1].restarts > 0
+    assert (evaluation.n_episodes, evaluation.lost) == (4, 0)
+
+
+def brittle(context: Any) -> Any:
+    return Fragile(context, for_ever=True) if context.env_id == 1 else gymnasium.make("CartPole-v1")
+
+
+def test_episodes_that_were_lost_are_said_wherever_an_evaluation_is(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    env = f"{__name__}:fragile"
+    options = ["--episodes", 4, "--manager", "subprocess", "--n-envs", 2, "--env", env]
+
+    assert told(capsys, run, *options)["lost"] == 2
+    restarts = [record.getMessage() for record in caplog.records if "restart 1" in record.getMessage()]
+    assert len(restarts) == 2
+    assert all(line.startswith("evaluation: worker ") for line in restarts)
+    assert run_command_line(["evaluate", str(run), *map(str, options)]) == 0
+    assert re.search(r"\nreturn .*, 4 episodes, 2 lost\n", capsys.readouterr().out)
+
+
+def test_it_takes_plain_as_other_commands_do(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["evaluate", str(run), "--episodes", "1", "--plain"]) == 0
+    assert "1 episode" in capsys.readouterr().out
+
+
+# Agents that come and go.
+
+
+class Scripted(Environment):
+    """Agents by a list of steps, each ``{agent: whether its episode ends}``, over and over again."""
+
+    behavior_specs: ClassVar[Any] = {
+        "default": BehaviorSpec(ArraySpec((1,), np.float32, -1, 1), ArraySpec((), np.int64, 0, 1))
+    }
+    max_agents: ClassVar[Any] = {"default": 9}
+
+    def __init__(self, script: Iterable[dict[int, bool]]) -> None:
+        self._script = iter(script)
+
+    def reset(self, *, seeds: Any, options: Any) -> Any:
+        agents = np.array([*next(self._script)])
+        return {"default": AgentSteps.first(agent_id=agents, obs=np.zeros((len(agents), 1), np.float32))}
+
+    def step(self, actions: Any) -> Any:
+        ends = next(self._script)
+        agents, ended = np.array([*ends], np.int64), np.array([*ends.values()], np.bool_)
+        n, none = len(agents), np.zeros(len(agents), np.bool_)
+        final = np.zeros((int(ended.sum()), 1), np.float32) if ended.any() else None
+        return {
+            "default": AgentSteps.stepped(
+                agent_id=agents,
+                obs=np.zeros((n, 1), np.float32),
+                reward=np.ones(n, np.float32),
+                terminated=ended,
+                truncated=none,
+                final_obs=final,
+                acting=~(ended & np.array([agent >= GOES for agent in ends], np.bool_)),
+            )
+        }
+
+    def close(self) -> None:
+        pass
+
+
+GOES = 100
+"""Agents with this number and above are gone after their episode; others begin another one in the same step."""
+
+
+def lengths_in(script: Iterable[dict[int, bool]], n_episodes: int) -> list[int]:
+    return evaluated(script, n_episodes).lengths
+
+
+def evaluated(script: Iterable[dict[int, bool]], n_episodes: int) -> Evaluation:
+    with SimpleEnvManager(lambda: Scripted(script)) as manager:
+        policies = {"default": RandomPolicy(manager.behavior_specs["default"])}
+        evaluation = evaluate(manager, policies, episodes_per_env=n_episodes)
+    assert (evaluation.n_episodes, evaluation.lost) == (n_episodes, 0)
+    return evaluation
+
+
+def with_new_ids(lengths: Iterable[int]) -> Iterator[dict[int, bool]]:
+    """One agent after the other, each for one episode."""
+    yield {GOES: False}
+    for agent, length in enumerate(lengths, GOES):
+        for _ in range(length - 1):
+            yield {agent: False}
+        yield {agent: True, agent + 1: False}
+
+
+def test_episodes_of_agents_that_get_new_ids_are_counted_together() -> None:
+    assert lengths_in(with_new_ids(itertools.count(3)), 4) == [3, 4, 5, 6]
+
+
+def test_a_new_agent_may_come_steps_after_the_one_before_has_gone() -> None:
+    steps = [{GOES: False}, {GOES: True}, {}, {}, {GOES + 1: False}, {GOES + 1: False}, {GOES + 1: True}, {}]
+    assert lengths_in(steps, 2) == [1, 2]
+
+
+def test_short_episodes_of_agents_with_new_ids_count_no_more_than_long_ones() -> None:
+    """One seat has episodes of 2 steps, the other of 7."""
+
+    def script() -> Iterator[dict[int, bool]]:
+        short, long = GOES, GOES + 1
+        yield {short: False, long: False}
+        for now in itertools.count(1):
+            step = {short: now % 2 == 0, long: now % 7 == 0}
+            for agent, ends in list(step.items()):
+                if ends:
+                    new = max(*step, short, long) + 1
+                    step[new] = False
+                    short, long = (new, long) if agent == short else (short, new)
+            yield step
+
+    assert Counter(lengths_in(script(), 3)) == {2: 3, 7: 3}
+
+
+def test_an_agent_that_was_there_once_is_waited_for_no_more() -> None:
+    def script() -> Iterator[dict[int, bool]]:
+        yield {0: False, GOES: False}
+        yield {0: False, GOES: False}
+        yield {0: True, GOES: True}
+        for now in itertools.count(1):
+            yield {0: now % 5 == 0}
+
+    assert Counter(lengths_in(script(), 3)) == {2: 2, 5: 2}
+
+
+def test_an_agent_that_vanishes_in_the_middle_of_an_episode_is_waited_for_no_more() -> None:
+    def script() -> Iterator[dict[int, bool]]:
+        yield {0: False, 1: False}
+        yield {0: False, 1: False}
+        for now in itertools.count(1):
+            yield {0: now % 5 == 0}
+
+    assert lengths_in(script(), 2) == [6, 5]
+
+
+def test_an_agent_without_rows_between_its_decisions_is_waited_for() -> None:
+    """As in Unity, where an agent asks for decisions now and then."""
+
+    def script() -> Iterator[dict[int, bool]]:
+        yield {0: False, 1: False}
+        for now in itertools.count(1):
+            yield {0: now % 12 == 0} | ({1: now % 16 == 0} if now % 4 == 0 else {})
+
+    assert Counter(evaluated(script(), 2).returns) == {12: 2, 4: 2}
+
+
+def test_an_agent_that_joins_late_has_its_episodes_too() -> None:
+    def script() -> Iterator[dict[int, bool]]:
+        yield {0: False}
+        for now in itertools.count(1):
+            yield {0: now % 3 == 0} | ({1: now % 3 == 0} if now > 3 else {})
+
+    assert Counter(lengths_in(script(), 2)) == {3: 3, 2: 1}
+
+
+def dies_once_with_new_ids(context: Any) -> Environment:
+    def script() -> Iterator[dict[int, bool]]:
+        first = GOES + 50 * context.generation
+        yield {first: False, first + 1: False}
+        yield {first: False, first + 1: False}
+        if context.generation == 0:
+            os._exit(3)
+        for agent in range(first, first + 1000, 2):
+            yield {agent: True, agent + 1: True, agent + 2: False, agent + 3: False}
+            yield {agent + 2: False, agent + 3: False}
+
+    return Scripted(script())
+
+
+def test_agents_of_a_replacement_take_the_seats_of_those_that_were_lost() -> None:
+    with SubprocessEnvManager(dies_once_with_new_ids, n_envs=2, n_workers=1) as manager:
+        policies = {"default": RandomPolicy(manager.behavior_specs["default"])}
+        evaluation = evaluate(manager, policies, episodes_per_env=3)
+    assert evaluation.lengths == [2] * 3 * 2 * 2
+    assert (evaluation.n_episodes, evaluation.lost) == (6, 2)
+
+
+def test_a_crowd_in_which_agents_come_and_go_all_the_time_has_an_end() -> None:
+    """An agent comes in every step and lives for five."""
+
+    def script() -> Iterator[dict[int, bool]]:
+        for now in itertools.count():
+            yield {agent: agent == now - 5 + GOES for agent in range(GOES + max(0, now - 5), GOES + now + 1)}
+
+    lengths = lengths_in(script(), 3)
+    assert set(lengths) == {5}
+    assert 3 <= len(lengths) <= 3 * 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -229,10 +230,10 @@ def test_without_an_evaluation_there_is_no_best(tmp_path: Path) -> None:
 def test_a_run_that_is_killed_while_it_marks_the_best_leaves_the_one_before(
     tmp_path: Path, brings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mark(path: Path, mean: float) -> None:
+    def mark(path: Path, mean: float, lost: int) -> None:
         if mean == 5.0:
             raise OSError(28, "No space left on device")
-        real(path, mean)
+        real(path, mean, lost)
 
     real = checkpoints.mark_best
     monkeypatch.setattr(checkpoints, "mark_best", mark)
@@ -242,6 +243,40 @@ def test_a_run_that_is_killed_while_it_marks_the_best_leaves_the_one_before(
 
     assert checkpoints.load(find(tmp_path, "best")).training.n_steps == 64
     assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 128
+
+
+def dies_once(context: Any) -> Any:
+    """An environment whose episodes are one step and worth 1. Its first process ends in its first step."""
+
+    class OneStep(gymnasium.Env):  # type: ignore[misc]
+        observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            if context.generation == 0:
+                os._exit(3)
+            return np.zeros(1, np.float32), 1.0, True, False, {}
+
+    return OneStep()
+
+
+def test_the_best_says_how_many_episodes_of_its_evaluation_were_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = {"kind": "subprocess", "env": dies_once, "n_envs": 2}
+    run, report = run_of(tmp_path, manager=manager, evaluate_every=64, evaluation_episodes=1, steps=128)
+    result = run.go()
+
+    assert report.evaluations == [(64, 1.0, True)]
+    assert (tmp_path / "checkpoints" / "best").read_text() == "000000000064\n1.0\nepisodes lost: 1\n"
+    assert checkpoints.best_mean(tmp_path / "checkpoints", run._id) == 1.0
+    assert result.evaluation is not None
+    assert result.to_json()["evaluation"]["lost"] == result.evaluation.lost == 0
+    lines = [record.getMessage() for record in caplog.records if "restart 1" in record.getMessage()]
+    assert [line.startswith("evaluation: worker 0 ") for line in lines] == [False, False, True]
 
 
 # When, and with what.

@@ -239,7 +239,7 @@ def test_of_several_behaviors_one_is_named(
     monkeypatch.chdir(tmp_path)
 
     assert command("run", "--to", "torchscript") == 2
-    assert "several behaviors" in capsys.readouterr().err
+    assert "--behavior NAME" in capsys.readouterr().err
     assert command("run", "--to", "torchscript", "--behavior", "speaker") == 0
     assert (tmp_path / "run-speaker.pt").is_file()
 

@@ -138,6 +138,24 @@ def test_the_advantages_of_ppo_are_of_normalized_rewards() -> None:
     np.testing.assert_allclose((rollout.advantage + rollout.value).numpy(), 2.0 * min(spread, 10.0), rtol=1e-3)
 
 
+def test_the_ratio_of_ppo_is_one_before_the_first_gradient_step_of_every_update() -> None:
+    trainer = make("ppo", normalize_observations=True)
+    learned: list[int] = []
+    step = trainer._step
+
+    def note(batch: Any) -> Any:
+        if trainer.version not in learned:
+            learned.append(trainer.version)
+            log_prob, _ = trainer.model.heads.evaluate(trainer.model.inputs(batch.obs), batch.raws)
+            torch.testing.assert_close(log_prob, batch.log_prob, rtol=0, atol=1e-6)
+        return step(batch)
+
+    with SimpleEnvManager("CartPole-v1", 2, seed=1) as manager, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "_step", note)
+        TrainerController(manager, {"default": trainer}).train(64 * 4)
+    assert learned == [0, 1, 2, 3]
+
+
 @ALL
 def test_all_that_is_known_is_saved_and_a_restored_trainer_acts_alike(kind: str, tmp_path: Any) -> None:
     trainer = trained(kind, normalize_observations=True, normalize_rewards=True)
@@ -157,26 +175,11 @@ def checkpoint_of(arrays: Any, facts: Any) -> Checkpoint:
     return Checkpoint(training=TrainingState(n_steps=1), trainers={"default": (arrays, facts)})
 
 
-def without_what_is_new(kind: str) -> Checkpoint:
-    """A checkpoint as it was written before there was any of this for all trainers."""
-    arrays, facts = trained(kind).state()
-    for fact in ("n_in_scale", "return_spread"):
-        facts.pop(fact, None)
-    return checkpoint_of(arrays, facts)
-
-
-@pytest.mark.parametrize("kind", ["ppo", "dqn"])
-def test_a_checkpoint_from_before_is_gone_on_with(kind: str, tmp_path: Any) -> None:
-    trainer = make(kind)
-    restore(trainer, spec_of(kind), without_what_is_new(kind), tmp_path, "")
-    assert trainer.version > 0
-
-
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
 @pytest.mark.parametrize("option", ["normalize_observations", "normalize_rewards"])
 def test_one_that_was_not_normalized_is_refused_by_a_trainer_that_does(kind: str, option: str, tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=f"does not fit.*it was written with {option}=false"):
-        restore(make(kind, **{option: True}), spec_of(kind), without_what_is_new(kind), tmp_path, "Resume.")
+        restore(make(kind, **{option: True}), spec_of(kind), checkpoint_of(*trained(kind).state()), tmp_path, "Resume.")
 
 
 def test_one_that_was_normalized_is_refused_by_a_trainer_that_does_not(tmp_path: Any) -> None:

@@ -19,7 +19,7 @@ from envmanager.cli.app import run_command_line
 from envmanager.registry import ManagerOptions
 from envmanager.training.playing import FRAMES, WINDOW, PlayedEpisode, make_shown, play
 from envmanager.training.saved import SavedTraining
-from envmanager_tests.training.puzzles import PUZZLE, SMALL_PPO, SPEAKERS, Puzzle, trained
+from envmanager_tests.training.puzzles import PUZZLE, SMALL_PPO, SPEAKERS, Puzzle, rewrite, trained
 
 HERE = __name__
 
@@ -258,7 +258,7 @@ def test_a_way_to_render_that_there_is_not_is_refused(monkeypatch: pytest.Monkey
 def test_a_godot_game_is_watched_by_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained(tmp_path, PUZZLE, {"*": SMALL_PPO})
     state = next(tmp_path.glob("checkpoints/*/state.json"))
-    state.write_text(state.read_text().replace('"kind": "simple"', '"kind": "godot"'))
+    rewrite(state, '"kind": "simple"', '"kind": "godot"')
     with pytest.raises(UsageError, match="envmanager godot watch"):
         play(SavedTraining.open(tmp_path), n_episodes=1, mode=FRAMES, on_episode=lambda _: None)
 

@@ -190,7 +190,7 @@ def test_the_speed_is_that_of_this_run_since_it_was_last_told(clock: SimpleNames
 def test_an_evaluation_is_written_for_all_and_for_each_behavior() -> None:
     figures = figures_of(writer := Writer())
 
-    figures.evaluated(Evaluation({"a": [1.0, 3.0], "{b}": [8.0]}, {"a": [10, 20], "{b}": [30]}), 500)
+    figures.evaluated(Evaluation({"a": [1.0, 3.0], "{b}": [8.0]}, {"a": [10, 20], "{b}": [30]}, lost=2), 500)
 
     assert writer.written == [
         ("evaluation/return", 4.0, 500),
@@ -199,6 +199,7 @@ def test_an_evaluation_is_written_for_all_and_for_each_behavior() -> None:
         ("a/evaluation_length", 15.0, 500),
         ("{b}/evaluation_return", 8.0, 500),
         ("{b}/evaluation_length", 30.0, 500),
+        ("evaluation/lost", 2, 500),
     ]
 
 
@@ -237,11 +238,13 @@ def test_a_display_says_what_evaluations_brought_and_which_is_the_best() -> None
     shown = Shown()
     shown.evaluated(run_of(n_steps=3000), Evaluation({"default": [1.0, 3.0]}, n_episodes=2), is_best=True)
     shown.evaluated(run_of(n_steps=4000), Evaluation({"a": [1.0, 2.0], "b": [2.0]}, n_episodes=1), is_best=False)
+    shown.evaluated(run_of(n_steps=5000), Evaluation({"default": [4.0]}, n_episodes=1, lost=3), is_best=True)
 
     assert shown.lines == [
         "evaluation  2 ± 1, from 1 to 3, 2 episodes, after 3,000 agent steps, the best so far",
         "evaluation  1.5 ± 0.5, from 1 to 2, 1 episode of 'a', 2 returns, after 4,000 agent steps",
         "evaluation  2, 1 episode of 'b', after 4,000 agent steps",
+        "evaluation  4, 1 episode, 3 lost, after 5,000 agent steps, the best so far",
     ]
 
 

@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
     "training": {"steps": 300, "evaluation_episodes": 0, "device": "cpu"},
     "trainers": {"default": {"kind": "ppo", "rollout": 64, "epochs": 1, "minibatch": 64}},
 }
-FACTS: dict[str, Any] = {"run": "a", "files": ["controller"], "parts": {"controller": {"n_steps": 1}}}
+FACTS: dict[str, Any] = {"run": "a", "arrays": {"controller": {}}, "parts": {"controller": {"n_steps": 1}}}
 
 
 class Silent(Report):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +17,9 @@ torch = pytest.importorskip("torch")
 from envmanager import ActionInfo, AgentSteps, RandomPolicy, SimpleEnvManager, UsageError
 from envmanager.data.trees import leaves, map_tree, take_rows
 from envmanager.training import checkpoints, load_policy
-from envmanager.training.saved import SavedTraining
+from envmanager.training.saved import SavedTraining, with_n_envs
 from envmanager.training.trainer import Trainer
-from envmanager_tests.training.puzzles import PUZZLE, SMALL_DQN, SMALL_PPO, SPEAKERS, Puzzle, trained
+from envmanager_tests.training.puzzles import PUZZLE, SMALL_DQN, SMALL_PPO, SPEAKERS, Puzzle, rewrite, trained
 
 CART_POLE = "CartPole-v1"
 NORMALIZED = {**SMALL_PPO, "normalize_observations": True}
@@ -162,9 +161,7 @@ def copied(checkpoint: Path, name: str, n_steps: int) -> Path:
     """Another checkpoint beside this one."""
     other = checkpoint.with_name(name)
     shutil.copytree(checkpoint, other)
-    state = json.loads((other / "state.json").read_text())
-    state["parts"]["controller"]["n_steps"] = n_steps
-    (other / "state.json").write_text(json.dumps(state))
+    rewrite(other / "state.json", '"n_steps": 201', f'"n_steps": {n_steps}')
     return other
 
 
@@ -258,27 +255,10 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_gives_way_to_the_newer_o
 # What a checkpoint says.
 
 
-def forget(run: Path, what: str) -> None:
-    state = checkpoints.latest(run / "checkpoints") / "state.json"
-    facts = json.loads(state.read_text())
-    del facts["parts"]["controller"][what]
-    state.write_text(json.dumps(facts))
-
-
-@pytest.mark.parametrize("what", ["specs", "plan"])
-def test_a_checkpoint_of_an_earlier_version_says_what_to_do(run: Path, what: str) -> None:
-    forget(run, what)
-    with pytest.raises(UsageError, match=r"earlier version of this library.*--resume"):
-        load_policy(run)
-
-
-def test_a_checkpoint_without_specs_plays_where_the_environment_is_there(run: Path) -> None:
-    forget(run, "specs")
-    with SimpleEnvManager(CART_POLE, n_envs=2) as manager:
-        policies = SavedTraining.open(run).policies_for(manager.behavior_specs)
-        manager.set_policy("default", policies["default"])
-        manager.reset()
-        assert manager.step()
+def test_options_that_json_cannot_hold_are_said_to_be_missing(tmp_path: Path) -> None:
+    trained(tmp_path, CART_POLE, {"default": {**SMALL_PPO, "hidden": {16}}})
+    with pytest.raises(UsageError, match=r"options of its trainers were given as objects"):
+        load_policy(tmp_path)
 
 
 def test_only_what_acts_is_read_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,9 +295,9 @@ def test_the_managers_options_are_those_of_the_training_but_for_what_may_be_secr
     assert (options.wait.max_lead, options.timeouts.step_s, options.restarts.max_restarts) == (4, 7, 1)
     assert options.worker_env is None
     assert "s3cret" not in (training.path / "state.json").read_text()
-    fewer = training.manager_options(n_envs=2, kind="subprocess")
+    fewer = with_n_envs(training.manager_options(kind="subprocess"), 2)
     assert (fewer.kind, fewer.n_envs, fewer.n_workers, fewer.local_envs) == ("subprocess", 2, 1, 1)
-    assert training.manager_options(n_envs=1).local_envs == 0
+    assert with_n_envs(options, 1).local_envs == 0
 
 
 def test_policies_that_do_not_fit_an_environment_are_refused(run: Path) -> None:
