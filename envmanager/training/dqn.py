@@ -20,11 +20,12 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
+from envmanager.options import at_least
 from envmanager.policy import Policy
 from envmanager.training.actions import ActionHeads, Discrete
 from envmanager.training.masks import FORBIDDEN, ActionMask, forbid
 from envmanager.training.networks import Encoder, mlp
-from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions, require_at_least_one
+from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -41,19 +42,17 @@ class DQNOptions(ReplayOptions):
     priority_exponent: float = 0.6
     importance_exponent: float = 0.4
     """Exponent of the importance-sampling weights; grows to 1 over the training."""
-    target_every: int = 1_000
+    target_every: int = attrs.field(default=1_000, validator=at_least(1))
     """Number of batches between two updates of the target network."""
     epsilon: float = 1.0
     final_epsilon: float = 0.05
     exploration_steps: int = 10_000
     """Number of agent steps over which epsilon falls to its final value."""
     max_grad_norm: float = 10.0
+    adam_epsilon: float = 1e-8
+    """Summand in the denominator of Adam's steps. Hessel et al. 2018 use 1.5e-4 for Atari."""
     action_mask: bool = True
     """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        require_at_least_one(self, "target_every")
 
 
 class QNetwork(nn.Module):
@@ -70,7 +69,7 @@ class QNetwork(nn.Module):
         )
         self.duelling = options.duelling
         n_out = n_actions + 1 if options.duelling else n_actions
-        self.last = mlp(self.encoder.n_features, options.hidden, n_out, last_gain=1.0, activation=nn.ReLU)
+        self.last = mlp(self.encoder.n_features, options.hidden, n_out, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Return the action values as ``[n, n_actions]``. ``obs`` has one tensor of n rows per observation leaf."""
@@ -159,7 +158,9 @@ class DQN(OffPolicyTrainer):
         self.encoder = self.model.encoder
         self.target = copy.deepcopy(self.model)
         self.target.encoder.share_scale(self.encoder)
-        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate, eps=1.5e-4, fused=True)
+        self._optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=options.learning_rate, eps=options.adam_epsilon, fused=True
+        )
         self.policy = self._policy(seed, options.epsilon)
 
     def _policy(self, seed: int, epsilon: float) -> EpsilonGreedyPolicy:

@@ -198,14 +198,21 @@ def _part(spec: ArraySpec, convolutions: str, normalize: bool) -> nn.Module:
 
 
 def mlp(
-    n_in: int, hidden: Sequence[int], n_out: int, *, last_gain: float, activation: type[nn.Module]
+    n_in: int, hidden: Sequence[int], n_out: int, *, activation: type[nn.Module], last_gain: float | None = None
 ) -> nn.Sequential:
-    """Return a multilayer perceptron with orthogonal weights. ``last_gain`` scales the weights of the last layer."""
-    sizes = [n_in, *hidden]
+    """Return a multilayer perceptron with PyTorch's initial weights or, with ``last_gain``, orthogonal ones.
+
+    ``last_gain`` scales the last layer's weights. DQN learns worse from orthogonal weights (docs/training-results.md).
+    """
     layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(sizes):
-        layers += [orthogonal(nn.Linear(before, after)), activation()]
-    return nn.Sequential(*layers, orthogonal(nn.Linear(sizes[-1], n_out), gain=last_gain))
+    for before, after in itertools.pairwise([n_in, *hidden]):
+        layers += [nn.Linear(before, after), activation()]
+    last = nn.Linear([n_in, *hidden][-1], n_out)
+    if last_gain is not None:
+        for layer in layers[::2]:
+            orthogonal(layer)
+        orthogonal(last, last_gain)
+    return nn.Sequential(*layers, last)
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:

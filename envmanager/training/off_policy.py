@@ -44,20 +44,21 @@ with needed_by("envmanager.training", extra="torch"):
 class ReplayOptions:
     """The options of all trainers with a replay. Subclasses override some defaults. Step counts are in agent steps."""
 
-    capacity: int = 100_000
+    capacity: int = attrs.field(default=100_000, validator=at_least(1))
     share_frames: bool = False
     """Whether to store each frame only once; images must be stacks of the last k frames, ``[k, height, width]``."""
     learning_starts: int = 1_000
-    train_every: int = 4
+    """Number of agent steps before updates begin. The first update is at the next multiple of ``train_every``."""
+    train_every: int = attrs.field(default=4, validator=at_least(1))
     """Number of agent steps between updates."""
-    updates: int = 1
+    updates: int = attrs.field(default=1, validator=at_least(1))
     """Number of batches per update."""
-    batch: int = 32
+    batch: int = attrs.field(default=32, validator=at_least(1))
     learning_rate: float = 1e-4
     anneal: bool = False
     """Whether the learning rate falls linearly to zero over the training."""
     gamma: float = 0.99
-    n_step: int = 1
+    n_step: int = attrs.field(default=1, validator=at_least(1))
     hidden: Sequence[int] = (256, 256)
     """Sizes of the hidden layers after the encoder. Networks for images usually need no hidden layers."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
@@ -72,16 +73,8 @@ class ReplayOptions:
     """Whether to copy batches to a GPU asynchronously, from pinned memory. No effect on the CPU."""
 
     def __attrs_post_init__(self) -> None:
-        for name in ("capacity", "train_every", "updates", "batch", "n_step"):
-            require_at_least_one(self, name)
         if self.capacity < self.learning_starts:
             raise UsageError(f"capacity={self.capacity} is less than learning_starts={self.learning_starts}.")
-
-
-def require_at_least_one(options: Any, name: str) -> None:
-    """Raise UsageError if the option ``name`` in ``options`` is less than 1."""
-    if getattr(options, name) < 1:
-        raise UsageError(f"{name} must be at least 1, not {getattr(options, name)}.")
 
 
 class Batch(NamedTuple):
@@ -156,8 +149,9 @@ class OffPolicyTrainer(Trainer):
         n = self.replay.add(info, self.behavior)
         self._return_spread.add(info, self.behavior)
         self._n_steps += n
-        if self._n_steps >= self.options.learning_starts:  # earlier steps do not lead to updates
-            self._n_since_update += n
+        self._n_since_update += n
+        if self._n_steps < self.options.learning_starts:  # the steps so far lead to no update
+            self._n_since_update %= self.options.train_every
         self.collected(self._n_steps)
         return n
 

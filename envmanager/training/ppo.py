@@ -20,7 +20,6 @@ import numpy as np
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.data.trees import leaves
-from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 from envmanager.options import at_least, one_of
 from envmanager.policy import Policy
@@ -43,9 +42,9 @@ with needed_by("envmanager.training", extra="torch"):
 class PPOOptions:
     """Options of PPO, under their usual names. ``rollout``: agent steps per update, summed over all agents."""
 
-    rollout: int = 1024
-    epochs: int = 10
-    minibatch: int = 256
+    rollout: int = attrs.field(default=1024, validator=at_least(1))
+    epochs: int = attrs.field(default=10, validator=at_least(1))
+    minibatch: int = attrs.field(default=256, validator=at_least(1))
     learning_rate: float = 3e-4
     anneal: bool = True
     """Whether the learning rate falls linearly to zero over the training."""
@@ -71,11 +70,6 @@ class PPOOptions:
     reward_scale: float = 1.0
     action_mask: bool = True
     """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
-
-    def __attrs_post_init__(self) -> None:
-        for name in ("rollout", "epochs", "minibatch"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} must be at least 1, not {getattr(self, name)}.")
 
 
 class ActorCritic(nn.Module):

@@ -26,9 +26,10 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
+from envmanager.options import at_least
 from envmanager.policy import Policy
 from envmanager.training.networks import Encoder, mlp
-from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions, require_at_least_one
+from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions
 from envmanager.training.squashed import COLUMN, SquashedGaussian
 
 with needed_by("envmanager.training", extra="torch"):
@@ -40,16 +41,16 @@ with needed_by("envmanager.training", extra="torch"):
 class SACOptions(ReplayOptions):
     """Options of the SAC trainer. All step counts are in agent steps, not frames."""
 
-    capacity: int = 1_000_000
+    capacity: int = attrs.field(default=1_000_000, validator=at_least(1))
     learning_starts: int = 100
     """Number of agent steps with uniformly random actions, before learning begins."""
-    train_every: int = 1
-    batch: int = 256
+    train_every: int = attrs.field(default=1, validator=at_least(1))
+    batch: int = attrs.field(default=256, validator=at_least(1))
     learning_rate: float = 3e-4
     """Learning rate of the actor, the critics and the temperature."""
     tau: float = 0.005
     """Fraction of the distance to the critics by which the targets move in one update."""
-    target_every: int = 1
+    target_every: int = attrs.field(default=1, validator=at_least(1))
     """Number of batches between two updates of the targets."""
     temperature: float | None = None
     """Weight of the entropy; None to learn it."""
@@ -59,7 +60,6 @@ class SACOptions(ReplayOptions):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        require_at_least_one(self, "target_every")
         if not 0.0 < self.tau <= 1.0:
             raise UsageError(f"tau must be above 0 and at most 1, not {self.tau}.")
         for name in ("temperature", "initial_temperature"):
@@ -75,7 +75,7 @@ class Actor(nn.Module):
         super().__init__()
         self.encoder = _encoder(spec, options)
         n = self.encoder.n_features
-        self.last = mlp(n, options.hidden, 2 * n_numbers, last_gain=0.01, activation=nn.ReLU)
+        self.last = mlp(n, options.hidden, 2 * n_numbers, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Return means and log standard deviations, ``[n, 2 n_numbers]``: the ``inputs`` of SquashedGaussian."""
@@ -90,7 +90,7 @@ class Critics(nn.Module):
         super().__init__()
         self.encoder = _encoder(spec, options)
         n = self.encoder.n_features + n_numbers
-        self.values = nn.ModuleList([mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.ReLU) for _ in range(2)])
+        self.values = nn.ModuleList([mlp(n, options.hidden, 1, activation=nn.ReLU) for _ in range(2)])
 
     def forward(self, obs: Sequence[Tensor], action: Tensor) -> Tensor:
         """Return the two networks' estimates of the value of each action, ``[2, n]``."""

@@ -237,8 +237,8 @@ def test_actions_without_finite_bounds_are_refused(action: Any, words: str) -> N
     [
         ({"tau": 0.0}, "tau must be above 0"),
         ({"temperature": 0.0}, "temperature must be above 0"),
-        ({"target_every": 0}, "target_every must be at least 1"),
-        ({"batch": 0}, "batch must be at least 1"),
+        ({"target_every": 0}, "target_every must be a whole number of at least 1"),
+        ({"batch": 0}, "batch must be a whole number of at least 1"),
         ({"temprature": 1.0}, "did you mean trainers.default.temperature"),
     ],
     ids=str,
