@@ -170,11 +170,14 @@ def test_single_floats_are_normalized_too() -> None:
 
 
 @pytest.mark.parametrize(("cls", "action"), [(DQN, "discrete"), (SAC, "continuous")])
-def test_trainers_that_learn_from_their_own_estimates_begin_with_small_weights(cls: Any, action: str) -> None:
+def test_dqn_and_sac_begin_with_the_weights_and_biases_that_pytorch_draws(cls: Any, action: str) -> None:
     trainer = cls("default", BehaviorSpec(OBSERVATIONS["vector"], ACTIONS[action]), device="cpu")
     layers = [layer for layer in trainer.model.modules() if isinstance(layer, torch.nn.Linear)]
     assert len(layers) >= 3
-    assert all(layer.weight.abs().max() <= layer.in_features**-0.5 for layer in layers)
+    for layer in layers:
+        bound = layer.in_features**-0.5
+        assert 0.8 * bound < layer.weight.abs().max() <= bound
+        assert 0.0 < layer.bias.abs().max() <= bound
 
 
 def test_ppo_begins_with_orthogonal_weights() -> None:
