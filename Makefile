@@ -25,10 +25,12 @@ RUN_STAMP = $(VENV)/.installed-run
 DEV_STAMP = $(VENV)/.installed-dev
 BENCH_STAMP = $(VENV)/.installed-bench
 
-# What `make bench` compares with, and what must be installed for it besides the environments. Each has a virtual
-# environment of its own, since they ask for different versions of the same libraries. One that cannot be installed here
-# is left out. Fewer, longer, elsewhere: make bench BENCH_PEERS="sb3 envpool" BENCH_FLAGS="--seconds 5" BENCH_OUT=out/b
-BENCH_PEERS ?= sb3 tianshou pufferlib torchrl rllib ray envpool
+# What `make bench` compares with: nothing, unless peers are named, of gymnasium sb3 tianshou pufferlib torchrl rllib ray
+# envpool. All but gymnasium have a virtual environment of their own, since they ask for different versions of the same
+# libraries. One that cannot be installed here is left out.
+# make bench BENCH_PEERS="gymnasium sb3" BENCH_FLAGS="--seconds 5" BENCH_OUT=out/b
+BENCH_PEERS ?=
+BENCH_INSTALLED = $(filter-out gymnasium,$(BENCH_PEERS))
 BENCH_FLAGS ?=
 BENCH_OUT ?= out/bench
 BENCH_ENVS = 'gymnasium>=1.0' 'ale-py>=0.10' 'opencv-python-headless>=4.6'
@@ -137,12 +139,12 @@ docs: $(DEV_STAMP) ## build the documentation into site/, and run the code and t
 soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
 	$(STRICT) $(PYTEST) -m load -rP
 
-bench: $(BENCH_STAMP) $(BENCH_PEERS:%=.venv-bench-%/.tried) ## measure beside other libraries; results in out/bench
+bench: $(BENCH_STAMP) $(BENCH_INSTALLED:%=.venv-bench-%/.tried) ## measure, beside the libraries in BENCH_PEERS; results in out/bench
 	mkdir -p $(BENCH_OUT)
-	pythons=""; for peer in $(BENCH_PEERS); do \
+	pythons=""; for peer in $(BENCH_INSTALLED); do \
 	    if [ -e .venv-bench-$$peer/.installed ]; then pythons="$$pythons --python $$peer=.venv-bench-$$peer/bin/python"; fi; \
 	done; \
-	$(VENV)/bin/python -m benchmarks --goals $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
+	$(VENV)/bin/python -m benchmarks --contenders "ours $(BENCH_PEERS:%=,%)" $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
 
 # The plugin of the peer is kept outside of the checkout, at the commit that the tool names.
 GODOT_RL_PLUGIN ?= $(HOME)/.cache/envmanager/godot_rl_agents_plugin
@@ -153,7 +155,7 @@ bench-godot: $(BENCH_STAMP) .venv-bench-godot_rl/.tried ## measure Godot engines
 	mkdir -p out/bench-godot
 	python=""; \
 	if [ -e .venv-bench-godot_rl/.installed ]; then python="--python godot_rl=.venv-bench-godot_rl/bin/python"; fi; \
-	ENVMANAGER_BENCH_GODOT_RL=$(GODOT_RL_PLUGIN) $(VENV)/bin/python -m benchmarks --goals $$python --rounds 3 --seconds 0.6 \
+	ENVMANAGER_BENCH_GODOT_RL=$(GODOT_RL_PLUGIN) $(VENV)/bin/python -m benchmarks --contenders ours,godot_rl $$python --rounds 3 --seconds 0.6 \
 	    --workload $(GODOT_WORKLOADS) --out out/bench-godot/bench.json $(BENCH_FLAGS)
 	$(VENV)/bin/python -m benchmarks.godot_tables out/bench-godot/bench.json | tee out/bench-godot/tables.md
 

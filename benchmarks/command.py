@@ -27,7 +27,7 @@ def command(
     seconds: Annotated[float | None, typer.Option(min=0.01, help="Seconds per run; 2 if unset.")] = None,
     contenders: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME,…", help="ours, gymnasium, sb3, …, or one as ours-simple; all if unset."),
+        typer.Option(metavar="NAME,…", help="ours, gymnasium, sb3, …, or ours-simple, …; ours and the PEERs if unset."),
     ] = None,
     python: Annotated[
         list[str] | None,

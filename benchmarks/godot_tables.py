@@ -69,7 +69,8 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         measured = json.load(file)
     print_rates(measured)
-    print_targets(measured)
+    if "targets" in measured:  # with --goals
+        print_targets(measured)
 
 
 if __name__ == "__main__":

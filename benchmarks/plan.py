@@ -59,7 +59,8 @@ def plan_bench(
     _require(plot)
     _make_folder(plot)
     names = _known(workloads, ALL, "workload") or (QUICK if quick else tuple(ALL))
-    wanted = _wanted(contenders)
+    interpreters = dict(map(_python, pythons))
+    wanted = _wanted(contenders) or ("ours", *interpreters)  # no library that was not asked for
     left_out = [LeftOut(name, 0, "", "missing", text) for name in names if (text := _missing(name))]
     skipped = {out.workload for out in left_out}
     cells = [
@@ -74,7 +75,7 @@ def plan_bench(
         cells=tuple(cells),
         left_out=tuple(left_out),
         pace=_pace(QUICK_PACE if quick else Pace(), rounds, seconds),
-        pythons=dict(_python(text) for text in pythons),
+        pythons=interpreters,
         out=out,
         plot=plot,
         goals=goals,
@@ -125,8 +126,6 @@ def _wanted(contenders: Sequence[str]) -> tuple[str, ...]:
 def _taking_part(workload: str, wanted: Sequence[str], quick: bool) -> tuple[str, ...]:
     """Return the workload's contenders of the wanted families, and all contenders that are wanted by name."""
     own = QUICK_CONTENDERS if quick else ALL[workload].contenders
-    if not wanted:
-        return own
     chosen = [name for name in own if family_of(name) in wanted]
     return tuple(dict.fromkeys([*chosen, *(name for name in wanted if name in ROSTER and name != BARE)]))
 

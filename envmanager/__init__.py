@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         ConfigError,
         EnvManagerError,
         EnvRaised,
+        ImportFailed,
         ManagerClosed,
         MissingExtra,
         NotPlaced,
@@ -49,16 +50,17 @@ if TYPE_CHECKING:
     from envmanager.registry import ManagerOptions, make_manager
     from envmanager.simple_env_manager import SimpleEnvManager
     from envmanager.subprocess_env_manager import SubprocessEnvManager
+    from envmanager.system.interrupts import allow_interrupts
 
 __version__ = "0.1.0"
 __all__ = [
     "ActionInfo", "AgentSteps", "ArraySpec", "BadAction", "BadObservation", "Batch", "BehaviorSpec", "ConfigError",
     "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError", "EnvRaised", "EnvRecipe", "EnvWorker", "Environment",
-    "EnvironmentCommand", "EnvironmentResponse", "Lost", "ManagerClosed", "ManagerOptions", "ManagerStats",
-    "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError", "RandomPolicy", "ResetConfig",
-    "RestartPolicy", "RestartsExhausted", "SimpleEnvManager", "StepInfo", "SubprocessEnvManager", "Timeouts",
-    "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut",
-    "as_environment", "derive_seed", "make_manager",
+    "EnvironmentCommand", "EnvironmentResponse", "ImportFailed", "Lost", "ManagerClosed", "ManagerOptions",
+    "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError", "RandomPolicy",
+    "ResetConfig", "RestartPolicy", "RestartsExhausted", "SimpleEnvManager", "StepInfo", "SubprocessEnvManager",
+    "Timeouts", "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats",
+    "WorkerTimedOut", "allow_interrupts", "as_environment", "derive_seed", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
@@ -70,8 +72,8 @@ _NAMES_OF = {
     "env_manager": "EnvManager EnvWorker WorkerHost",
     "environment": "EnvContext EnvGroup Environment",
     "errors": (
-        "BadAction BadObservation ConfigError EnvManagerError EnvRaised ManagerClosed MissingExtra NotPlaced "
-        "NotWritten ProtocolError RestartsExhausted UsageError WorkerDied WorkerError WorkerTimedOut"
+        "BadAction BadObservation ConfigError EnvManagerError EnvRaised ImportFailed ManagerClosed MissingExtra "
+        "NotPlaced NotWritten ProtocolError RestartsExhausted UsageError WorkerDied WorkerError WorkerTimedOut"
     ),
     "observe.stats": "ManagerStats WorkerStats",
     "options": "ResetConfig RestartPolicy Timeouts Wait",
@@ -79,6 +81,7 @@ _NAMES_OF = {
     "registry": "ManagerOptions make_manager",
     "simple_env_manager": "SimpleEnvManager",
     "subprocess_env_manager": "SubprocessEnvManager",
+    "system.interrupts": "allow_interrupts",
 }
 """Public names by the module that defines them."""
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}

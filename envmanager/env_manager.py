@@ -142,6 +142,8 @@ class EnvManager(ABC):
             self.close()
             if was_closed and isinstance(error, EnvManagerError):
                 raise ManagerClosed("the constructor") from error
+            if isinstance(error, WorkerError) and host.factories:
+                error.suggest_one_each(self._table.entries[error.worker_id].env_ids)
             raise
 
     # The interface for trainers.

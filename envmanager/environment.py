@@ -26,7 +26,7 @@ from envmanager.data.specs import (
     merge_specs,
 )
 from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, RowBuffer, Steps, concat_steps
-from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, take_rows
+from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, snapshot, take_rows
 
 
 @attrs.frozen
@@ -157,7 +157,7 @@ class EnvGroup(Environment):
 
     def render(self, rows: Sequence[int]) -> list[Any]:
         """Render each environment at the indices ``rows``. Return a list of the results."""
-        return [subject.render() for subject in self._at(rows)]
+        return [snapshot(subject.render()) for subject in self._at(rows)]
 
 
 def attribute_of(subject: Any, name: str) -> Any:
@@ -224,11 +224,11 @@ class SideBySide(EnvGroup):
 
     def close(self) -> None:
         """Close all environments, even if some raise, then raise the first error."""
-        errors = []
+        errors: list[BaseException] = []
         for environment in self._environments:
             try:
                 environment.close()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -278,7 +278,12 @@ class SideBySide(EnvGroup):
                     raise
                 steps = cast_steps(spec, steps, self.casting)
                 check_steps(spec, steps, check_numbers=self._check_values)
-            checked[behavior] = steps if self._infos else attrs.evolve(steps, info=None, reset_info=None)
+            info = reset_info = None
+            if self._infos:
+                info, reset_info = snapshot(steps.info), snapshot(steps.reset_info)
+            checked[behavior] = steps = attrs.evolve(steps, info=info, reset_info=reset_info)
+            if spec.has_objects:
+                steps.obs, steps.final_obs = snapshot(steps.obs), snapshot(steps.final_obs)
         return checked
 
     def _joined(self, results: list[Steps], rows: Iterable[int]) -> Steps:

@@ -9,14 +9,15 @@
     │   ├── WorkerDied           the worker's process ended unexpectedly
     │   ├── WorkerTimedOut       the worker did not respond in time
     │   ├── NotPlaced            no node of the cluster had room for the worker
-    │   ├── ProtocolError        the worker is an engine that broke the protocol
+    │   ├── ProtocolError        the worker sent what the protocol does not allow
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                invalid actions or env_ids; raised before anything is sent
     ├── ManagerClosed            a call was made after close(), or was still running during close()
     ├── UsageError               an invalid or untimely call, or invalid or contradictory options
     │   └── ConfigError          an invalid config
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
-    └── MissingExtra             an optional library is not installed; also a ModuleNotFoundError
+    └── ImportFailed             a library is installed, but importing it failed; also an ImportError
+        └── MissingExtra         an optional library is not installed; also a ModuleNotFoundError
 
 The text of a WorkerError says what happened and to which worker. Programs can read the worker, phase and cause from the
 error's attributes. The rule: text and attributes survive pickling.
@@ -61,6 +62,19 @@ class WorkerError(EnvManagerError):
         self.phase = phase
         self.cause = cause
         self.headline = headline or _first_line(text)
+
+    def suggest_one_each(self, env_ids: Sequence[int]) -> None:
+        """Add advice to this error, which ended the start of a worker with ``env_ids``, unless the first env raised it.
+
+        Some simulators exist once per process, and raise, end it or hang when a second one is made.
+        """
+        is_first = isinstance(self, EnvRaised) and self.env_ids == tuple(env_ids[:1])
+        if len(env_ids) > 1 and not is_first and isinstance(self, EnvRaised | WorkerDied | WorkerTimedOut):
+            self.args = (
+                f"{self}\nWorker {self.worker_id} has {len(env_ids)} environments in one process. If a process can "
+                "hold only one of them, give each a worker of its own: SubprocessEnvManager with n_workers=n_envs (in "
+                "a config kind: subprocess without n_workers).",
+            )
 
 
 def _first_line(text: str) -> str:
@@ -149,13 +163,21 @@ class BadObservation(WorkerError):
         self.got = got
 
 
+_HINTS = {
+    "SIGKILL": " Only the kernel (out of memory?) or a person sends SIGKILL.",
+    "EXIT(?)": " Its exit code is unknown: the process that reaps workers is busy or has ended, or your program reaps "
+    "its children itself.",
+}
+"""What is known about ends of processes, by ``WorkerDied.exit``."""
+
+
 class WorkerDied(WorkerError):
     """Error raised when a worker's process ended unexpectedly. ``exit`` names the cause, such as ``"SIGSEGV"``."""
 
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
     ) -> None:
-        hint = " Only the kernel (out of memory?) or a person sends SIGKILL." if exit == "SIGKILL" else ""
+        hint = _HINTS.get(exit, "")
         super().__init__(
             f"{_where(worker_id, env_ids)} died {_when(phase)} ({exit}, request {ticket}).{hint}{_tail(output)}",
             worker_id=worker_id,
@@ -214,19 +236,26 @@ class NotPlaced(WorkerError):
 
 
 class ProtocolError(WorkerError):
-    """Error raised when a game engine sent a message that violates the protocol. ``reason`` describes the message.
+    """Error raised when a worker sent a message that violates the protocol. ``reason`` describes the message.
 
-    No part of the message was used. An engine that the trainer started was killed.
+    No part of the message was used. The worker was killed, unless it is a game that the user started.
     """
 
     def __init__(
-        self, *, worker_id: int, env_ids: Sequence[int], phase: str, reason: str, output: str = "", ticket: int = 0
+        self,
+        *,
+        worker_id: int,
+        env_ids: Sequence[int],
+        phase: str,
+        reason: str,
+        output: str = "",
+        ticket: int = 0,
+        advice: str = "",
     ) -> None:
         what = f"broke the protocol {_when(phase)}"
         super().__init__(
             f"{_where(worker_id, env_ids)} {what} (request {ticket}) and was killed: "
-            f"it sent {reason}. Nothing of it was used. The game's addon may be of another version than this library: "
-            f"if it is this library's, `envmanager godot install-addon` installs the one that fits.{_tail(output)}",
+            f"it sent {reason}. Nothing of it was used. {advice}{_tail(output)}",
             worker_id=worker_id,
             env_ids=env_ids,
             phase=phase,
@@ -289,15 +318,22 @@ class NotWritten(EnvManagerError, OSError):
     """Error raised when a file could not be written, for example because the disk is full. It is an OSError too."""
 
 
-class MissingExtra(EnvManagerError, ModuleNotFoundError):
-    """Error raised when an optional library is not installed. The text ends with the pip command that installs it.
+class ImportFailed(EnvManagerError, ImportError):
+    """Error raised when ``library`` is installed but cannot be imported, or lacks a part that is imported.
 
-    An ``except ImportError`` clause catches this error too.
+    An ``except ImportError`` clause catches this error and its subclass MissingExtra too.
     """
+
+    def __init__(self, text: str, *, library: str) -> None:
+        super().__init__(text)
+        self.name = library
+        self.library = library
+
+
+class MissingExtra(ImportFailed, ModuleNotFoundError):
+    """Error raised when an optional library is not installed. The text ends with the pip command that installs it."""
 
     def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:
         wanted = library.partition(".")[0] if extra is None else f"'{package}[{extra}]'"
-        super().__init__(f"{what} needs {library}, which is not installed: pip install {wanted}")
-        self.name = library
-        self.library = library
+        super().__init__(f"{what} needs {library}, which is not installed: pip install {wanted}", library=library)
         self.extra = extra

@@ -6,18 +6,22 @@
         import torch
 
 If the library is not installed, the context raises MissingExtra, whose text ends with the pip command that installs it.
+If it is installed and its import fails, the context raises ImportFailed, whose text says where and why.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import sys
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from envmanager.errors import MissingExtra
+from envmanager.errors import EnvManagerError, ImportFailed, MissingExtra
 
 
 def imported(place: str) -> Any:
@@ -40,40 +44,79 @@ class Plugins(NamedTuple):
         return sorted({*own, *(entry_point.name for entry_point in entry_points(group=self.group))})
 
     def load(self, name: str) -> Any | None:
-        """Return the plugin ``name``, or None if no package registers it. Raises MissingExtra on an ImportError."""
+        """Return the plugin ``name``, or None if no package registers it. Raises ImportFailed if its import fails."""
         for entry_point in entry_points(group=self.group, name=name):
-            try:
+            package = "envmanager" if entry_point.dist is None else entry_point.dist.name
+            what = f"the {self.what} {name!r}" + ("" if package == "envmanager" else f" of {package}")
+            extra = entry_point.extras[0] if entry_point.extras else name if package == "envmanager" else None
+            with needed_by(what, extra=extra, package=package):
                 return entry_point.load()
-            except MissingExtra:
-                raise
-            except ImportError as error:
-                package = "envmanager" if entry_point.dist is None else entry_point.dist.name
-                extra = entry_point.extras[0] if entry_point.extras else None
-                if extra is None and package == "envmanager":
-                    extra = name
-                what = f"the {self.what} {name!r}" + ("" if package == "envmanager" else f" of {package}")
-                raise MissingExtra(what, library=error.name or str(error), extra=extra, package=package) from error
         return None
 
 
 @contextmanager
-def needed_by(what: str, *, extra: str | None) -> Iterator[None]:
-    """Return a context manager that turns ModuleNotFoundError into MissingExtra, whose text begins with ``what``.
+def needed_by(what: str, *, extra: str | None, package: str = "envmanager") -> Iterator[None]:
+    """Return a context manager that turns the failure of an import into ImportFailed, whose text begins with ``what``.
 
-    ``extra``: the extra that installs the library, or None. Errors about modules of ``envmanager`` are not converted.
+    If the library is not installed, the error is a MissingExtra. ``extra``: the extra of ``package`` that installs it,
+    or None. Errors of this library, and imports of modules of ``envmanager`` that fail, are not converted.
     """
     try:
         yield
-    except MissingExtra:
+    except EnvManagerError:
         raise
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "envmanager":
+    except Exception as error:  # of another ABI, NumPy and PyTorch raise AttributeError, ValueError, OSError, …
+        failed = import_failure(error, what, extra=extra, package=package)
+        if failed is None:
             raise
-        raise MissingExtra(what, library=error.name, extra=extra) from error
+        raise failed from error
+
+
+def import_failure(
+    error: BaseException, what: str, *, extra: str | None, package: str = "envmanager", module: str = "envmanager"
+) -> ImportFailed | None:
+    """Return the error to raise instead of ``error``, which an import raised that ``what`` needs.
+
+    Return None if it is no failure of a library, but of ``module``, the module that was imported, or of this package.
+    """
+    raised_by, file, line = "", "", 0
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name not in ("importlib", "_frozen_importlib", "_frozen_importlib_external"):
+            raised_by, file, line = name, frame.f_code.co_filename, number
+    library = (error.name if isinstance(error, ImportError) else None) or raised_by
+    if library.partition(".")[0] in ("envmanager", module.partition(".")[0]):
+        return None
+    if is_missing(error):
+        where = "" if raised_by == "envmanager" else f" ({Path(file).name}, line {line})"
+        return MissingExtra(f"{what}{where}", library=library, extra=extra, package=package)
+    return ImportFailed(
+        f"{what} needs {library.partition('.')[0]}, which is installed, but its import failed in {file}, line {line}: "
+        f"{type(error).__name__}: {error}",
+        library=library,
+    )
+
+
+def is_missing(error: BaseException | None) -> bool:
+    """Return whether ``error`` says that a whole library is not installed. Else a part of an installed one is missing.
+
+    A package of a namespace, which several libraries share, counts as a library.
+    """
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return False
+    around = sys.modules.get(error.name.rpartition(".")[0])
+    return getattr(around, "__file__", None) is None
+
+
+SIMILAR = 0.75
+"""Least similarity, from 0 to 1, of a name that is suggested. A wrong suggestion is worse than none."""
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """Return ``; did you mean prefix.name?`` with the most similar known name, or ``.`` if no known name is similar."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    known = list(known)
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
+    if not matches and name:  # a name cut short, or two letters of a short one swapped
+        matches = [each for each in known if each.startswith(name) or sorted(each) == sorted(name)]
     where = f"{prefix}." if prefix else ""
     return f"; did you mean {where}{matches[0]}?" if matches else "."

@@ -10,6 +10,7 @@ import inspect
 import math
 import operator
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
@@ -30,22 +31,47 @@ LocalCount = int | Literal["auto"]
 """Number of environments that run in the trainer's process. With ``"auto"`` a probe chooses."""
 
 
-def _number(value: Any) -> bool:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
+def plain(value: Any) -> Any:
+    """Return an integer or a number of NumPy as one of Python, and an array or a tensor as a list.
+
+    The items of a list or a tuple are converted too. Any other object, such as a bool or a text, is returned unchanged.
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list | tuple):
+        return type(value)(map(plain, value))
     try:
-        return not math.isnan(value)
-    except OverflowError:  # a whole number that no float can hold
-        return False
+        return value if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return value
 
 
-def _seconds(*, unlimited: bool, zero: bool = False) -> Any:
+def plain_numbers(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
+    """Add the converter ``plain`` to the fields of an attrs class that hold numbers. A ``field_transformer``."""
+
+    def with_converter(field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
+        def convert(value: Any) -> Any:
+            return plain(value)
+
+        convert.__annotations__["value"] = field.type  # shown in the constructor's signature
+        return field.evolve(converter=convert)
+
+    holds_number = re.compile(r"\b(int|float|WorkerCount|LocalCount)\b")
+    return [
+        with_converter(field) if field.converter is None and holds_number.search(str(field.type)) else field
+        for field in fields
+    ]
+
+
+def seconds(*, unlimited: bool, zero: bool = False) -> Any:
+    """Return an attrs validator that accepts positive numbers; with ``zero`` also 0, with ``unlimited`` math.inf."""
     least = "from 0 up" if zero else "above 0"
     limit = "(math.inf for no limit)" if unlimited else "and finite"
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        too_small = not _number(value) or value < 0 or (value == 0 and not zero)
-        if too_small or (value == math.inf and not unlimited):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_unlimited = unlimited and value == math.inf
+        # NaN compares as False; a whole number may be one that no float can hold
+        if not is_number or not (0 <= value <= sys.float_info.max or is_unlimited) or (value == 0 and not zero):
             raise UsageError(f"{attribute.name} must be a number of seconds {least} {limit}, not {value!r}.")
 
     return check
@@ -70,7 +96,7 @@ def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=plain_numbers)
 class Wait:
     """The rules for how long a step waits, and how many responses it returns.
 
@@ -82,14 +108,12 @@ class Wait:
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
     max_ready: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
-    timeout_s: float | None = None
+    timeout_s: float | None = attrs.field(default=None, validator=_optional(seconds(unlimited=True, zero=True)))
     max_lead: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
 
     ALL = 2**31
 
     def __attrs_post_init__(self) -> None:
-        if self.timeout_s is not None and (not _number(self.timeout_s) or self.timeout_s < 0):
-            raise UsageError(f"timeout_s must be a number of seconds from 0 up, or None, not {self.timeout_s!r}.")
         if self.max_ready is not None and self.min_ready != self.ALL and self.max_ready < self.min_ready:
             raise UsageError(
                 f"max_ready={self.max_ready} is below min_ready={self.min_ready}: no step could satisfy both."
@@ -113,34 +137,26 @@ class Wait:
         if isinstance(text, str) and text in _NAMED_WAITS:
             return _NAMED_WAITS[text]
         try:
-            n_workers = int(text) if isinstance(text, str) else _whole_number(text)
-        except (ValueError, TypeError):
-            raise UsageError(f'wait must be "any", "all" or a number of workers, not {text!r}.') from None
-        return cls(min_ready=n_workers)
+            return cls(min_ready=int(text) if isinstance(text, str) else text)
+        except (ValueError, UsageError):
+            raise UsageError(f'wait must be "any", "all" or a number of workers from 1 up, not {text!r}.') from None
 
 
 _NAMED_WAITS = {"any": Wait.any(), "all": Wait.all()}
 
 
-def _whole_number(value: Any) -> int:
-    """Return an integer (Python's or NumPy's) as an int. Raises TypeError for a bool, a float or any other object."""
-    if isinstance(value, bool):
-        raise TypeError("a bool is no number")
-    return operator.index(value)
-
-
-@attrs.frozen
+@attrs.frozen(field_transformer=plain_numbers)
 class Timeouts:
     """Time limits in seconds for workers in other processes. A worker that takes longer counts as hung and is killed.
 
     ``math.inf`` means no limit. ``close_s`` must be finite, so that ``close()`` does not wait for ever.
     """
 
-    start_s: float = attrs.field(default=120.0, validator=_seconds(unlimited=True))
-    reset_s: float = attrs.field(default=120.0, validator=_seconds(unlimited=True))
-    step_s: float = attrs.field(default=60.0, validator=_seconds(unlimited=True))
-    call_s: float = attrs.field(default=60.0, validator=_seconds(unlimited=True))
-    close_s: float = attrs.field(default=5.0, validator=_seconds(unlimited=False))
+    start_s: float = attrs.field(default=120.0, validator=seconds(unlimited=True))
+    reset_s: float = attrs.field(default=120.0, validator=seconds(unlimited=True))
+    step_s: float = attrs.field(default=60.0, validator=seconds(unlimited=True))
+    call_s: float = attrs.field(default=60.0, validator=seconds(unlimited=True))
+    close_s: float = attrs.field(default=5.0, validator=seconds(unlimited=False))
 
 
 def one_of(*choices: str, advice: str = "") -> Any:
@@ -163,7 +179,7 @@ def object_of(cls: type, example: str) -> Any:
     return check
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=plain_numbers)
 class RestartPolicy:
     """The rules for whether, when and how often workers that fail are replaced.
 
@@ -179,8 +195,8 @@ class RestartPolicy:
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
-    within_s: float = attrs.field(default=60.0, validator=_seconds(unlimited=True))
-    backoff_s: float = attrs.field(default=0.5, validator=_seconds(unlimited=False, zero=True))
+    within_s: float = attrs.field(default=60.0, validator=seconds(unlimited=True))
+    backoff_s: float = attrs.field(default=0.5, validator=seconds(unlimited=False, zero=True))
     on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=one_of("raise", "restart"))
     then: Literal["raise", "drop"] = attrs.field(default="raise", validator=one_of("raise", "drop"))
     recycle_after_steps: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
@@ -194,20 +210,15 @@ def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 def _seed(value: Any) -> int | list[int | None] | None:
     """Convert a seed to an int or None, or several seeds to a list. Raises UsageError if a seed is invalid."""
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
-        return [_one_seed(each) for each in plain]
-    return _one_seed(plain)
+    seed = plain(value)
+    if isinstance(seed, Sequence) and not isinstance(seed, str | bytes):
+        return [_one_seed(each) for each in seed]
+    return _one_seed(seed)
 
 
 def _one_seed(value: Any) -> int | None:
-    if value is None:
-        return None
-    try:
-        seed = _whole_number(value)
-    except TypeError:
-        seed = -1
-    if seed < 0:
+    seed = plain(value)
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
         raise UsageError(f"a seed must be a whole number from 0 up, not {value!r}.")
     return seed
 
@@ -300,7 +311,7 @@ def _given_restarts(value: RestartPolicy | None) -> RestartPolicy:
     return RestartPolicy() if value is None else value
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=plain_numbers)
 class KindOptions:
     """The options that all kinds of managers have in common."""
 
@@ -337,7 +348,7 @@ class KindOptions:
         return {name: getattr(self, name) for name in names}
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class ProcessOptions(KindOptions):
     """The options that SubprocessEnvManager, SimpleEnvManager and RayEnvManager have beyond those of KindOptions."""
 

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from envmanager.adapters import recipes
-from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe
+from envmanager.adapters.other_names import other_names
+from envmanager.adapters.recipes import RECIPE_OPTIONS, with_recipe
 from envmanager.errors import ConfigError
 from envmanager.importing import Plugins, imported, nearest
-from envmanager.options import ProcessOptions, a_mapping
+from envmanager.options import ProcessOptions, a_mapping, plain_numbers
 from envmanager.structuring import structure
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ OF_ONE_KIND = frozenset({"engine", "cluster"})
 """Options passed only to kinds that declare the parameter, not to kinds that merely take ``**options``."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
 
@@ -69,6 +70,8 @@ class ManagerOptions(ProcessOptions):
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.
     """
+
+    other_names = staticmethod(other_names)
 
     kind: str = "subprocess"
     env: Any = None
@@ -112,22 +115,6 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)
     return manager
-
-
-def with_recipe(env_factory: Any, options: ManagerOptions) -> Any:
-    """Return ``env_factory``, wrapped in an EnvRecipe if ``options`` sets a recipe option, such as ``wrappers``.
-
-    In a list, each factory is wrapped. Raises ConfigError if a factory is an EnvRecipe and such an option is set.
-    """
-    given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
-    if not any(given.values()):
-        return env_factory
-    if isinstance(env_factory, list | tuple):
-        return [with_recipe(each, options) for each in env_factory]
-    if isinstance(env_factory, EnvRecipe):
-        said = ", ".join(name for name, value in given.items() if value)
-        raise ConfigError(f"The environment is an EnvRecipe, and {said} set besides: put all of it into the recipe.")
-    return EnvRecipe(env_factory, **given)
 
 
 def known_kinds() -> list[str]:

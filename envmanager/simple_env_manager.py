@@ -27,7 +27,7 @@ class SimpleEnvManager(EnvManager):
     Use it for cheap environments, and to debug environments with breakpoints. The parameters are those of
     SubprocessEnvManager, but ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and
     ``worker_env`` have no effect. ``log_dir`` is only passed on to the environments, in EnvContext. Only exceptions
-    count as faults for ``restarts``. If an environment hangs or crashes, so does the trainer.
+    count as faults for ``restarts``. If an environment hangs, crashes or calls ``os._exit``, so does the trainer.
     """
 
     @takes(ProcessOptions)
@@ -41,7 +41,7 @@ class LocalHost(WorkerHost):
 
     def __init__(self, factories: Sequence[Any], options: ProcessOptions) -> None:
         super().__init__()
-        self._factories = factories
+        self.factories = factories
         self._options = options
         self.rewrites_arrays = not options.zero_copy
         self.step_queue = LocalStepQueue(self.workers)
@@ -51,7 +51,7 @@ class LocalHost(WorkerHost):
             replaced.close_quietly()
         options = self._options
         factory = GroupFactory.of(
-            self._factories,
+            self.factories,
             range(options.n_envs),
             options,
             worker_id=worker_id,

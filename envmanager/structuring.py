@@ -10,13 +10,13 @@ from typing import Any, Literal, TypeVar, get_origin
 
 import attrs
 import cattrs
-from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError
+from cattrs.errors import ClassValidationError, ForbiddenExtraKeysError, IterableValidationError
 from cattrs.gen import make_dict_structure_fn
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
-from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount
+from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount, plain
 
 Options = TypeVar("Options")
 
@@ -61,6 +61,7 @@ class PartMisfit(Exception):
 
 def _strict(expected: str, *accepted: type) -> Callable[[Any, Any], Any]:
     def check(value: Any, _: Any) -> Any:
+        value = plain(value)
         # bool is an int to Python, but `n_envs: true` is a mistake.
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
             raise Misfit(expected, value)
@@ -81,13 +82,13 @@ def make_converter(*, forbid_extra_keys: bool) -> cattrs.Converter:
     converter.register_structure_hook_func(
         lambda wanted: get_origin(wanted) in _LITERAL or wanted in _CHECKED_BY_THE_CLASS, lambda value, _: value
     )
-    _accept_objects(converter, Wait, lambda value: Wait.parse(value) if isinstance(value, str | int) else None)
-    _accept_objects(converter, Timeouts, lambda _: None)
-    _accept_objects(converter, RestartPolicy, lambda _: None)
+    _accept_objects(converter, Wait, '"any", "all", a number of workers or a mapping', Wait.parse)
+    _accept_objects(converter, Timeouts, "a mapping", lambda _: None)
+    _accept_objects(converter, RestartPolicy, "a number of restarts or a mapping", RestartPolicy)
     return converter
 
 
-def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[[Any], Any]) -> None:
+def _accept_objects(converter: cattrs.Converter, cls: type, expected: str, shorthand: Callable[[Any], Any]) -> None:
     """Make the converter accept instances of ``cls``, mappings, and any value that ``shorthand`` can convert."""
     from_mapping: Callable[[Any, Any], Any] = make_dict_structure_fn(cls, converter, _cattrs_forbid_extra_keys=True)
 
@@ -101,17 +102,12 @@ def _accept_objects(converter: cattrs.Converter, cls: type, shorthand: Callable[
         except UsageError:
             short = None
         if short is None:
-            raise Misfit(_EXPECTED[cls], value)
+            raise Misfit(expected, value)
         return short
 
     converter.register_structure_hook(cls, hook)
 
 
-_EXPECTED: dict[type, str] = {
-    Wait: '"any", "all", a number of workers or a mapping',
-    Timeouts: "a mapping",
-    RestartPolicy: "a mapping",
-}
 _OF_CONFIGS = make_converter(forbid_extra_keys=True)
 
 
@@ -119,8 +115,9 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
     """Yield one message per mistake in a cattrs error. ``path`` is the prefix of the option names in the messages."""
     if isinstance(error, ForbiddenExtraKeysError):
         known = [field.alias for field in attrs.fields(error.cl)]
+        other_names: Callable[..., str | None] = getattr(error.cl, "other_names", lambda *_: None)
         for key in sorted(map(str, error.extra_fields)):
-            near = nearest(key, known, prefix=path)
+            near = other_names(key, path, known) or nearest(key, known, prefix=path)
             yield f"There is no option {_join(path, key)}{near} Known options: {', '.join(known)}."
     elif isinstance(error, ClassValidationError):
         noted, alone = error.group_exceptions()
@@ -131,6 +128,9 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
                 yield from _complaints(child, _join(path, note.name))
         for child in alone:
             yield from _complaints(child, path)
+    elif isinstance(error, IterableValidationError):
+        for child, item in error.group_exceptions()[0]:
+            yield from _complaints(child, f"{path}[{item.index}]")
     elif isinstance(error, PartMisfit):
         yield from _complaints(error.error, f"{path}{error.place}")
     elif isinstance(error, UsageError):  # raised by a class's own check; the text begins with the option's name

@@ -13,7 +13,7 @@ from envmanager.options import START_METHODS
 
 IS_PORTABLE = os.environ.get("ENVMANAGER_TRANSPORT") == "portable"
 """Whether managers of the tests use the portable transport unless a test chooses one."""
-MEMORY = "/dev/shm/envmanager-" if IS_PORTABLE else "memfd:envmanager (deleted)"
+MEMORY = "memfd:envmanager (deleted)"
 """Part of the name of the shared memory under /proc."""
 FIRST_START_METHOD, *_others = ("spawn",) if IS_PORTABLE else START_METHODS
 MARKED_START_METHODS = [FIRST_START_METHOD, *(pytest.param(each, marks=pytest.mark.start_methods) for each in _others)]

@@ -34,6 +34,7 @@ from envmanager.hosts.wire import (
     COMMAND,
     FAILED_CODE,
     MESSAGE,
+    MESSAGE_MARK,
     NAMES,
     Channel,
     Decoder,
@@ -48,6 +49,7 @@ from envmanager.processes.starting import execute
 
 TOKEN_BYTES = 32
 TOKEN = "TCP_WORKER_TOKEN"
+MOST_S_TO_SHOW_TOKEN = 60
 
 
 class TcpChannel(Channel):
@@ -57,6 +59,8 @@ class TcpChannel(Channel):
         super().__init__()
         listener = socket.create_server(("127.0.0.1", 0))  # the worker shows a token, but its bytes are not encrypted
         listener.setblocking(False)
+        # A connection that sends nothing is never accepted, so nothing here waits for one that may not be the worker's.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, MOST_S_TO_SHOW_TOKEN)
         self.address = "{}:{}".format(*listener.getsockname())
         self.token = secrets.token_hex(TOKEN_BYTES // 2)
         self.waiting: list[tuple[bytes, float]] | None = []
@@ -81,10 +85,9 @@ class TcpChannel(Channel):
         finally:
             listener.detach()
         with connection, contextlib.suppress(OSError):
-            connection.settimeout(5.0)
-            if not secrets.compare_digest(connection.recv(TOKEN_BYTES, socket.MSG_WAITALL), self.token.encode()):
-                return False
             connection.setblocking(False)
+            if not secrets.compare_digest(connection.recv(TOKEN_BYTES), self.token.encode()):
+                return False
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             before, after = self.fd, descriptors.register(connection.detach())
             self.on_moved(before, after)
@@ -195,7 +198,7 @@ class Connection:
             self.n_reported = len(self.group.behavior_specs)
         now_ns = time.perf_counter_ns()  # 0 from another machine, whose clock is another one
         self.socket.sendall(
-            MESSAGE.pack(self.ticket, code, flags, 0, 0, len(data), now_ns - self.began_ns, now_ns) + data
+            MESSAGE.pack(self.ticket, code, flags, MESSAGE_MARK, 0, len(data), now_ns - self.began_ns, now_ns) + data
         )
 
     put = send

@@ -16,6 +16,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from envmanager.adapters.resets import parameters_of
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvGroup, Environment, SideBySide
 from envmanager.errors import UsageError
@@ -57,6 +58,25 @@ def _old_gym_advice(_: Any) -> str:
     return "it is an environment of the old gym package: turn it into a gymnasium.Env (shimmy does that)"
 
 
+def _foreign_advice(subject: Any) -> str:
+    """Return advice for an object of no known class. The methods of environments tell which class it should have."""
+    if not (callable(getattr(subject, "reset", None)) and callable(getattr(subject, "step", None))):
+        return f"it is {describe_value(subject)}"
+    name = f"{type(subject).__module__}.{type(subject).__qualname__}"
+    if hasattr(subject, "possible_agents"):
+        missing = "the methods of a PettingZoo environment: let it derive from pettingzoo.ParallelEnv"
+    elif hasattr(subject, "observation_spec"):
+        missing = "the methods of a dm_env environment: let it derive from dm_env.Environment"
+    elif "seed" in parameters_of(subject.reset)[0]:
+        missing = "the methods of a Gymnasium environment: let it derive from gymnasium.Env"
+    else:
+        missing = (
+            "the methods of the old gym package: wrap it in a gymnasium.Env whose reset(seed=…, options=…) returns "
+            "(obs, info) and whose step(action) returns (obs, reward, terminated, truncated, info)"
+        )
+    return f"its class {name} derives from no known class of environments, but has {missing}"
+
+
 UNSUPPORTED = {
     "pettingzoo.utils.env.AECEnv": _aec_advice,
     "gym.core.Env": _old_gym_advice,
@@ -82,11 +102,10 @@ def as_environment(subject: Any) -> Environment:
         if name in ADAPTERS:
             return imported(ADAPTERS[name])(subject)  # type: ignore[no-any-return]
     advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
-    reason = f"it is {describe_value(subject)}" if advice is None else advice(subject)
     raise UsageError(
-        f"{reason}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a dm_env Environment, an ML-Agents "
-        "BaseEnv or an envmanager.Environment. A factory may also return a gymnasium VectorEnv or an EnvPool, for all "
-        "environments of a worker."
+        f"{(advice or _foreign_advice)(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
+        "dm_env Environment, an ML-Agents BaseEnv or an envmanager.Environment. A factory may also return a gymnasium "
+        "VectorEnv or an EnvPool, for all environments of a worker."
     )
 
 

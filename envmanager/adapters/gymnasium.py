@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import FLAGS, REAL_NUMBERS, check_info, finite_number, flag, real_number
+from envmanager.adapters.rows import FLAGS, LARGEST_REWARD, REAL_NUMBERS, check_info, finite_number, flag, real_number
 from envmanager.adapters.spaces import behavior_spec, known_actions, rows_reader
 from envmanager.data.casting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
 from envmanager.data.steps import RowBuffer, Steps, only_agents
-from envmanager.data.trees import Tree, leaves, leaves_like, paths, take_rows
+from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, take_rows
 from envmanager.environment import EnvGroup
 
 BEHAVIOR = "default"
@@ -41,7 +41,7 @@ class GymnasiumEnvironment(EnvGroup):
 
     A step of all environments is written into the buffer offered last or, without one, into the group's own arrays.
     Later steps overwrite them. An environment whose episode ends is reset in the same step, without a seed and with
-    the options of the last ``reset``. Objects (strings, graphs) in observations and actions are not copied.
+    the options of the last ``reset``. Infos and objects (such as graphs) are snapshots.
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
@@ -120,6 +120,7 @@ class GymnasiumEnvironment(EnvGroup):
             envs, out = list(map(self._envs.__getitem__, chosen)), self._new_views(chosen)
         write_obs, plain_obs, plain_class, rewards = self._write_obs, out.plain_obs, out.plain_class, out.rewards
         plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
+        least, most = -LARGEST_REWARD, LARGEST_REWARD
         infos: list[Any] = []
         ended: list[Any] = []  # the reset infos of the environments whose episode ended
         out.terminated[:] = out.truncated[:] = out.no_flags  # cleared, because other steps may have been copied here
@@ -135,10 +136,13 @@ class GymnasiumEnvironment(EnvGroup):
                     raise _not_five(result) from error
                 if reward.__class__ is not plain_reward and reward.__class__ not in plain_rewards:
                     reward = self._number(reward, "reward", self.casting)
-                try:
-                    rewards[row] = reward
-                except ValueError:  # an int too large for a float; NumPy's error says so
-                    out.steps.reward[row] = reward
+                elif not least <= reward <= most:  # type: ignore[operator]
+                    reward = real_number(reward, "reward")  # NaN and infinite numbers pass
+                rewards[row] = reward
+                if info.__class__ is not dict:
+                    check_info(info, "info")
+                if keeps_infos:
+                    infos.append(snapshot(info))  # before a reset, which may change it
                 if (terminated is not False or truncated is not False) and self._has_ended(
                     out, row, terminated, truncated
                 ):
@@ -152,10 +156,6 @@ class GymnasiumEnvironment(EnvGroup):
                         write_obs(out.obs[row], obs, self.casting)
                 else:
                     write_obs(out.obs[row], obs, self.casting)
-                if info.__class__ is not dict:
-                    check_info(info, "info")
-                if keeps_infos:
-                    infos.append(info)
         except BaseException:
             self.current_env_id = self.env_ids[chosen[row]]
             raise
@@ -169,11 +169,11 @@ class GymnasiumEnvironment(EnvGroup):
 
     def close(self) -> None:
         """Close all environments. If some raise, close the others nevertheless, and then raise the first error."""
-        first_error: Exception | None = None
+        first_error: BaseException | None = None
         for env_id, env in zip(self.env_ids, self._envs, strict=True):
             try:
                 env.close()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if first_error is None:
                     first_error, self.current_env_id = error, env_id
         if first_error is not None:
@@ -183,12 +183,13 @@ class GymnasiumEnvironment(EnvGroup):
         # The options are copied, because Gymnasium's vector environments remove keys from them.
         result = self._resets[row](env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
-            raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", describe_value(result))
+            old = "" if isinstance(result, tuple) else " (as in gym before 0.26: return an info dict as well)"
+            raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", describe_value(result) + old)
         obs, info = result
         if info.__class__ is not dict:
             check_info(info, "info of reset")
         self._write_obs(views, obs, self.casting)
-        return info
+        return snapshot(info) if self._infos else None
 
     def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
         """Write the flags to ``row`` of ``out``. Return whether either is true. Raises SpecMismatch for a bad flag."""

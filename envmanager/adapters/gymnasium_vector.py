@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import check_info
+from envmanager.adapters.rows import LARGEST_REWARD, check_info, real_number
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.data.casting import Casting, fitting_array, fitting_foreign
 from envmanager.data.specs import (
@@ -49,6 +49,7 @@ from envmanager.data.trees import (
     leaves_like,
     map_tree,
     paths,
+    snapshot,
     take_rows,
     with_rows,
 )
@@ -198,6 +199,9 @@ class VectorGroup(EnvGroup):
             reward = fitting_array(ArraySpec((n,), np.float64), as_array(reward), "reward", self.casting)
         if self._check_values and not np.isfinite(reward).all():
             raise SpecMismatch("reward", "finite", "NaN or infinite in part")
+        if reward.itemsize > 4 and np.count_nonzero(np.abs(reward) <= LARGEST_REWARD) < n:
+            for number in reward.tolist():
+                real_number(number, "reward")  # NaN and infinite numbers pass
         if terminated.__class__ is not np.ndarray or terminated.dtype != np.bool_ or terminated.shape != (n,):
             terminated = self._flags(terminated, "terminated", n)
         if truncated.__class__ is not np.ndarray or truncated.dtype != np.bool_ or truncated.shape != (n,):
@@ -348,7 +352,7 @@ class VectorGroup(EnvGroup):
             super().set_attr(name, values, rows)
 
     def render(self, rows: Sequence[int]) -> list[Any]:
-        return self._by_row(self._vector_env.render(), rows)
+        return self._by_row(snapshot(self._vector_env.render()), rows)
 
     def _by_row(self, result: Any, rows: Sequence[int]) -> list[Any]:
         """Return ``result[row]`` for each row, or ``result`` for each if it does not have one entry per environment."""
@@ -415,5 +419,5 @@ def info_rows(infos: Info, n: int) -> list[Info]:
         if not hasattr(entries, "__len__") or len(entries) != n:
             continue
         for number in range(n) if mask is None else np.flatnonzero(mask):
-            rows[number][key] = entries[number]
+            rows[number][key] = snapshot(entries[number])
     return rows

@@ -10,20 +10,16 @@ import dataclasses
 import functools
 import importlib
 import os
-import re
 import socket
 import sys
-import traceback
 from collections.abc import Callable, Iterable
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from envmanager.data.specs import describe_value
-from envmanager.errors import MissingExtra, UsageError
-from envmanager.importing import imported, nearest
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.importing import import_failure, imported, nearest, needed_by
 
 if TYPE_CHECKING:
     from envmanager.environment import EnvContext
@@ -102,26 +98,21 @@ def loaded(named: Any) -> Any:
 def import_all(modules: Iterable[str]) -> None:
     """Import modules that register environments.
 
-    Raises UsageError if a module cannot be imported, and MissingExtra if a library that it imports is not installed.
+    Raises UsageError if a module cannot be imported, and ImportFailed if a library that it imports cannot.
     """
     for module in modules:
-        try:
-            importlib.import_module(module)
-        except MissingExtra:
-            raise
-        except ImportError as error:
-            missing = missing_library(error, f"imports: {module!r}", module=module)
-            raise missing or UsageError(
-                f"imports names {module!r}, which cannot be imported in process {os.getpid()} on "
-                f"{socket.gethostname()}: {error}. It must be on the path of the trainer and of every process that "
-                "makes environments."
-            ) from error
+        _import(
+            module,
+            f"imports: {module!r}",
+            f" This is process {os.getpid()} on {socket.gethostname()}. The module must be on the path of the trainer "
+            "and of every process that makes environments.",
+        )
 
 
 def find_environment(text: str) -> GymnasiumId | Importable:
     """Return the factory that ``text`` names as a Gymnasium id, ``"module:Id-v0"`` or ``"module:callable"``.
 
-    Raises UsageError if there is no such environment, and MissingExtra if a library that it needs is not installed.
+    Raises UsageError if there is no such environment, and ImportFailed if a library that it needs cannot be imported.
     """
     module, colon, name = text.partition(":")
     if not colon:
@@ -129,18 +120,11 @@ def find_environment(text: str) -> GymnasiumId | Importable:
     if not module or module.startswith("."):
         raise UsageError(f"env {text!r} names no module: write 'module:callable' with the module's full name.")
     _import(module, f"env {text!r}")
-    if not name.replace(".", "_").isidentifier():
+    is_id = not name.replace(".", "_").isidentifier()
+    registry = getattr(sys.modules.get("gymnasium"), "registry", ())
+    if is_id or (name in registry and not hasattr(sys.modules[module], name)):
         return GymnasiumId(name, _registered(name, text), module)
-    importable = Importable(module, name)
-    try:
-        found = importable.load()
-    except AttributeError as error:
-        if _has_registered(name):
-            return GymnasiumId(name, _registered(name, text), module)
-        raise UsageError(f"env {text!r} cannot be found: {error}{_nearest(error)}") from error
-    if not callable(found):
-        raise UsageError(f"env {text!r} is {describe_value(found)}, not a callable that makes an environment.")
-    return importable
+    return find_callable(text, f"env {text!r}", "a callable that makes an environment")
 
 
 def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
@@ -157,17 +141,15 @@ def find_vector(text: Any) -> Callable[..., Any]:
     """Return a factory for a vector environment: an EnvPool, or the vectorised form of an environment.
 
     An EnvPool has a name such as ``"envpool:Pong-v5"``. Any other environment is named as in ``find_environment``.
-    Raises UsageError if the environment or its vectorised form does not exist, and MissingExtra if a library that it
-    needs is not installed.
+    Raises UsageError if the environment or its vectorised form does not exist, and ImportFailed if a library that it
+    needs cannot be imported.
     """
     if not isinstance(text, str):
         raise UsageError(f"env: {{vector: …}} names an id such as ALE/Pong-v5, not {describe_value(text)}.")
     module, colon, name = text.partition(":")
     if colon and module == "envpool":
-        try:
+        with needed_by(f"the vector {text!r}", extra="envpool"):
             known = importlib.import_module("envpool").list_all_envs()
-        except ImportError:
-            raise MissingExtra(f"the vector {text!r}", library="envpool", extra="envpool") from None
         if name not in known:
             raise UsageError(f"EnvPool has no environment {name!r}{nearest(name, known)}")
         return PoolId(name)
@@ -185,40 +167,38 @@ def find_vector(text: Any) -> Callable[..., Any]:
     return VectorId(found.env_id, found.spec, found.module)
 
 
-def find_wrapper(text: str) -> Importable:
-    """Return the wrapper named ``"module:Class"`` as an Importable. Raises UsageError or MissingExtra if not found."""
+def find_callable(text: str, what: str, meaning: str) -> Importable:
+    """Return the callable named ``"module:name"`` as an Importable.
+
+    Raises UsageError if there is none, and ImportFailed if a library that its module needs cannot be imported. Error
+    messages say ``what`` was looked for, and the ``meaning`` of the callable.
+    """
     module, _, name = text.partition(":")
-    importable, what = Importable(module, name), f"the wrapper {text!r}"
+    if not module or not name:
+        raise UsageError(f"{what} names no callable: it should be module:name.")
+    importable = Importable(module, name)
     _import(module, what)
     try:
         found = importable.load()
     except AttributeError as error:
-        raise UsageError(f"{what} cannot be found: {error}{_nearest(error)}") from error
+        near = nearest(str(error.name), [name for name in dir(error.obj) if not name.startswith("_")])
+        raise UsageError(f"{what} cannot be found: {error}{near}") from error
     except ImportError as error:  # Gymnasium raises it for the old name of a renamed wrapper
         raise UsageError(f"{what} cannot be found: {error}") from error
     if not callable(found):
-        raise UsageError(f"{what} is {describe_value(found)}, not a class or function that wraps an environment.")
+        raise UsageError(f"{what} is {describe_value(found)}, not {meaning}.")
     return importable
 
 
-def _import(module: str, what: str) -> None:
+def _import(module: str, what: str, advice: str = "") -> None:
     try:
         importlib.import_module(module)
-    except MissingExtra:
+    except EnvManagerError:
         raise
     except ImportError as error:
-        missing = missing_library(error, what, module=module)
-        raise missing or UsageError(f"{what} cannot be found: {error}.") from error
-
-
-def _nearest(error: AttributeError) -> str:
-    return nearest(str(error.name), [name for name in dir(error.obj) if not name.startswith("_")])
-
-
-def _has_registered(env_id: str) -> bool:
-    """Return whether Gymnasium has been imported and ``env_id`` is registered with it."""
-    gymnasium = sys.modules.get("gymnasium")
-    return gymnasium is not None and env_id in gymnasium.registry
+        failed = import_failure(error, what, extra=None, module=module)
+        said = "found" if isinstance(error, ModuleNotFoundError) else f"imported: {type(error).__name__}"
+        raise failed or UsageError(f"{what} cannot be {said}: {error}.{advice}") from error
 
 
 def _registered(env_id: str, text: str) -> Any:
@@ -242,51 +222,11 @@ def _without_main(spec: Any) -> Any:
 
 
 def _gymnasium_for(env_id: str) -> Any:
-    try:
+    what, namespace = f"the environment id {env_id!r}", env_id.partition("/")[0] if "/" in env_id else ""
+    with needed_by(what, extra="gymnasium"):
         gymnasium = importlib.import_module("gymnasium")
-    except ImportError:
-        raise MissingExtra(f"the environment id {env_id!r}", library="gymnasium", extra="gymnasium") from None
-    namespace = env_id.partition("/")[0] if "/" in env_id else ""
     if namespace in NAMESPACES:
         library, extra = NAMESPACES[namespace]
-        try:
+        with needed_by(what, extra=extra):
             importlib.import_module(library)
-        except ImportError:
-            raise MissingExtra(f"the environment id {env_id!r}", library=library, extra=extra) from None
     return gymnasium
-
-
-def missing_library(error: BaseException, what: str, *, module: str = "") -> MissingExtra | None:
-    """Return a MissingExtra if ``error`` says that a library that ``module`` imports is not installed, else None.
-
-    Also returns None if ``module`` itself or a submodule of a library is missing. The message of the MissingExtra
-    says that ``what`` needs the library. It names the line of the import, and any extra to install.
-    """
-    if not isinstance(error, ModuleNotFoundError) or not error.name or "." in error.name:
-        return None
-    if error.name == module.partition(".")[0]:
-        return None
-    places = [(Path(each.filename), each.lineno) for each in traceback.extract_tb(error.__traceback__)]
-    places = [(path, line) for path, line in places if path.is_file() and path.parent.name != "importlib"]
-    where = f" ({places[-1][0].name}, line {places[-1][1]})" if places else ""
-    return MissingExtra(f"{what}{where}", library=error.name, extra=_extra_with(error.name))
-
-
-_FOR_DEVELOPERS = ("test", "docs", "dev", "all")
-
-
-def _extra_with(library: str) -> str | None:
-    """Return the name of this package's first extra that installs ``library``, or None. Ignores developers' extras."""
-    try:
-        requirements = metadata.requires("envmanager") or []
-    except metadata.PackageNotFoundError:  # run from a folder, not installed
-        return None
-
-    def normal(name: str) -> str:
-        return re.sub(r"[-_.]+", "_", name).lower()
-
-    for requirement in requirements:
-        name, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"]([\w-]+)", requirement)
-        if name and extra and extra[1] not in _FOR_DEVELOPERS and normal(name[0]) == normal(library):
-            return extra[1]
-    return None

@@ -19,7 +19,7 @@ from envmanager.adapters.spaces import behavior_spec, row_reader
 from envmanager.data.casting import Casting
 from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.data.steps import AgentSteps, Steps
-from envmanager.data.trees import Tree
+from envmanager.data.trees import Tree, snapshot, take_rows
 from envmanager.environment import Environment
 
 Agent = Any
@@ -76,6 +76,10 @@ class ParallelEnvironment(Environment):
             if row.agent not in alive and not row.ended:
                 raise SpecMismatch(f"terminated or truncated of agent {row.agent!r}", "true, as it left", "false")
         if all(row.ended for row in rows) and set(alive) <= set(self._playing):
+            for row in rows:  # the reset may change what the environment has returned
+                spec, root = self._specs[self._kinds[row.agent].behavior].observation, f"obs of agent {row.agent!r}"
+                row.obs = take_rows(stack_rows(spec, [row.obs], [root], self.casting), 0)
+                row.info = snapshot(row.info)
             return self._as_steps(rows, self._begin(None))
         for row in rows:
             # An agent that ended but is still listed plays on, so its last observation also begins its next episode.

@@ -18,8 +18,8 @@ from typing import Any
 
 import attrs
 
-from envmanager.adapters.names import GymnasiumId, Importable, find_wrapper, import_all, loaded
-from envmanager.errors import UsageError
+from envmanager.adapters.names import GymnasiumId, Importable, find_callable, import_all, loaded
+from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
 
 _WRAPPER = "'module:Class' or {'module:Class': {its arguments}}"
@@ -135,6 +135,22 @@ Call = tuple[Any, Mapping[str, Any]]
 """A callable or Importable, and its arguments by name."""
 
 
+def with_recipe(env_factory: Any, options: Any) -> Any:
+    """Return ``env_factory``, wrapped in an EnvRecipe if the ManagerOptions set an option of one, such as ``wrappers``.
+
+    In a list, each factory is wrapped. Raises ConfigError if a factory is an EnvRecipe and such an option is set.
+    """
+    given = {name: getattr(options, name) for name in RECIPE_OPTIONS}
+    if not any(given.values()):
+        return env_factory
+    if isinstance(env_factory, list | tuple):
+        return [with_recipe(each, options) for each in env_factory]
+    if isinstance(env_factory, EnvRecipe):
+        said = ", ".join(name for name, value in given.items() if value)
+        raise ConfigError(f"The environment is an EnvRecipe, and {said} set besides: put all of it into the recipe.")
+    return EnvRecipe(env_factory, **given)
+
+
 @attrs.frozen
 class Prepared:
     """A checked EnvRecipe: the call that makes the environment, the wrappers, and the modules to import first."""
@@ -196,8 +212,9 @@ def _maker(factory: Any) -> Any:
 
 def _wrapper(entry: Any) -> Call:
     target, arguments = call_of(entry, "wrappers")
-    found = find_wrapper(target) if isinstance(target, str) else target
-    called, what = loaded(found), f"the wrapper {_name(target)}"
+    what, meaning = f"the wrapper {_name(target)}", "a class or function that wraps an environment"
+    found = find_callable(target, what, meaning) if isinstance(target, str) else target
+    called = loaded(found)
     _check_names(called, arguments, what, skip=1)
     _check_complete(called, arguments, what)
     return found, arguments

@@ -17,7 +17,7 @@ class Resetter:
     """A callable that calls ``env.reset`` and passes a seed and options only if ``reset`` accepts them."""
 
     def __init__(self, env: Any) -> None:
-        named, takes_any = _parameters(env.reset)
+        named, takes_any = parameters_of(env.reset)
         self._always = [name for name in _ARGUMENTS if name in named]
         self._if_given = [name for name in _ARGUMENTS if name not in named and takes_any]
         self._never = [name for name in _ARGUMENTS if name not in named and not takes_any]
@@ -43,7 +43,7 @@ def _is_there(value: Any) -> bool:
     return value is not None and value != {}
 
 
-def _parameters(reset: Any) -> tuple[set[str], bool]:
+def parameters_of(reset: Any) -> tuple[set[str], bool]:
     """Return the names of the parameters of ``reset`` that can be passed by name, and whether it takes ``**kwargs``."""
     try:
         parameters = inspect.signature(reset).parameters.values()

@@ -16,10 +16,11 @@ from envmanager.data.casting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, SpecMismatch, check_structure, describe_value
 from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
 
-REAL_NUMBERS: frozenset[type] = frozenset(
-    {float, int, np.float64, np.float32, np.float16, np.int64, np.int32, np.int16, np.int8}
-)
-"""Classes of most rewards, which ``real_number`` accepts without further checks."""
+REAL_NUMBERS: frozenset[type] = frozenset({float, int, np.float64, np.float32, np.int64, np.int32, np.int16, np.int8})
+"""Classes of most rewards: real numbers, which can be compared with ``LARGEST_REWARD``."""
+
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Magnitude of the largest reward. The columns of rewards are float32, in which larger numbers become infinite."""
 
 FLAGS: frozenset[type] = frozenset({bool, np.bool_})
 
@@ -31,18 +32,23 @@ RowReader = Callable[[Tree, int], Any]
 
 
 def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
-    """Return ``value`` as a float. Raises SpecMismatch unless it is a real number or a bool that ``casting`` allows."""
-    if type(value) in REAL_NUMBERS:
-        return float(value)
-    if isinstance(value, int | float | np.generic | np.ndarray) or hasattr(value, "__array__"):
-        array = np.asarray(value)
-        if array.shape == () and array.dtype.kind in "iuf":
-            return float(array)
-        if array.shape == () and array.dtype.kind == "b" and casting is not None:
-            cast = casting.cast(value, _FLOAT, path, "a real number")
-            if cast is not None:
-                return float(cast)
-    raise SpecMismatch(path, "a real number", describe_value(value))
+    """Return ``value`` as a float. Raises SpecMismatch unless it is a real number or a bool that ``casting`` allows.
+
+    Infinite numbers and NaN are returned, but finite numbers that would become infinite in float32 are refused.
+    """
+    given = value
+    if type(value) not in REAL_NUMBERS:
+        array = np.asarray(value) if isinstance(value, int | float) or hasattr(value, "__array__") else None
+        if array is not None and array.shape == () and array.dtype.kind == "b" and casting is not None:
+            array = casting.cast(value, _FLOAT, path, "a real number")
+        if array is None or array.shape != () or array.dtype.kind not in "iuf":
+            raise SpecMismatch(path, "a real number", describe_value(value))
+        given = array[()]
+    number = given if isinstance(given, int) else float(given)
+    if not -LARGEST_REWARD <= number <= LARGEST_REWARD and (isinstance(given, int) or np.isfinite(given)):
+        got = given.item() if isinstance(given, np.generic) else given
+        raise SpecMismatch(path, "a number that fits float32, at most 3.4e38", describe_value(got))
+    return float(number)
 
 
 def finite_number(value: Any, path: str, casting: Casting | None = None) -> float:

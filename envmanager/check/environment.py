@@ -1,10 +1,11 @@
-"""The check of an environment, with findings for its author. If no call fails, the check makes three instances.
+"""The check of an environment, with findings for its author. If no call fails, the check makes five instances.
 
 ::
 
     env_factory ── first instance ──▶ play with a seed, again with the seed, with another seed, close
                 ── second instance ─▶ play with the seed, close
                 ── third instance ──▶ reset without a seed, close
+                ── two more ────────▶ play in turns in one process, close
 
 Each finding answers one question and may give advice. A *problem* harms training; a *note* is worth knowing. By default
 the environment runs in a worker process, through the same code as in a manager. If it crashes, exits or hangs there,
@@ -21,8 +22,9 @@ import attrs
 from envmanager.check.playthrough import Failure, Playthrough
 from envmanager.check.trial import Facts, Trial
 from envmanager.data.specs import BehaviorSpecs
+from envmanager.placing.pair import OnePerProcess
 
-QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "close")
+QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "close", "sharing")
 """The questions about an environment, in the order of the findings."""
 
 N_STEPS_OF_ANOTHER_SEED = 50
@@ -47,19 +49,25 @@ def check_environment(
     *,
     n_steps: int = 500,
     seed: int = 0,
-    timeout_s: float = 60.0,
+    timeout_s: float | None = None,
     in_process: bool = False,
     on_call: Callable[[str], Any] = str,
+    on_finding: Callable[[Finding], Any] = repr,
 ) -> list[Finding]:
     """Check the environment that ``env_factory`` makes. Return the findings in the order of QUESTIONS.
 
     The check takes about three times ``n_steps`` steps in a worker process. A call to the environment that takes longer
-    than ``timeout_s`` seconds, or that ends the process, is reported as a finding. ``in_process``: whether to run the
-    environment in the caller's process, without a time limit, for a debugger; a crash then ends that process.
-    ``on_call`` receives a line of text before each call. Raises UsageError or MissingExtra for a bad ``env_factory``.
+    than ``timeout_s`` seconds, or that ends the process, is reported as a finding. Without ``timeout_s``, a call may
+    take ten times as long as the longest of its kind so far, but at least 5 s and at most 60 s. ``in_process``: whether
+    to run the environment in the caller's process, without a time limit, for a debugger; a crash then ends that
+    process. ``on_call`` receives a line of text before each call, and ``on_finding`` each finding when it is known.
+    Raises UsageError or MissingExtra for a bad ``env_factory``.
     """
+    findings = []
     with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
-        findings = list(_Examination(trial, n_steps, seed).findings())
+        for finding in _Examination(trial, n_steps, seed).findings():
+            on_finding(finding)
+            findings.append(finding)
     return sorted(findings, key=lambda finding: QUESTIONS.index(finding.question))
 
 
@@ -80,21 +88,24 @@ class _Examination:
         if refusal is not None:  # check the rest without a seed
             first = self._play(None)
         facts = None if first.ended_process else self.trial.facts()
-        again = other = None
-        if first.failure is None and refusal is None:
-            again = self._play(self.seed)
-            play_other = self._play_new if again.ended_process else self._play
-            other = play_other(self.seed + 1, n_steps=min(self.n_steps, N_STEPS_OF_ANOTHER_SEED))
         yield from _reset_findings(first)
         if first.failure is None or first.failed_in != "reset":
             yield from _step_findings(first, facts)
             yield from _episode_findings(first)
             if facts is not None:
                 yield from _array_findings(facts)
+        again = other = None
+        if first.failure is None and refusal is None:
+            again = self._play(self.seed)
+            play_other = self._play_new if again.ended_process else self._play
+            other = play_other(self.seed + 1, n_steps=min(self.n_steps, N_STEPS_OF_ANOTHER_SEED))
         is_gone = any(played is not None and played.ended_process for played in (first, again, other))
         yield from self._closing_findings(is_gone=is_gone)
+        can_be_made = True
         if again is not None:
-            yield from self._seeding_findings(specs, first, again, other)
+            for finding in self._seeding_findings(specs, first, again, other):
+                yield finding
+                can_be_made &= finding.question != "constructs"
         elif first.ended_process and refusal is None:
             yield from self._repeated_end_findings(first)
         elif refusal is not None:
@@ -103,6 +114,8 @@ class _Examination:
             yield Finding("seeding", "note", "Not tried, because of the problem above.")
         if refusal is None and (first.failure is None or first.ended_process):
             yield from self._unseeded_findings(first.failure)
+        if can_be_made and all(played is None or played.failure is None for played in (first, again, other)):
+            yield from self._sharing_findings()
 
     def _play(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough:
         return Playthrough.of(
@@ -142,6 +155,15 @@ class _Examination:
                 "A trainer need not give a seed: let the environment draw one then.",
                 failure.evidence,
             )
+
+    def _sharing_findings(self) -> Iterator[Finding]:
+        try:
+            if self.trial.try_two():
+                yield Finding("sharing", "ok", "A process can hold two, which do not change each other.")
+        except OnePerProcess as error:
+            trouble = str(error)
+            advice = "Give each a worker of its own: kind: subprocess, with n_workers = n_envs. kind: auto does so."
+            yield Finding("sharing", "note", f"{trouble[0].upper()}{trouble[1:]}.", advice)
 
     def _seeding_findings(
         self, specs: BehaviorSpecs, first: Playthrough, again: Playthrough, other: Playthrough | None
@@ -215,7 +237,7 @@ def _reset_findings(played: Playthrough) -> Iterator[Finding]:
     advice = "Make reset() return what the declared observation space says, or declare what it returns."
     failure = played.failure
     if failure is not None and played.failed_in == "reset":
-        yield Finding("reset", "problem", f"reset(): {failure.text}.", _advice(failure, advice), failure.evidence)
+        yield Finding("reset", "problem", f"reset(): {failure.text}.", _advice(played, advice), failure.evidence)
         return
     mismatches = played.of_phase("reset")
     for _, mismatch in mismatches:
@@ -236,10 +258,11 @@ def _step_findings(played: Playthrough, facts: Facts | None) -> Iterator[Finding
     advice = "Make step() return what the declared observation space says, or declare what it returns."
     mismatches, failure = played.of_phase("step"), played.failure
     for at_step, mismatch in mismatches:
-        yield Finding("steps", "problem", f"In step {at_step} {mismatch.text}.", advice)
+        if not mismatch.is_known:
+            yield Finding("steps", "problem", f"In step {at_step} {mismatch.text}.", advice)
     if failure is not None and played.failed_in == "step":
         text = f"Step {played.n_steps + 1}: {failure.text}."
-        yield Finding("steps", "problem", text, _advice(failure, advice), failure.evidence)
+        yield Finding("steps", "problem", text, _advice(played, advice), failure.evidence)
     elif not mismatches and not casts:
         text = f"{played.n_steps} steps with random actions gave what the spec says, finite and within its bounds."
         yield Finding("steps", "ok", text)
@@ -250,12 +273,13 @@ def _episode_findings(played: Playthrough) -> Iterator[Finding]:
     advice = "The reset() that follows an episode's end must return a first observation as the very first one does."
     if failure is not None and played.failed_in == "restart":
         text = f"reset() after an episode's end, in step {played.n_steps + 1}: {failure.text}."
-        yield Finding("episodes", "problem", text, _advice(failure, advice), failure.evidence)
+        yield Finding("episodes", "problem", text, _advice(played, advice), failure.evidence)
         return
     mismatches = played.of_phase("restart")
     for at_step, mismatch in mismatches:
-        text = f"The first observation after an episode's end does not fit (step {at_step}): {mismatch.text}."
-        yield Finding("episodes", "problem", text, advice)
+        if not mismatch.is_known:
+            text = f"The first observation after an episode's end does not fit (step {at_step}): {mismatch.text}."
+            yield Finding("episodes", "problem", text, advice)
     if len(lengths) > 2 and lengths[0] > 1 and set(lengths[1:]) == {1}:
         text = f"The first episode took {lengths[0]} steps, and each of the {len(lengths) - 1} after it only one."
         yield Finding("episodes", "problem", text, "reset() should clear what says that the episode is over.")
@@ -291,7 +315,7 @@ def _late_failure(played: Playthrough, failure: Failure, where: str) -> Finding:
     """Return the finding for ``failure``, which occurred in ``played`` but not in the first playthrough."""
     questions = {"reset": "reset", "step": "steps", "restart": "episodes"}
     text = f"{_place(played).replace('step', 'Step', 1)} {where}: {failure.text}."
-    return Finding(questions[played.failed_in], "problem", text, _advice(failure, ""), failure.evidence)
+    return Finding(questions[played.failed_in], "problem", text, _advice(played, ""), failure.evidence)
 
 
 def _array_findings(facts: Facts) -> Iterator[Finding]:
@@ -306,13 +330,18 @@ def _array_findings(facts: Facts) -> Iterator[Finding]:
         yield Finding("arrays", "ok", "It leaves observations that it has returned as they are.")
 
 
-def _advice(failure: Failure, on_mismatch: str) -> str:
+def _advice(played: Playthrough, on_mismatch: str) -> str:
+    """Return advice about the failure that ended ``played``."""
+    failure = played.failure
+    assert failure is not None
     if failure.kind == "mismatch":
         return on_mismatch
     if failure.kind == "timed out":
         return "If it is only slow, allow more time (--timeout; in a config `timeouts`). A run replaces its worker."
     if failure.kind == "died":
         return "A run replaces its worker, and the episode is lost; the option `restarts` says how often."
+    if played.failed_in != "step":
+        return "Mend it: every episode begins with a reset()."
     return "Mend it, or leave out the actions that it cannot take from its action space."
 
 

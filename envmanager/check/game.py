@@ -19,7 +19,6 @@ import attrs
 import numpy as np
 
 from envmanager.check.environment import Finding
-from envmanager.check.playthrough import ByRow
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves_like, paths
@@ -28,6 +27,7 @@ from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageErro
 from envmanager.godot.games import THREADS, major_of, protocol_of
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.options import RestartPolicy, Timeouts
+from envmanager.placing.pair import ByRow
 
 N_ARENAS = 4
 _START_S = 60.0
@@ -36,15 +36,12 @@ _STEP_S = 20.0
 
 def check_game(
     game: str, *, engine: Mapping[str, Any] | None = None, n_steps: int = 200, seed: int = 0
-) -> list[Finding]:
-    """Check a Godot game and return the findings. Takes up to ``2 * n_steps`` steps.
+) -> Iterator[Finding]:
+    """Check a Godot game. Yield each finding when it is known. Takes up to ``2 * n_steps`` steps.
 
     ``game``: a project's folder or an exported game. ``engine``: fields of EngineOptions, by name.
     """
-    return list(_findings(game, dict(engine or {}), n_steps, seed))
-
-
-def _findings(game: str, engine: dict[str, Any], n_steps: int, seed: int) -> Iterator[Finding]:
+    engine = dict(engine or {})
     is_unchanged = (engine.get("protocol") or protocol_of(game)) == "godot_rl"
     missing = None if is_unchanged else _missing_addon(game)
     if missing is not None:

@@ -5,32 +5,40 @@ A :class:`Playthrough` only records the data; ``check.environment`` derives the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import attrs
-import cloudpickle
 import numpy as np
 
-from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch
-from envmanager.data.steps import ActionInfo, AgentSteps, Steps
-from envmanager.data.trees import leaves_like, paths
+from envmanager.data.specs import BehaviorSpecs, SpecMismatch
+from envmanager.data.steps import AgentSteps, Steps
 from envmanager.environment import check_steps
-from envmanager.policy import RandomPolicy
+from envmanager.placing.pair import Digest, digest
 
+_NUMBER = re.compile(r"(?<=as low as |s high as ).*")
+"""Pattern of the number in the text about a value that is out of bounds."""
 Phase = Literal["reset", "step", "restart"]
 """Origin of data: a reset, a step, or the reset inside a step in which an episode ends."""
-Digest = Mapping[str, int]
-"""Hash of each array of one step, by the array's name."""
 
 
 @attrs.frozen
 class Mismatch:
-    """A value found in ``phase`` that does not fit its spec. ``path`` names its array; ``text`` says what is wrong."""
+    """A value found in ``phase`` that does not fit its spec. ``path`` names its array; ``text`` says what is wrong.
+
+    ``is_known``: whether the same was found in another phase before, but perhaps another number.
+    """
 
     phase: Phase
     path: str
     text: str
+    is_known: bool = False
+
+    def is_like(self, other: Mismatch) -> bool:
+        """Return whether both are the same mistake in data of one array, whatever the numbers."""
+        ours, theirs = (_NUMBER.sub("", each.text).replace("final_obs", "obs") for each in (self, other))
+        return ours == theirs
 
 
 @attrs.frozen
@@ -55,7 +63,7 @@ class Moment:
                 if not is_reset and error.path.startswith("obs") and current.ended.any():
                     phase = "restart"  # obs is the first observation of the next episode
                 mismatches.append(Mismatch(phase, error.path, str(error)))
-        return cls(_digest(steps, specs), mismatches, any(current.ended.any() for current in steps.values()))
+        return cls(digest(steps, specs), mismatches, any(current.ended.any() for current in steps.values()))
 
 
 @attrs.frozen
@@ -97,6 +105,8 @@ class Playthrough:
                     played.failed_in = "restart" if moment.in_restart else "step"
                 break
             for mismatch in moment.mismatches:
+                known = any(mismatch.is_like(earlier) for _, earlier in played.mismatches.values())
+                mismatch = attrs.evolve(mismatch, is_known=known)
                 played.mismatches.setdefault((mismatch.phase, mismatch.path), (at_step, mismatch))
             played.digests.append(moment.digest)
             length += at_step > 0
@@ -126,37 +136,6 @@ class Playthrough:
                 names = dict.fromkeys([*ours, *theirs])
                 return at_step, [name for name in names if ours.get(name) != theirs.get(name)]
         return None
-
-
-class ByRow:
-    """A random policy whose actions depend on an agent's row, not on its id, because ids can differ between resets."""
-
-    def __init__(self, spec: BehaviorSpec, seed: int) -> None:
-        self._policy = RandomPolicy(spec, seed)
-
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        return self._policy.get_action(attrs.evolve(steps, agent_id=np.arange(len(steps))))
-
-
-def _digest(steps: Steps, specs: BehaviorSpecs) -> dict[str, int]:
-    digest = {}
-    for behavior, current in steps.items():
-        prefix = "" if len(steps) == 1 else f"{behavior}: "
-        for name in ("reward", "terminated", "truncated"):
-            digest[prefix + name] = hash(getattr(current, name).tobytes())
-        spec = specs[behavior].observation
-        for root in ("obs", "final_obs"):
-            tree = getattr(current, root)
-            if tree is not None:
-                for path, leaf in zip(paths(spec, root), leaves_like(spec, tree), strict=True):
-                    digest[prefix + path] = _hash(leaf)
-    return digest
-
-
-def _hash(leaf: np.ndarray) -> int:
-    if leaf.dtype.kind != "O":
-        return hash(leaf.tobytes())
-    return hash(tuple(cloudpickle.dumps(entry) for entry in leaf))
 
 
 class ArrayWatch:

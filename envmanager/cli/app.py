@@ -23,7 +23,7 @@ from envmanager.cli.config_files import TRAINING_TABLES, load_config, override, 
 from envmanager.cli.display import LiveDisplay, PlainDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.loading import loading
-from envmanager.cli.plan import RESTARTS, Plan, check_out
+from envmanager.cli.plan import RESTARTS, Plan, check_out, restarts_table
 from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
 from envmanager.cli.trained import VerboseOption, evaluate_command, export_command, play_command
 from envmanager.cli.tune import TunePlan, tune
@@ -235,8 +235,13 @@ def check_command(
     steps: Annotated[int, typer.Option(min=1, help="Number of environment steps to try.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
     timeout: Annotated[
-        float, typer.Option(min=0.1, metavar="SECONDS", help="How long one call of the environment may take.")
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="How long one call may take. If unset, 10 times the longest of its kind so far, from 5 to 60 s.",
+        ),
+    ] = None,
 ) -> None:
     """Try one environment in a worker process and report the problems found.
 
@@ -358,9 +363,10 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
 
 def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
     """Return the table ``restarts`` with ``max_restarts`` set if given. An invalid ``table`` is returned unchanged."""
-    if max_restarts is None or not isinstance(table, Mapping | None):
+    as_table = restarts_table(table)
+    if max_restarts is None or not isinstance(as_table, Mapping):
         return table
-    return {**(table or {}), "max_restarts": max_restarts}
+    return {**as_table, "max_restarts": max_restarts}
 
 
 def _is_plain(console: Console, plain: bool) -> bool:

@@ -30,8 +30,8 @@ import attrs
 
 from envmanager.cli.plan import RunOptions
 from envmanager.data.specs import describe_value
-from envmanager.errors import ConfigError, MissingExtra
-from envmanager.importing import nearest
+from envmanager.errors import ConfigError
+from envmanager.importing import SIMILAR, nearest, needed_by
 from envmanager.registry import ManagerOptions
 from envmanager.training import records
 from envmanager.training.plan import TrainingOptions
@@ -40,6 +40,8 @@ RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
 TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
 """Tables that a config may hold, by command."""
+OF_ML_AGENTS = ("behaviors", "default_settings", "env_settings", "engine_settings", "environment_parameters")
+"""Tables of an ML-Agents config."""
 _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
 """Pattern of one name in a path of ``--set``; a name that contains a dot is quoted."""
 _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOptions}
@@ -68,8 +70,9 @@ def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dic
 def _parse_toml(text: str, path: Path) -> Any:
     try:
         toml = importlib.import_module("tomllib")
-    except ImportError:  # Python 3.10
-        toml = _import_or_say("tomli", str(path))
+    except ModuleNotFoundError:  # Python 3.10
+        with needed_by(str(path), extra="cli"):
+            toml = importlib.import_module("tomli")
     try:
         document = toml.loads(text)
         repr(document)  # ValueError if a hexadecimal number has more digits than Python prints
@@ -78,17 +81,14 @@ def _parse_toml(text: str, path: Path) -> Any:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
 
 
-def _parse_yaml(text: str, path: Path) -> Any:
-    return read_yaml(text, str(path))
-
-
 def read_yaml(text: str, what: str) -> Any:
     """Parse a YAML text and return its value. Raises ConfigError if it is invalid, or MissingExtra without PyYAML.
 
     Error messages refer to the text as ``what``. As in YAML 1.2, ``1e-3``, ``3e5`` and ``.5`` are numbers. As in YAML
     1.1, ``yes``, ``no``, ``on`` and ``off`` are true and false, because many configs use them.
     """
-    yaml = _import_or_say("yaml", what)
+    with needed_by(what, extra="cli"):
+        yaml = importlib.import_module("yaml")
     try:
         return yaml.load(text, Loader=_loader(yaml))
     except Exception as error:  # `!!bool x` is a KeyError, `2024-13-45` a ValueError, "[" * 3000 a RecursionError
@@ -128,8 +128,8 @@ def _parse_json(text: str, path: Path) -> Any:
 
 PARSERS: dict[str, Callable[[str, Path], Any]] = {
     ".toml": _parse_toml,
-    ".yaml": _parse_yaml,
-    ".yml": _parse_yaml,
+    ".yaml": lambda text, path: read_yaml(text, str(path)),
+    ".yml": lambda text, path: read_yaml(text, str(path)),
     ".json": _parse_json,
 }
 
@@ -138,13 +138,6 @@ def run_folder_of(config: Path) -> Path:
     """Return a run's default folder: the folder of ``config`` if a run wrote it, or ``runs/NAME`` for ``NAME.toml``."""
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
-
-
-def _import_or_say(library: str, what: str) -> Any:
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise MissingExtra(what, library=library, extra="cli") from None
 
 
 def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -162,6 +155,12 @@ def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[
 
 def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
     """Return the error text for an unknown table. If another command uses the table, the text names the command."""
+    if name in OF_ML_AGENTS:
+        return (
+            f"{path} looks like a config of ML-Agents: it has the table {name}. To train here, it needs the tables "
+            f"{', '.join(TRAINING_TABLES)}, in which most options have other names: see docs/coming-from.md. To keep "
+            "ML-Agents' own trainers, see docs/mlagents.md."
+        )
     for command, others in TABLES_OF.items():
         if name in others:
             what = "training run" if command == "train" else command
@@ -176,7 +175,7 @@ def nearest_place(name: str, tables: Iterable[str]) -> str:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
         places.update({field.alias: f"{table}.{field.alias}" for field in options})
     places.update({table: table for table in tables})
-    matches = difflib.get_close_matches(name, places, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name, places, n=1, cutoff=SIMILAR)
     return f"; did you mean {places[matches[0]]}?" if matches else "."
 
 

@@ -30,7 +30,7 @@ from envmanager.placing.placement import describe_seconds
 from envmanager.training.evaluation import Evaluation, mean_and_spread
 
 MAX_WORKERS_SHOWN = 16
-WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "step time", "p99", "idle", "restarts")
+WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "median step", "p99", "idle", "restarts")
 STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
 LINES_AROUND_ROWS = 9
 """Number of lines drawn around the rows of workers. Rows that do not fit into the terminal are not shown."""
@@ -315,7 +315,7 @@ def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
         describe_env_ids(worker.env_ids),
         state_of(worker),
         f"{worker.steps:,}",
-        describe_seconds(worker.step_time_s),
+        describe_seconds(worker.step_time_p50_s),
         describe_seconds(worker.step_time_p99_s),
         f"{worker.idle_share:.0%}",
         f"{worker.restarts:,}",

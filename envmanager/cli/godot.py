@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from envmanager.check.game import check_game
-from envmanager.cli.check import show_findings
+from envmanager.cli.check import show_finding, show_verdict
 from envmanager.cli.display import of_behavior
 from envmanager.cli.loading import loading
 from envmanager.cli.run import Notices, Stopped, StopSignals
@@ -66,8 +66,11 @@ def check_command(
     """
     engine: dict[str, Any] = {"window": True, "shown": 0} if window else {}
     engine |= {name: value for name, value in (("binary", binary), ("scene", scene)) if value is not None}
-    findings = check_game(game, engine=engine, n_steps=steps, seed=seed)
-    raise typer.Exit(show_findings(game, findings, Console(highlight=False)))
+    console, findings = Console(highlight=False), []
+    for finding in check_game(game, engine=engine, n_steps=steps, seed=seed):
+        show_finding(console, finding)
+        findings.append(finding)
+    raise typer.Exit(show_verdict(game, findings, console))
 
 
 @app.command("watch")

@@ -13,48 +13,25 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 
-from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import AgentSteps, Steps
-from envmanager.data.trees import Tree
-from envmanager.environment import EnvContext, Environment
+from envmanager.placing.pair import Hosted
 from envmanager.policy import RandomPolicy
 from envmanager.registry import make_manager
 
 
-@attrs.frozen
-class HostedFactory:
-    """A factory of HostedManagers, called in a worker. ``settings`` is the table ``manager`` of a config."""
-
-    settings: Mapping[str, Any]
-
-    def __call__(self, context: EnvContext) -> HostedManager:
-        """Return a new HostedManager, which starts a manager from ``settings``."""
-        return HostedManager(self.settings)
-
-
-class HostedManager(Environment):
-    """An environment that steps a manager with random actions in ``step`` and ``run``. Its own steps are all zeros."""
-
-    SPEC = BehaviorSpec(ArraySpec((), np.float32), ArraySpec((), np.int64))
+class HostedManager(Hosted):
+    """A manager that is stepped with random actions by ``run``."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Start the manager. ``settings`` is the table ``manager`` of a config."""
         self._manager = make_manager(settings)
         self._n_behaviors = 0
 
-    @property
-    def behavior_specs(self) -> BehaviorSpecs:
-        return {"default": self.SPEC}
-
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._manager.reset()
-        return self._nothing()
-
-    def step(self, actions: Mapping[str, Tree]) -> Steps:
-        self._step()
-        return self._nothing()
+        return {"default": AgentSteps.first(agent_id=np.zeros(1, np.int64), obs=np.zeros((1, 1), np.float32))}
 
     def run(self, seconds: float) -> tuple[int, float]:
         """Step the manager for at least ``seconds``. Return the number of environment steps and the elapsed seconds."""
@@ -74,6 +51,3 @@ class HostedManager(Environment):
                 self._manager.set_policy(behavior, RandomPolicy(spec))
             self._n_behaviors = len(specs)
         self._manager.step()
-
-    def _nothing(self) -> Steps:
-        return {"default": AgentSteps.first(agent_id=np.zeros(1, np.int64), obs=np.zeros(1, np.float32))}

@@ -13,14 +13,15 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.adapters.names import Importable, missing_library
+from envmanager.adapters.names import find_callable
 from envmanager.data.specs import BehaviorSpec, describe_value
-from envmanager.errors import ConfigError, MissingExtra, UsageError
+from envmanager.errors import ConfigError, UsageError
+from envmanager.options import at_least, plain_numbers
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.registry import ManagerOptions, structure
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class RunOptions:
     """The table ``run`` of a config file: number of environment steps, seed, policy.
 
@@ -28,20 +29,21 @@ class RunOptions:
     callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
     """
 
-    steps: int = 10_000
-    seed: int | None = None
+    steps: int = attrs.field(default=10_000, validator=at_least(1))
+    seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(0)))
     policy: str | None = None
-
-    def __attrs_post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps must be a whole number of at least 1, not {self.steps!r}.")
-        if self.seed is not None and self.seed < 0:
-            raise UsageError(f"seed must be a whole number from 0 up, not {self.seed!r}.")
 
 
 RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
 """Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's defaults end the run at a worker's fourth crash in a
 minute; with these values the run goes on for longer and shows how often an environment crashes."""
+
+
+def restarts_table(given: Any) -> Any:
+    """Return the option ``restarts`` as a table: {} if unset, ``{"max_restarts": N}`` for a number, else unchanged."""
+    if given is None:
+        return {}
+    return {"max_restarts": given} if isinstance(given, int) and not isinstance(given, bool) else given
 
 
 @attrs.frozen
@@ -61,17 +63,19 @@ class Plan:
 
     @classmethod
     def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Check two tables of a config and the file ``out``, and return a Plan. Raises UsageError or MissingExtra."""
+        """Check two tables of a config and the file ``out``, and return a Plan. Raises UsageError or ImportFailed."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
-        restarts = manager.get("restarts")
-        if isinstance(restarts, Mapping | None):  # structure() refuses anything else
-            restarts = {**RESTARTS, **(restarts or {})}
+        restarts = restarts_table(manager.get("restarts"))
+        if isinstance(restarts, Mapping):  # structure() refuses anything else
+            restarts = {**RESTARTS, **restarts}
         manager_options = structure(ManagerOptions, {"seed": seed, **manager, "restarts": restarts}, where="manager")
         if manager_options.env is None:
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
         check_out(out)
-        policy = None if run_options.policy is None else load_policy(run_options.policy)
+        policy, text = None, run_options.policy
+        if text is not None:
+            policy = find_callable(text, f"policy {text!r}", "a callable with a name and a spec").load()
         return cls(manager_options, run_options.steps, seed, policy, out)
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
@@ -82,23 +86,6 @@ class Plan:
         if not hasattr(policy, "get_action"):
             raise UsageError(f"--policy made {describe_value(policy)} for {behavior!r}, which has no get_action.")
         return policy
-
-
-def load_policy(text: str) -> Any:
-    """Return the callable that ``text`` names as ``"module:callable"``. Raises UsageError or MissingExtra."""
-    module, colon, attribute = text.partition(":")
-    if not colon or not module or not attribute:
-        raise UsageError(f"The policy should be module:callable, not {text!r}.")
-    try:
-        found = Importable(module, attribute).load()
-    except MissingExtra:
-        raise
-    except (ImportError, AttributeError) as error:
-        missing = missing_library(error, f"policy {text!r}", module=module)
-        raise missing or UsageError(f"policy {text!r} cannot be found: {error}.") from error
-    if not callable(found):
-        raise UsageError(f"policy {text!r} is {describe_value(found)}; it should be callable with a name and a spec.")
-    return found
 
 
 def check_out(out: Path | None) -> None:

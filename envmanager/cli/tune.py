@@ -17,13 +17,14 @@ import logging
 import shlex
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from envmanager.cli.display import count
-from envmanager.cli.hosted import HostedFactory
+from envmanager.cli.hosted import HostedManager
 from envmanager.cli.plan import check_out
 from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, set_policies
 from envmanager.cli.tune_display import PlainTuneDisplay
@@ -242,7 +243,7 @@ class _Tuning:
         """Return a manager with one worker that runs a SimpleEnvManager with the environments of ``trial``."""
         n_envs, own = trial.candidate.n_envs, Timeouts()
         return SubprocessEnvManager(
-            HostedFactory(self.plan.settings(trial)),
+            partial(HostedManager, self.plan.settings(trial)),
             timeouts=Timeouts(start_s=own.start_s * n_envs, reset_s=own.reset_s * n_envs, call_s=own.step_s * n_envs),
             restarts=RestartPolicy(max_restarts=0),
             start_method=self.plan.start_method,  # type: ignore[arg-type]  # the options are checked

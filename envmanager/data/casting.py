@@ -29,7 +29,7 @@ from envmanager.data.specs import (
     object_array,
 )
 from envmanager.data.steps import COLUMNS, AgentSteps
-from envmanager.data.trees import Tree, build, is_foreign, leaves, leaves_like, paths
+from envmanager.data.trees import Tree, build, is_foreign, leaves, leaves_like, paths, snapshot
 
 _NUMBERS = "biufc"
 _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
@@ -79,7 +79,7 @@ def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | Non
     Other numbers and arrays of the right shape are cast if ``casting`` allows it. Raises SpecMismatch for other values.
     """
     if spec.is_object:
-        return value
+        return snapshot(value)
     if value.__class__ is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
         return value
     kinds = _KINDS_OF_PYTHON_NUMBERS.get(value.__class__)

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.trees import Tree, as_numpy, is_foreign, leaves, map_tree
+from envmanager.data.trees import Tree, as_numpy, is_foreign, leaves, map_tree, snapshot
 from envmanager.errors import UsageError
 
 
@@ -236,10 +236,10 @@ def as_array(values: Any) -> np.ndarray[Any, Any]:
 
 
 def object_array(values: Any) -> np.ndarray[Any, Any]:
-    """Return a one-dimensional object array of ``values``. ``np.array`` would turn lists into a second dimension."""
+    """Return an object array [n] of snapshots of ``values``. ``np.array`` would turn lists into a second dimension."""
     array = np.empty(len(values), dtype=object)
     for index, value in enumerate(values):
-        array[index] = value
+        array[index] = snapshot(value)
     return array
 
 

@@ -9,6 +9,7 @@ paired correctly even if the dict keys of other trees are in another order.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -84,6 +85,39 @@ def copy_tree(tree: Tree) -> Tree:
     if tree.__class__ is np.ndarray:
         return tree.copy()
     return None if tree is None else map_tree(copy_leaf, tree)
+
+
+_VALUES = frozenset({type(None), bool, int, float, str, bytes, np.bool_, np.int64, np.float64, np.int32, np.float32})
+"""Classes of most values in infos. Their objects cannot be changed, so ``snapshot`` returns them unchanged."""
+
+
+def snapshot(value: Any, known: dict[int, Any] | None = None) -> Any:
+    """Return a copy of an info or an object that its environment may change later.
+
+    Dicts, lists, sets, tuples and arrays in it are copied, at any depth. Other objects (such as a simulator in an info)
+    are shared, because they may be large, or refuse to be copied. ``known`` has the copies made so far, by id.
+    """
+    kind = value.__class__
+    if kind in _VALUES:
+        return value
+    known = {} if known is None else known
+    if id(value) in known:
+        return known[id(value)]
+    if isinstance(value, tuple):
+        parts = [snapshot(part, known) for part in value]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+    if not isinstance(value, dict | list | set | np.ndarray):
+        return copy_leaf(value) if is_foreign(value) else value
+    copied: Any = value.copy() if isinstance(value, np.ndarray) else copy.copy(value)
+    known[id(value)] = copied  # before its parts, which may contain it
+    if isinstance(value, dict):
+        copied.update((key, snapshot(part, known)) for key, part in value.items())
+    elif isinstance(value, list):
+        copied[:] = [snapshot(part, known) for part in value]
+    elif isinstance(value, np.ndarray) and value.dtype.kind == "O":
+        for index, part in enumerate(value.flat):
+            copied.reshape(-1)[index] = snapshot(part, known)
+    return copied
 
 
 def take_rows(tree: Tree, rows: Any) -> Tree:

@@ -43,7 +43,7 @@ class EngineDecoder:
         """Return the "failed" response that reports ``error``."""
         return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
 
-    def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
+    def response(self, message: Message, asked: CommandName, _: int = 0) -> EnvironmentResponse:
         """Convert a message to the response to the command ``asked``. Raises BadFrame for an invalid answer."""
         if message.code == _ERROR:
             error = self.error = read_error(message.data, len(self._env_ids))

@@ -98,6 +98,10 @@ class EngineLink(Link):
     """The manager's link to one engine. It sends commands and receives responses as frames over one connection."""
 
     FAILED = Kind.ERROR
+    PROTOCOL_ADVICE = (
+        "The game's addon may be of another version than this library: if it is this library's, `envmanager godot "
+        "install-addon` installs the one that fits."
+    )
     channel_class: ClassVar[type[EngineChannel]] = EngineChannel
     decoder_class: ClassVar[type[EngineDecoder]] = EngineDecoder
     lobby_class: ClassVar[type[Lobby]] = Lobby

@@ -26,6 +26,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.adapters.rows import real_number
+from envmanager.data.casting import cast_without_loss
 from envmanager.data.specs import SpecMismatch, describe_value
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport, only_agents
 from envmanager.data.trees import Tree, leaves_like, take_rows
@@ -146,11 +148,12 @@ class Agents:
         is_step = message["type"] == "step"
         seen = self._listed(message, "obs")
         try:
-            reward = np.array(self._listed(message, "reward") if is_step else [0.0] * self.n, np.float32)
+            reward = np.array(self._listed(message, "reward") if is_step else [0.0] * self.n, np.float64)
             ended = np.array(self._listed(message, "done") if is_step else [False] * self.n, np.bool_)
-            reward, ended = reward.reshape(self.n), ended.reshape(self.n)
+            ended, numbers = ended.reshape(self.n), reward.reshape(self.n).tolist()
         except _MISFITS as error:
             raise BadFrame(f"rewards or dones that are no numbers: {error}") from error
+        reward = np.array([real_number(number, "reward") for number in numbers], np.float32)
         given = self._listed(message, "info") if infos and "info" in message else [{}] * self.n
         first_id = only_agents([env_id])[0]
         found = {}
@@ -213,22 +216,26 @@ def _action(name: str, space: dict[str, Any]) -> dict[str, Any]:
 def _stacked(layout: ArrayLayout, seen: Sequence[Any], rows: Sequence[int]) -> np.ndarray:
     """Stack observation ``layout`` of agents at indices ``rows`` in an array. Raises SpecMismatch for a bad value."""
     try:
-        values = [_number_array(layout, seen[index][layout.name]) for index in rows]
-        return np.array(values, layout.dtype).reshape(len(rows), *layout.shape)
+        return _array(layout, [seen[index][layout.name] for index in rows]).reshape(len(rows), *layout.shape)
     except _MISFITS:
         for index in rows:
             value = seen[index].get(layout.name) if isinstance(seen[index], dict) else None
             try:
-                np.array(_number_array(layout, value), layout.dtype).reshape(layout.shape)
+                _array(layout, [value]).reshape(layout.shape)
             except _MISFITS as error:
                 expected = f"{layout.dtype}{list(layout.shape)}"
-                got = f"{len(value)} values" if isinstance(value, list) else describe_value(value)
+                got = f"{len(value)} values ({error})" if isinstance(value, list) else describe_value(value)
                 raise SpecMismatch(f"obs[{layout.name!r}] of agent {index}", expected, got) from error
         raise
 
 
-def _number_array(layout: ArrayLayout, value: Any) -> Any:
-    return np.frombuffer(bytes.fromhex(value), np.uint8) if layout.dtype == np.uint8 else value
+def _array(layout: ArrayLayout, values: Sequence[Any]) -> np.ndarray:
+    if layout.dtype == np.uint8:
+        return np.array([np.frombuffer(bytes.fromhex(value), np.uint8) for value in values])
+    array = cast_without_loss(np.array(values), layout.dtype)
+    if array is None:
+        raise ValueError(f"not all are numbers that fit {layout.dtype}")
+    return array
 
 
 class GodotRLDecoder(EngineDecoder):
@@ -237,7 +244,7 @@ class GodotRLDecoder(EngineDecoder):
     agents = Agents(0, EngineSpecs((), {}), {})
     """Agents of the game; empty until the engine has started."""
 
-    def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
+    def response(self, message: Message, asked: CommandName, _: int = 0) -> EnvironmentResponse:
         try:
             answer = json.loads(str(message.data, "utf-8"))
         except (ValueError, RecursionError) as error:

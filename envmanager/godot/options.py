@@ -11,7 +11,7 @@ import attrs
 
 from envmanager.errors import UsageError
 from envmanager.godot.frames import dump_json
-from envmanager.options import KindOptions, at_least, flag, one_of
+from envmanager.options import KindOptions, at_least, flag, one_of, plain_numbers
 from envmanager.structuring import structure
 
 Protocol = Literal["envmanager", "godot_rl"]
@@ -45,7 +45,7 @@ def _optional_address(_: Any, attribute: attrs.Attribute[Any], value: Any) -> No
         )
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class EngineOptions:
     """Options for starting and driving engines.
 

@@ -1,7 +1,7 @@
 """Functions to create, register, wait for and close the library's file descriptors.
 
 Register each descriptor that the library keeps open in the trainer. In a child that the user's code forks, all
-registered descriptors are closed, so that the child can neither keep workers alive nor stop them.
+registered descriptors lead to /dev/null, so that the child can neither keep workers alive nor stop them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _SLICE_S = 0.1
 
 
 def register(fd: int) -> int:
-    """Register ``fd``, so that a forked child of the trainer closes it. Return ``fd``."""
+    """Register ``fd``, so that a forked child of the trainer gets /dev/null instead. Return ``fd``."""
     _registered.add(fd)
     return fd
 
@@ -196,15 +196,18 @@ def create_memory(name: str) -> int:
 
 def close(fd: int) -> int:
     """Close ``fd`` if it is registered. Return CLOSED, for the caller to store instead of the number."""
-    if fd in _registered:
-        _registered.discard(fd)
-        with contextlib.suppress(OSError):
-            _close(fd)
+    with contextlib.suppress(KeyError, OSError):
+        _registered.remove(fd)  # one call in C, so no second thread closes a number that another file has got
+        _close(fd)
     return CLOSED
 
 
 @after_fork_in_child
 def _after_fork_in_child() -> None:
-    """Close the registered descriptors, which the child has inherited from the trainer."""
-    for fd in list(_registered):
-        close(fd)
+    """Redirect the registered descriptors, which the child has inherited from the trainer, to /dev/null.
+
+    They stay open, because an epoll closes its number when it is freed, and a file of the child could have got it.
+    """
+    if _registered:
+        lead_nowhere(list(_registered))
+        _registered.clear()

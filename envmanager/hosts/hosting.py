@@ -6,22 +6,24 @@ The table COMMANDS maps commands to the functions that carry them out. The comma
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import attrs
 
 from envmanager.adapters.choosing import build_group, holds_all_of
 from envmanager.adapters.factories import call_factory
-from envmanager.adapters.names import missing_library
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import MissingExtra, UsageError
+from envmanager.errors import ImportFailed, UsageError
 from envmanager.hosts.wire import describe_failure, env_raised
+from envmanager.importing import import_failure, is_missing
 from envmanager.options import KindOptions, ResetConfig
 
 
@@ -44,6 +46,8 @@ class GroupFactory:
     contexts: Sequence[EnvContext]
     infos: bool
     check_values: bool
+    script: Any = attrs.field(factory=lambda: FunctionType((lambda: 0).__code__, vars(sys.modules["__main__"])))
+    """A function of the user's script. When unpickled, it shares the globals of the factories' functions."""
 
     @classmethod
     def of(
@@ -68,6 +72,11 @@ class GroupFactory:
         own = [factories[env_id] for env_id in env_ids]
         return cls(own, contexts, options.infos, options.check_values)
 
+    def fill_main(self) -> None:
+        """Set what the factories use of the user's script in this process's ``__main__``, where pickles look it up."""
+        names = {name: value for name, value in self.script.__globals__.items() if not name.startswith("__")}
+        vars(sys.modules["__main__"]).update(names)
+
     def __call__(self) -> EnvGroup:
         """Make the environments and return their group. If this fails, close those already made and raise an error."""
         made: list[Any] = []
@@ -79,9 +88,9 @@ class GroupFactory:
                     made.append(call_factory(factory, context))
                 except _OF_THE_FACTORY:
                     raise
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     env_ids = [context.env_id]
-                    missing = missing_library(error, f"env {context.env_id}")
+                    missing = is_missing(error) and import_failure(error, f"env {context.env_id}", extra=None)
                     raise missing or raised(error, env_ids=env_ids) from error
                 if holds_all_of(made[0], self.factories):
                     break
@@ -97,14 +106,14 @@ class GroupFactory:
                 for environment in made:
                     try:
                         getattr(environment, "close", lambda: None)()
-                    except Exception:
+                    except (Exception, SystemExit):
                         traceback.print_exc()  # only the first error is raised
             raise
         group.generation = self.contexts[0].generation
         return group
 
 
-_OF_THE_FACTORY = (UsageError, MissingExtra, SpecMismatch)
+_OF_THE_FACTORY = (UsageError, ImportFailed, SpecMismatch)
 """Errors of this library about a factory or its environment, raised unchanged.
 
 Other errors of this library are wrapped in EnvRaised, because they come from a manager inside the environment.

@@ -19,6 +19,7 @@ import enum
 import math
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 import attrs
@@ -121,8 +122,8 @@ class ResponseDecoder(Protocol):
     def failed(self, error: EnvManagerError) -> EnvironmentResponse:
         """Return the "failed" response that reports ``error``."""
 
-    def response(self, message: Message, asked: CommandName) -> EnvironmentResponse:
-        """Convert ``message``, the worker's answer to the command ``asked``, to a response."""
+    def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
+        """Convert ``message``, the answer to the command ``asked``, to a response. A step may be in ``slot``."""
 
 
 class Link:
@@ -134,6 +135,8 @@ class Link:
 
     FAILED: ClassVar[int] = FAILED_CODE
     """Command code of messages that report a failure."""
+    PROTOCOL_ADVICE: ClassVar[str] = "An environment may have written to a file descriptor that it did not open."
+    """Probable cause of a violation of the protocol, for the error."""
 
     slot = 0
     """Slot of shared memory for the response to the last step command; 0 for workers without shared memory."""
@@ -155,7 +158,7 @@ class Link:
         self.asked_ticket = 0
         """Ticket of the last non-step command that ``send`` sent. 0 after ``recv`` has returned or raised."""
         self.awaited: CommandName | None = None
-        """Command whose end the poller awaits: a step, a replacement's "start" or "reset", or "close"."""
+        """Command whose end the poller awaits: a step, one of a replacement's first commands, or "close"."""
         self.due_at = math.inf
         """Deadline (monotonic seconds) of the ``awaited`` command. Infinity if there is none."""
         self.alarm = Alarm()
@@ -168,7 +171,8 @@ class Link:
         self._step_s = self._timeouts_s[_STEP]
         self._asked = CommandName.START
         self._deadline = 0.0
-        self._first_reset: ResetConfig | None = None
+        self._first_commands: list[tuple[CommandName, Any]] = []
+        """Commands, with payloads, that a replacement has yet to receive before its first step."""
         self._released = False
 
     def move(self, to: State) -> None:
@@ -215,7 +219,9 @@ class Link:
         channel = self.channel
         while True:
             gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))
-            if channel.pump():  # before a death or timeout is reported, because the last response counts
+            with channel.lock:
+                has_read = channel.pump()  # before a death or timeout is reported, because the last response counts
+            if has_read:
                 self._deadline = max(self._deadline, time.monotonic() + WHILE_BYTES_COME_S)
             message = self.take(self.asked_ticket)
             if message is not None:
@@ -246,8 +252,11 @@ class Link:
 
     def _response(self, message: Message) -> EnvironmentResponse:
         """Decode the response to the last command other than a step. The first success sets the state to RUNNING."""
-        if message.code != self.FAILED and self.state is State.STARTING:
-            self.move(State.RUNNING)
+        with self.channel.lock:
+            has_started = message.code != self.FAILED and self.state is State.STARTING
+            if has_started:
+                self.move(State.RUNNING)
+        if has_started:
             self._ready_ns = message.ended_ns
             self._core_wait_ns = self.process.core_wait_ns()
             self.times.started(self._launched_ns, self._ready_ns, generation=self.generation)
@@ -265,7 +274,7 @@ class Link:
 
     def step_response(self, message: Message) -> EnvironmentResponse:
         """Decode and return the response to the step in flight, and stop awaiting it."""
-        response = self.decoder.response(message, _STEP)  # the decoder may set the times of the message
+        response = self.decoder.response(message, _STEP, self.slot)  # the decoder may set the times of the message
         self.await_nothing()
         self.times.stepped(message.busy_ns, message.ended_ns)
         return response
@@ -275,25 +284,30 @@ class Link:
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.perf_counter_ns() - self._ready_ns)))
 
-    # Replacements. The poller awaits their responses to "start" and "reset", so that no call blocks on them.
+    # Replacements. The poller awaits the responses to their first commands, so that no call blocks on them.
 
-    def begin_again(self, config: ResetConfig) -> None:
-        """Schedule a replacement worker's reset. The poller sends it after the start and delivers the response."""
-        self._first_reset = config
+    def begin_again(self, config: ResetConfig, attributes: Sequence[Any]) -> None:
+        """Schedule the first commands of a replacement: a "set_attr" for each of ``attributes``, and its reset.
+
+        The poller sends each after the response to the one before, and delivers the response to the reset.
+        """
+        self._first_commands = [*((CommandName.SET_ATTR, each) for each in attributes), (CommandName.RESET, config)]
         self._await(CommandName.START, self._deadline)
 
     def take_first(self) -> EnvironmentResponse | None:
-        """Send the reset if a replacement has just started. Return the reset's response or a failure, else None."""
+        """Send a replacement's next command if it has responded. Return the reset's response or a failure."""
         message = self.take(self.asked_ticket)
         if message is None:
             return None
         response = self._response(message)
-        if response.name is not CommandName.START:
+        if response.name is CommandName.FAILED or not self._first_commands:
             self.await_nothing()
             return response
-        self.have_started_again()
-        self.send(CommandName.RESET, self._first_reset)
-        self._await(CommandName.RESET, self._deadline)
+        if response.name is CommandName.START:
+            self.have_started_again()
+        command, payload = self._first_commands.pop(0)
+        self.send(command, payload)
+        self._await(command, self._deadline)
         return None
 
     def have_started_again(self) -> None:
@@ -323,7 +337,8 @@ class Link:
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
         """Kill a worker that violated the protocol. Return the error to report."""
         self.kill()
-        return ProtocolError(**self._facts(during), reason=self.channel.broken, output=self.output_tail())
+        facts = {**self._facts(during), "reason": self.channel.broken, "output": self.output_tail()}
+        return ProtocolError(**facts, advice=self.PROTOCOL_ADVICE)
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
         """Return the arguments common to all errors about this worker. ``during`` is the awaited command or None."""
@@ -337,16 +352,18 @@ class Link:
     def kill(self) -> None:
         """Kill the process and the processes that it started, and set the state to GONE. A second call does nothing."""
         self.await_nothing()
-        if self.state is not State.GONE:
-            self.process.signal(SIGKILL)
-            self.move(State.GONE)
+        with self.channel.lock:
+            if self.state is not State.GONE:
+                self.process.signal(SIGKILL)
+                self.move(State.GONE)
 
     def ask_to_close(self) -> None:
         """Ask the worker to close its environments and exit. Does not block if the connection is full."""
-        if self.state in (State.STARTING, State.RUNNING):
-            self.ticket += 1
-            self.channel.push(self.encode(self.ticket, CommandName.CLOSE, None), deadline=0.0)
-            self.move(State.CLOSING)
+        with self.channel.lock:
+            if self.state in (State.STARTING, State.RUNNING):
+                self.ticket += 1
+                self.channel.push(self.encode(self.ticket, CommandName.CLOSE, None), deadline=0.0)
+                self.move(State.CLOSING)
 
     def retire(self) -> None:
         """Ask a worker that is being replaced to exit. If it does not exit within ``close_s``, the poller kills it."""

@@ -16,13 +16,13 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic
 
 import attrs
 
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
-from envmanager.errors import ManagerClosed
+from envmanager.errors import ManagerClosed, UsageError
 from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.link import SIGKILL, Link, State, WorkerPlan
@@ -34,11 +34,11 @@ from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig
 from envmanager.system.interrupts import defer_interrupts
-from envmanager.system.machine import absolute
+from envmanager.system.machine import absolute, advice
 
-_DESCRIPTORS_PER_WORKER = 4
+_DESCRIPTORS_PER_WORKER = 5
 """Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log or,
-in the portable transport, the worker's standard input."""
+in the portable transport, the worker's standard input and the kernel's pidfd."""
 _MORE_DESCRIPTORS = 32
 """Number of all other descriptors: those of the manager and of the process that starts its workers, those that are open
 while a process starts, and some in reserve."""
@@ -57,16 +57,16 @@ class Resources(Generic[AnyLink]):
         self._more_to_give_back = give_back
         self._close_s = close_s
         self._owner_pid = os.getpid()
-        self._closed = False
+        self._is_stopped = self._is_closed = False
         self._links: set[AnyLink] = set()
-        self._stopping = threading.RLock()
-        self._giving_back = threading.Lock()
+        self._lock = threading.RLock()
+        """Lock held while workers are stopped, and while one is released, after which other files get its numbers."""
         poller.on_retired = weak_callback(self.drop)
 
     def watch(self, link: AnyLink) -> None:
         """Register a worker. If another thread has closed the manager, release the worker and raise ManagerClosed."""
-        with self._giving_back:
-            if not self._closed:
+        with self._lock:
+            if not self._is_stopped:
                 self._links.add(link)
                 self.poller.register(link)
                 return
@@ -75,9 +75,10 @@ class Resources(Generic[AnyLink]):
 
     def drop(self, link: AnyLink) -> None:
         """Kill a worker, unless it has ended. Stop watching it, and close its descriptors."""
-        self._links.discard(link)
-        self.poller.forget(link)
-        link.release()
+        with self._lock:
+            self._links.discard(link)
+            self.poller.forget(link)
+            link.release()
 
     def retire(self, link: AnyLink) -> None:
         """Ask a worker that is being replaced to exit. If it is not RUNNING, kill it and release it at once instead."""
@@ -92,17 +93,28 @@ class Resources(Generic[AnyLink]):
 
         An interrupt ends the wait of up to ``close_s`` seconds. Has no effect in a process forked from the trainer.
         """
-        if os.getpid() != self._owner_pid or self._closed:
+        if os.getpid() != self._owner_pid:
             return  # the workers do not belong to a forked copy of the trainer
-        try:
-            self.stop()
-        finally:
-            with defer_interrupts():
-                self._give_back()
+        with self._lock:
+            if self._is_closed:  # or a signal handler has interrupted a close(), which goes on after it
+                return
+            self._is_closed = True
+            try:
+                self.stop()
+            finally:
+                with defer_interrupts():
+                    for link in self._links:
+                        link.kill()  # all at once, so that their ends are waited for together
+                    for link in list(self._links):
+                        self.drop(link)
+                    self.poller.close()
+                    for give_back in self._more_to_give_back:
+                        give_back()
 
     def stop(self) -> None:
         """Stop all workers within ``close_s`` seconds, but release nothing. Wait if another thread is stopping them."""
-        with self._stopping:
+        with self._lock:
+            self._is_stopped = True
             links, deadline = list(self._links), time.monotonic() + self._close_s
             for link in links:
                 link.ask_to_close()
@@ -110,15 +122,6 @@ class Resources(Generic[AnyLink]):
                 for link in _wait_for_ends(links, deadline - (1 - share) * self._close_s):
                     link.process.signal(number)
             _wait_for_ends(links, deadline)
-
-    def _give_back(self) -> None:
-        with self._giving_back:
-            self._closed = True
-        for link in list(self._links):
-            self.drop(link)
-        self.poller.close()
-        for give_back in self._more_to_give_back:
-            give_back()
 
 
 def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
@@ -132,7 +135,8 @@ def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
         if not ready and left_s <= 0:
             break
         for link in left.values():
-            link.channel.pump()  # a worker that blocks on a full socket cannot end
+            with link.channel.lock:
+                link.channel.pump()  # a worker that blocks on a full socket cannot end
     return list(left.values())
 
 
@@ -145,8 +149,6 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         if options.log_dir is not None:
             options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may change its directory
         self.options = options
-        self.factories: Sequence[Any] = ()
-        """Factories of all environments, for hosts whose workers run Python environments."""
         self._slots = 0
         """Number of ``slot`` numbers (see EnvContext) assigned to environments of all generations so far."""
         self._starting: list[AnyLink] = []
@@ -156,7 +158,11 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(context.entries) + _MORE_DESCRIPTORS)
         descriptors.open_standard()
         with defer_interrupts():
-            self._resources: Any = self._make_resources()  # Any, because hosts use attributes of their kind of poller
+            self._resources: Any  # Any, because hosts use attributes of their kind of poller
+            try:
+                self._resources = self._make_resources()
+            except OSError as error:  # no more descriptors, no memory, no folder for temporary files
+                raise UsageError(f"what the workers share cannot be made: {error}. {advice(error)}".strip()) from error
             self._finalizer = weakref.finalize(self, self._resources.close)
         self.step_queue = self._resources.poller
 
@@ -219,7 +225,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         worker = self.workers[worker_id]
         if not isinstance(worker, Link):
             return super().begin_again(worker_id, config)
-        worker.begin_again(config)
+        worker.begin_again(config, self.context.entries[worker_id].attributes)
         return None
 
     def check_can_travel(self, payload: Any) -> None:

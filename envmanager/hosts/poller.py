@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +32,7 @@ _LONGEST_WAIT_S = 3600.0
 _WATCH_EVERY_S = 0.01
 """Interval (s) of checks for deaths and timeouts while responses keep arriving, so that a busy queue hides neither."""
 _STEP = CommandName.STEP
-_FIRST = (CommandName.START, CommandName.RESET)
+_FIRST = (CommandName.START, CommandName.SET_ATTR, CommandName.RESET)
 """Commands to a replacement before its first step."""
 
 AnyLink = TypeVar("AnyLink", bound=Link)
@@ -53,6 +54,8 @@ class Poller(ResponseSource, Generic[AnyLink]):
         """Responses that the manager has not taken yet."""
         self.epoll = descriptors.make_waiter()
         self.bell_fd, self._ring_fd = descriptors.socket_pair()
+        self._ringing = threading.RLock()
+        """Lock held while the bell rings, and while it is closed, after which another file may get its number."""
         self.epoll.register(self.bell_fd, descriptors.READABLE)
         self._by_fd: dict[int, AnyLink] = {}
         self._retiring: set[AnyLink] = set()
@@ -84,15 +87,17 @@ class Poller(ResponseSource, Generic[AnyLink]):
     def wake(self) -> None:
         """Unblock a ``wait`` in another thread. No later ``wait`` blocks either."""
         self._is_woken = True
-        if self._ring_fd != descriptors.CLOSED:
-            with contextlib.suppress(BlockingIOError):  # it has rung many times
-                descriptors.write(self._ring_fd, b"!")
+        with self._ringing:
+            if self._ring_fd != descriptors.CLOSED:
+                with contextlib.suppress(BlockingIOError):  # it has rung many times
+                    descriptors.write(self._ring_fd, b"!")
 
     def close(self) -> None:
         """Close the epoll and the bell (the sockets of ``wake``). ``forget`` must have been called for all workers."""
         descriptors.forget(self.epoll.fileno())
         self.epoll.close()
-        self.bell_fd, self._ring_fd = map(descriptors.close, (self.bell_fd, self._ring_fd))
+        with self._ringing:
+            self.bell_fd, self._ring_fd = map(descriptors.close, (self.bell_fd, self._ring_fd))
 
     def _start_watching(self, link: AnyLink, fd: int) -> None:
         if fd != descriptors.CLOSED:
@@ -167,7 +172,9 @@ class Poller(ResponseSource, Generic[AnyLink]):
     def pump(self, link: AnyLink) -> None:
         """Read a worker's messages and add the responses to ``arrived``. Kill the worker if it broke the protocol."""
         channel = link.channel
-        if channel.pump():
+        with channel.lock:
+            has_read = channel.pump()
+        if has_read:
             link.due_at = max(link.due_at, time.monotonic() + WHILE_BYTES_COME_S)
         if channel.hung_up:  # its fd would wake every wait; the pidfd and the deadline are still watched
             self._stop_watching(link, channel.fd)

@@ -230,6 +230,7 @@ def allocate(fd: int | str, size_bytes: int, what: str = "the environments' obse
             with open(fd, "wb", closefd=False) as file:
                 for start in range(0, size_bytes, _PART_BYTES):
                     file.write(bytes(min(_PART_BYTES, size_bytes - start)))
+        os.lseek(fd, size_bytes, os.SEEK_SET)  # so that a stray write() of an environment changes no row
     except OSError as error:
         raise UsageError(f"{needed}, which the kernel refuses: {error.strerror}. {advice(error)}".rstrip()) from error
 

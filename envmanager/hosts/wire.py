@@ -10,12 +10,16 @@
 A record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. The step pipe has no lock, so it stays
 usable if a worker is killed at any moment. All other responses are messages through the worker's own connection (a
 socket pair), where half a message affects no other worker. Every response repeats the ticket of the command.
+
+An environment may write to a descriptor that it did not open. So records and messages begin with or contain a mark.
+Bytes without it are skipped in the step pipe. In a connection they are a violation of the protocol by its worker.
 """
 
 from __future__ import annotations
 
 import pickle
 import struct
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -29,15 +33,19 @@ from envmanager.data.steps import CommandName, EnvironmentResponse, Steps, phase
 from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, UsageError
 from envmanager.hosts import descriptors
 from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
+from envmanager.importing import is_missing
 
 COMMAND = struct.Struct("<QBBHIQ")
 """Header of a command: ticket, command code, slot, flags, unused, length of the pickle that follows."""
 
-RECORD = struct.Struct("<QIIHHIQQ")
-"""Record of a step: ticket, worker_id, generation, slot, flags, number of final observations, busy ns, end (ns)."""
+RECORD = struct.Struct("<8sQIIHHIQQ")
+"""Record of a step: RECORD_MARK, ticket, worker_id, generation, slot, flags, n final observations, busy ns, end (ns).
+"""
 
 MESSAGE = struct.Struct("<QBBHIQQQ")
-"""Header of a message: ticket, command code, flags, unused, n final observations, pickle length, busy ns, end (ns)."""
+"""Header of a message: ticket, code, flags, MESSAGE_MARK, n final observations, pickle length, busy ns, end (ns)."""
+
+RECORD_MARK, MESSAGE_MARK = b"\xb1\x9eenvstp", 0xB19E
 
 CODES: dict[CommandName, int] = {name: code for code, name in enumerate(CommandName, start=1)}
 NAMES: dict[int, CommandName] = {code: name for name, code in CODES.items()}
@@ -117,7 +125,7 @@ def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], 
     except Exception as broken:  # an error in __str__ must not hide the first one
         text = f"(its text cannot be shown: {type(broken).__name__})"
     # If a library is missing, an environment may raise an error that says so, which needs no traceback.
-    says_what_to_install = phase == "start" and isinstance(error.__cause__, ModuleNotFoundError)
+    says_what_to_install = phase == "start" and is_missing(error.__cause__)
     lines = [] if says_what_to_install else traceback.format_exception(type(error), error, error.__traceback__)
     is_unknown_id = _UNKNOWN_ID in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
     raised = EnvRaised(
@@ -192,6 +200,9 @@ class Channel:
         """Description of the worker's violation of the protocol, or empty. Nothing is read after a violation."""
         self.on_moved: Callable[[int, int], None] = lambda *_: None
         """Callback that receives the old and the new descriptor before ``fd`` changes. The poller sets it."""
+        self.lock = threading.RLock()
+        """Lock held while messages are read and while the worker's state changes, because ``close()`` in another thread
+        does both beside a call."""
         self._inbox = bytearray()
 
     def open(self, fd: int, pidfd: int) -> None:
@@ -231,7 +242,8 @@ class Channel:
             if left_s <= 0:
                 return
             ready = descriptors.wait_for(self.watched_fds(), left_s + 0.001, writable=[self.fd])
-            self.pump()
+            with self.lock:
+                self.pump()
             if self.pidfd in ready:
                 return
 
@@ -240,27 +252,32 @@ class Channel:
     def pump(self) -> bool:
         """Read available bytes without blocking. Add complete messages to ``messages``. Return whether bytes came."""
         n_new = 0
-        while self.fd != descriptors.CLOSED:
+        while True:
+            self._split()
+            if self.hung_up or self.fd == descriptors.CLOSED:
+                return n_new > 0
             try:
                 part = descriptors.read(self.fd, _READ_SIZE)
             except BlockingIOError:
-                break
+                return n_new > 0
             except OSError:  # the worker ended before reading all
                 part = b""
-            if not part:
-                self.hung_up = True
-                break
+            self.hung_up = not part
             n_new += len(part)
             self._inbox += part
+
+    def _split(self) -> None:
         while len(self._inbox) >= MESSAGE.size:
-            ticket, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
+            ticket, code, flags, mark, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack_from(self._inbox)
+            if mark != MESSAGE_MARK:
+                self.broken, self.hung_up = "bytes that are no message", True
+                return
             if len(self._inbox) < MESSAGE.size + length:
-                break
+                return
             data = bytes(memoryview(self._inbox)[MESSAGE.size : MESSAGE.size + length])
             del self._inbox[: MESSAGE.size + length]
             ended_ns = ended_ns or time.perf_counter_ns()
             self.messages.append(Message(ticket, code, flags, data, busy_ns, ended_ns, n_ended))
-        return n_new > 0
 
 
 class Decoder:

@@ -15,7 +15,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from envmanager.env_manager import EnvManager
-from envmanager.errors import MissingExtra, UsageError
+from envmanager.errors import UsageError
+from envmanager.importing import needed_by
 
 if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode
@@ -35,7 +36,9 @@ def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = 
     mode, Gymnasium before 1.1, and ``"Disabled"`` with environments that are not Gymnasium environments. If an
     environment has several agents, ``reset`` raises UsageError. Raises MissingExtra if Gymnasium is not installed.
     """
-    if not hasattr(_library("as_vector_env", "gymnasium", extra="gymnasium").vector, "AutoresetMode"):
+    with needed_by("as_vector_env", extra="gymnasium"):
+        gymnasium = importlib.import_module("gymnasium")
+    if not hasattr(gymnasium.vector, "AutoresetMode"):
         raise UsageError("as_vector_env needs Gymnasium 1.1 or newer: pip install -U gymnasium")
     bridge = importlib.import_module("envmanager.interop.vector_env")
     return bridge.ManagerVectorEnv(manager, autoreset_mode)  # type: ignore[no-any-return]
@@ -54,15 +57,7 @@ def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
     (``terminal_observation``, ``TimeLimit.truncated``) are always included. Raises UsageError for several behaviors. If
     an environment has several agents, ``reset`` raises UsageError. Raises MissingExtra without Stable-Baselines3.
     """
-    _library("as_sb3_vec_env", "stable_baselines3", extra=None)
+    with needed_by("as_sb3_vec_env", extra=None):
+        importlib.import_module("stable_baselines3")
     bridge = importlib.import_module("envmanager.interop.sb3")
     return bridge.ManagerVecEnv(manager)  # type: ignore[no-any-return]
-
-
-def _library(what: str, name: str, *, extra: str | None) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise  # the library is installed, but lacks something that it imports
-        raise MissingExtra(what, library=name, extra=extra) from None

@@ -89,7 +89,8 @@ class Resets:
         responses.update(replacements)
         infos = []
         for worker_id in sorted(responses):
-            steps = self.host.copy_if_shared(responses[worker_id].payload)
+            # Copied even with zero_copy: send and recv keep this StepInfo until the next reset.
+            steps = {name: each.copy() for name, each in responses[worker_id].payload.items()}
             infos.append(StepInfo(None, steps, None, worker_id, specs=table.specs))
         for info in infos:
             table.entries[info.worker_id].previous_step = info
@@ -177,6 +178,12 @@ class Asker:
             self._recovery.fail_quietly(gone)
             given_up_for = entries[failed[0].worker_id].error
             raise given_up_for or failed[0].payload
+        if name is CommandName.SET_ATTR:
+            for group, (attribute, values, rows) in zip(groups, payloads, strict=True):
+                # What is set again hides what was set before, so that the list does not grow with each call.
+                kept = entries[group.worker_id].attributes
+                kept[:] = [each for each in kept if each[0] != attribute or not set(each[2]) <= set(rows)]
+                kept.append((attribute, values, rows))
         results: list[Any] = [None] * len(ids)
         for group, response in zip(groups, responses, strict=True):
             own_results = response.payload or [None] * len(group.rows)

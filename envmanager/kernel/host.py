@@ -12,7 +12,9 @@ A host reaches the manager only through its HostContext, so that it can be read 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -20,12 +22,16 @@ from typing import Any, Protocol
 import attrs
 
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport, Steps
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
+from envmanager.system.interrupts import allow_interrupts
+
+_LOOK_EVERY_S = 0.1
+"""Interval in seconds at which a wait on a StepQueue raises a Ctrl-C."""
 
 
 class StepQueue(Protocol):
@@ -69,11 +75,15 @@ class QueueSource(ResponseSource):
         return taken
 
     def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        try:
-            first = self._queue.get(timeout=timeout)
-        except queue.Empty:
-            return ()
-        return [first, *self.take()]
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            with allow_interrupts():  # not around get(), where an interrupt could discard the response it has removed
+                pass
+            until = min(deadline, time.monotonic() + _LOOK_EVERY_S)
+            with contextlib.suppress(queue.Empty):
+                return [self._queue.get(timeout=max(0.0, until - time.monotonic())), *self.take()]
+            if until == deadline or time.monotonic() < until:  # the queue may give up before that time
+                return ()
 
 
 class EnvWorker(Protocol):
@@ -112,6 +122,8 @@ class WorkerHost(ABC):
 
     env_factory: Any = None
     """Environment factory, as passed by the user."""
+    factories: Sequence[Any] = ()
+    """Factories of all environments, for hosts whose workers run Python environments."""
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
     hands_on_foreign = False
@@ -161,12 +173,18 @@ class WorkerHost(ABC):
         """Unblock any thread that waits on the step queue of a closed manager. That thread gets no response."""
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        """Reset a replacement that was just launched, with the seed and options in ``config``.
+        """Repeat the ``set_attr`` calls of a replacement that was just launched, and reset it with ``config``.
 
-        Return the response to the reset, or None if it will arrive in the step queue.
+        Return the response to the reset, or the first failure, or None if these will arrive in the step queue.
         """
-        self.workers[worker_id].send(CommandName.RESET, config)
-        return self.workers[worker_id].recv()  # type: ignore[no-any-return]
+        worker: EnvWorker = self.workers[worker_id]
+        for attribute in self.context.entries[worker_id].attributes:
+            worker.send(CommandName.SET_ATTR, attribute)
+            response = worker.recv()
+            if response.name is CommandName.FAILED:
+                return response
+        worker.send(CommandName.RESET, config)
+        return worker.recv()
 
     def is_gone(self, worker_id: int) -> bool:
         """Return whether a worker that failed cannot be reset, for instance because its process has ended."""
@@ -189,15 +207,6 @@ class WorkerHost(ABC):
     def describe_all(self, known: ManagerStats) -> ManagerStats:
         """Return ``known``, the stats of the whole manager, plus the values that only the host knows."""
         return known
-
-    def copy_if_shared(self, steps: Steps) -> Steps:
-        """Return ``steps``, or a copy of them if a worker may overwrite their arrays."""
-        if not self.rewrites_arrays:
-            return steps
-        own = {}
-        for name, each in steps.items():
-            own[name] = each.copy()
-        return own
 
 
 def start_report(response: EnvironmentResponse) -> StartReport:

@@ -99,7 +99,9 @@ class PolicyStepper:
             before, actions = entry.previous_step, entry.actions
             cut = None if entry.replacement is None else self._recovery.cut(entry)
             if cut is None:
-                current, lost = self.host.copy_if_shared(entry.outbox[0].payload), None
+                current, lost = entry.outbox[0].payload, None
+                if self.host.rewrites_arrays:
+                    current = {name: steps.copy() for name, steps in current.items()}
             else:
                 (current, lost), actions = cut, None
             previous = None if before is None else before.current

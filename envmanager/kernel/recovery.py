@@ -121,7 +121,7 @@ class Recovery:
 
     def __init__(self, table: WorkerTable, policy: RestartPolicy, seed: int | None) -> None:
         self.host: WorkerHost
-        self.events = events.EventLog()
+        self.events = events.EventLog([entry.env_ids for entry in table.entries])
         self.steps_lost = 0
         """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)

@@ -17,7 +17,7 @@ import numpy as np
 
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec
-from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
+from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos, only_agents
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
 from envmanager.kernel.host import WorkerHost
@@ -44,6 +44,8 @@ class BatchStepper:
         self._table = table
         self._recovery = recovery
         self._env_rows = env_rows
+        self._ids = [only_agents(block).tobytes() for block in env_rows.blocks]
+        """Bytes of the agent_ids of each worker's usual rows: one agent each, of all its environments."""
         self._zero_copy = zero_copy
         self._check_values = check_values
 
@@ -53,7 +55,7 @@ class BatchStepper:
         At the first use after a reset (not ``is_begun``), also require one agent per env and clear ``rows_in_flight``.
         """
         specs = self._table.specs
-        last = {each.env_ids: each.previous_step for each in self._table.entries if not each.is_given_up}
+        last = {each.worker_id: each.previous_step for each in self._table.entries if not each.is_given_up}
         if any(step is None for step in last.values()):
             raise UsageError("send() and recv() come after reset(): call reset() first.")
         if len(specs) > 1:
@@ -63,13 +65,22 @@ class BatchStepper:
             )
         behavior, spec = next(iter(specs.items())) if specs else ("default", None)
         if not is_begun and spec is not None:
-            for env_ids, step in last.items():
+            for worker_id, step in last.items():
                 steps = None if step is None else step.current.get(behavior)
-                if steps is None or steps.env_id.tolist() != list(env_ids):
-                    raise UsageError("send() and recv() serve environments of one agent each. Use step().")
+                self._check_rows(worker_id, steps, len(self._env_rows.blocks[worker_id]))
             for entry in self._table.entries:
                 entry.rows_in_flight.clear()
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
+
+    def _check_rows(self, worker_id: int, steps: AgentSteps | None, n: int) -> None:
+        """Raise UsageError unless ``steps`` has one row, of an acting agent, for each of ``n`` environments."""
+        env_ids = [] if steps is None else steps.env_id.tolist()
+        n_acting = 0 if steps is None else len(steps.acting_rows)
+        if not len(env_ids) == len(set(env_ids)) == n_acting == n:
+            raise UsageError(
+                f"send() and recv() serve environments of one agent each, but worker {worker_id} has returned "
+                f"{len(env_ids)} agents, of which {n_acting} act, for {n} environments (env_ids {env_ids}). Use step()."
+            )
 
     def offer_first_observations(self) -> None:
         """Queue the last reset's observations for ``recv``. Raises UsageError if ``recv`` cannot be used."""
@@ -154,9 +165,11 @@ class BatchStepper:
             if entry.batch_size:
                 entry.n_envs_in_flight = len(steps)
                 entry.rows_in_flight.difference_update((steps.env_id - entry.env_ids[0]).tolist())
-            if steps is not None:
-                parts.append(steps)
-                holders.append(entry)
+            elif steps is None or steps.acting is not None or steps.agent_id.tobytes() != self._ids[entry.worker_id]:
+                is_step = entry.outbox[0].name is _STEP
+                self._check_rows(entry.worker_id, steps, entry.n_envs_in_flight if is_step else len(entry.env_ids))
+            parts.append(steps)
+            holders.append(entry)
         if len(parts) == 1:
             (steps,) = parts
             env_ids = self._env_rows.all_env_ids if len(steps.agent_id) == n_envs else None

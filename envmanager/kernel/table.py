@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -101,6 +102,8 @@ class Entry:
     """Number of rows per response of a worker that does not wait for all its environments; 0 for other workers."""
     rows_in_flight: set[int] = attrs.field(factory=set)
     """Rows in flight of a worker with a ``batch_size``. A row is removed when a response with it is delivered."""
+    attributes: list[tuple[str, Sequence[Any], Sequence[int]]] = attrs.field(factory=list)
+    """Arguments of the ``set_attr`` calls that a replacement must repeat, oldest first: name, values, rows."""
     batches: Sequence[Batch] = ()
     """Batches that hold the worker's last delivered rows, oldest first. They are needed if the worker is replaced."""
     steps: int = 0

@@ -7,7 +7,8 @@
 
 Each event is stored, counted by kind and written to the logger ``envmanager``. A restart is one line at WARNING. A
 dropped worker is logged at ERROR, each failure at DEBUG. Both messages contain the available evidence, such as a
-traceback or the end of the output. ``event.error`` or ``event.cause`` contains the same evidence.
+traceback or the end of the output. ``event.error`` or ``event.cause`` contains the same evidence. The records have the
+attributes ``event`` (the name of the event's class), ``worker_id`` and ``env_ids``.
 
 The rule: text from an environment is an argument of a log call and never its format string.
 """
@@ -89,7 +90,7 @@ class Raised(Failed):
 
 @attrs.frozen(kw_only=True)
 class ProtocolBroken(Failed):
-    """Failure: a game engine sent a message that violates the protocol."""
+    """Failure: a worker sent a message that violates the protocol."""
 
 
 @attrs.frozen(kw_only=True)
@@ -114,7 +115,7 @@ class Restarted(Event):
     def __str__(self) -> str:
         window = f" in {self.policy.within_s:g} s" if math.isfinite(self.policy.within_s) else ""
         when = f", after {self.delay_s:.1f} s" if self.delay_s else ""
-        return f"{self.cause.headline}; restart {self.number} of {self.policy.max_restarts}{window}{when}"
+        return f"{self.cause.headline}; restart {self.number} (at most {self.policy.max_restarts}{window}){when}"
 
 
 @attrs.frozen(kw_only=True)
@@ -172,7 +173,8 @@ class Note(Event):
 class EventLog(Sequence[Event]):
     """A sequence of the last thousand events, oldest first, with the number of events of each kind since the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, env_ids_of_workers: Sequence[Sequence[int]] = ()) -> None:
+        self._env_ids = [tuple(map(int, env_ids)) for env_ids in env_ids_of_workers]
         self._kept: deque[Event] = deque(maxlen=KEPT)
         self._counts: dict[type[Event], int] = {}
         self.listener: Callable[[Event], None] | None = None
@@ -183,7 +185,9 @@ class EventLog(Sequence[Event]):
         self._counts[type(event)] = self._counts.get(type(event), 0) + 1
         if self.listener is not None:
             self.listener(event)
-        _logger.log(event.LEVEL, "%s", event)
+        env_ids = self._env_ids[event.worker_id] if event.worker_id < len(self._env_ids) else ()
+        fields = {"event": type(event).__name__, "worker_id": event.worker_id, "env_ids": env_ids}
+        _logger.log(event.LEVEL, "%s", event, extra=fields)
 
     def count(self, kind: type[Event]) -> int:
         """Return the number of events of the class ``kind`` and its subclasses, including events no longer stored."""

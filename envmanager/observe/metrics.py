@@ -18,7 +18,7 @@ process starts. A writer that takes ``**options`` checks them itself when it is 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -26,8 +26,8 @@ from typing import Any
 import attrs
 
 from envmanager.data.specs import describe_value
-from envmanager.errors import EnvManagerError, MissingExtra, UsageError
-from envmanager.importing import Plugins, imported, nearest
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.importing import Plugins, imported, nearest, needed_by
 from envmanager.observe.metrics_writer import MetricsWriter, RunFacts
 
 ENTRY_POINT_GROUP = "envmanager.metrics"
@@ -113,7 +113,7 @@ def known_kinds() -> list[str]:
 
 
 def require(chosen: Iterable[Metrics]) -> None:
-    """Raise MissingExtra for a writer whose library is not installed, or UsageError for an unknown option."""
+    """Raise ImportFailed for a writer whose library cannot be imported, or UsageError for an unknown option."""
     for each in chosen:
         _check_options(each, _find(each.kind))
 
@@ -142,8 +142,9 @@ def _open(each: Metrics, facts: RunFacts) -> MetricsWriter:
 
 def _find(kind: str) -> MakeWriter:
     known = KINDS.get(kind)
-    if known is not None and known.library is not None and importlib.util.find_spec(known.library) is None:
-        raise MissingExtra(f"training.metrics: {kind}", library=known.library, extra=known.extra)
+    if known is not None and known.library is not None:
+        with needed_by(f"training.metrics: {kind}", extra=known.extra):
+            importlib.import_module(known.library)
     found: MakeWriter | None = _ADDED.load(kind) if known is None else imported(known.place)
     assert found is not None, "parse took a kind that nobody knows"
     return found

@@ -52,7 +52,7 @@ class WorkerStats:
     step_time_s: float = 0.0
     """Mean duration of a worker step."""
     step_time_p50_s: float = 0.0
-    """Median duration of a worker step. All percentiles are accurate to 7 %."""
+    """Median duration of a worker step. All percentiles are accurate to 7 %, and exact if all times are equal."""
     step_time_p95_s: float = 0.0
     step_time_p99_s: float = 0.0
     idle_share: float = 0.0

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from envmanager.errors import MissingExtra
+from envmanager.importing import needed_by
 from envmanager.observe.metrics_writer import RunFacts
 from envmanager.observe.stats import ManagerStats
 
@@ -65,10 +65,8 @@ def make_writer(log_dir: str) -> Any:
 
 
 def _writer(log_dir: str, mark: str) -> Any:
-    try:
+    with needed_by("writing for TensorBoard", extra="tensorboard"):
         library = importlib.import_module("tensorboardX")
-    except ImportError:
-        raise MissingExtra("writing for TensorBoard", library="tensorboardX", extra="tensorboard") from None
     # tensorboardX names the file after the second and the machine. With a random suffix two writers have two files, and
     # no other user can have put a symbolic link there, because the name cannot be guessed.
     return library.SummaryWriter(log_dir, filename_suffix=f".{mark}{secrets.token_hex(4)}")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import attrs
 
-_N_BUCKETS = 62 << 3
+_N_BUCKETS = 61 << 4
 _COUNT_AFTER = 1023
 """Bit mask for the number of steps: every 1,024 steps the buffered times are moved to the buckets."""
 
@@ -35,14 +35,15 @@ class Track(Protocol):
 class Histogram:
     """A histogram of times in nanoseconds, with buckets whose width grows with the time.
 
-    There are eight buckets for every doubling, as in HdrHistogram. Percentiles below 16 ns are exact, and larger ones
-    are within 1/16 of the true value. Times must be below 2**64 ns.
+    There are 16 buckets for every doubling, as in HdrHistogram. A percentile is the mean of the times in its bucket. So
+    it is within 1/16 of the true value, and exact if all times are equal. Times must be below 2**64 ns.
     """
 
-    __slots__ = ("_counts", "_recent", "add")
+    __slots__ = ("_counts", "_recent", "_sums_ns", "add")
 
     def __init__(self) -> None:
         self._counts = [0] * _N_BUCKETS
+        self._sums_ns = [0] * _N_BUCKETS
         self._recent = array.array("Q")
         self.add = self._recent.append
         """Function that adds a time ≥ 0; a C method, for speed. Call ``count`` regularly to empty the buffer."""
@@ -52,8 +53,10 @@ class Histogram:
         times_ns = self._recent.tolist()
         del self._recent[: len(times_ns)]  # not all: another thread may have added more
         for time_ns in times_ns:
-            shift = time_ns.bit_length() - 4
-            self._counts[(shift << 3) + (time_ns >> shift) if shift > 0 else time_ns] += 1
+            shift = time_ns.bit_length() - 5
+            bucket = (shift << 4) + (time_ns >> shift) if shift > 0 else time_ns
+            self._counts[bucket] += 1
+            self._sums_ns[bucket] += time_ns
 
     def percentiles(self, *percents: int) -> list[float]:
         """Return the percentiles ``percents`` (0 to 100) of all added times, in ns; zeros if no time was added."""
@@ -62,14 +65,8 @@ class Histogram:
         total = seen[-1]
         if not total:
             return [0.0] * len(percents)
-        return [_middle(bisect.bisect_left(seen, max(1, -(-percent * total // 100)))) for percent in percents]
-
-
-def _middle(bucket: int) -> float:
-    """Return the time, in ns, in the middle of the bucket with this index."""
-    shift = max(0, (bucket >> 3) - 1)
-    least = bucket - (shift << 3) << shift
-    return least + ((1 << shift) - 1) / 2
+        buckets = [bisect.bisect_left(seen, max(1, -(-percent * total // 100))) for percent in percents]
+        return [self._sums_ns[bucket] / self._counts[bucket] for bucket in buckets]
 
 
 @attrs.define(eq=False)

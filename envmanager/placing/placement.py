@@ -70,6 +70,10 @@ class Placement:
     round_s: float = attrs.field(default=math.inf, eq=False)
     is_vectorised: bool = False
 
+    def shares_a_process(self, n_envs: int) -> bool:
+        """Return whether several of the ``n_envs`` environments are in one process."""
+        return self.local_envs > 1 or n_envs - self.local_envs > self.n_workers
+
     def __str__(self) -> str:
         return self.reason
 
@@ -157,16 +161,19 @@ def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe
 def isolate(
     reason: str, n_envs: int, *, n_workers: int | None = None, local_envs: int | Literal["auto"] = 0
 ) -> Placement:
-    """Return a placement for environments whose probe failed. By default, each environment gets its own worker.
+    """Return a placement for environments that should not share a process. By default, each gets its own worker.
 
-    ``reason``: text that says how the probe failed. Numbers in ``n_workers`` and ``local_envs`` are kept.
+    ``reason``: text that says why they should not. Numbers in ``n_workers`` and ``local_envs`` are kept.
     """
     n_local = 0 if local_envs == "auto" else local_envs
     n_apart = n_envs - n_local
     chosen = n_apart if n_workers is None else n_workers
     here = f"{n_local} in this process and " if n_local else ""
     where = f"{here}{_where(chosen, n_apart, n_cores=0)}"
-    return Placement("subprocess", chosen, f"{where}, because {reason}: each can be replaced alone", n_local)
+    placement = Placement("subprocess", chosen, f"{where}, because {reason}", n_local)
+    if not placement.shares_a_process(n_envs):
+        return placement
+    return attrs.evolve(placement, reason=f"{where}, as chosen by hand, although {reason}")
 
 
 def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_envs: int = 0) -> float:

@@ -8,15 +8,17 @@
                                      ── step ───▶  time some random steps; repeated until the measurement ends
                                      ── step ───▶  do nothing: the trainer measures the messages
           ◀─────────── get_attr("probe") ───────
-          ── choose ──▶ Placement
+                                     ── call ───▶  close it
+          ── choose ──▶ Placement ── several in a process? ──▶ try_two (in pair.py)
 
-The probe does not make the environment in the trainer's process. An environment that ends its worker in the reset or in
-a step cannot be measured. By default, each environment then gets its own worker.
+The probe does not make the environment in the trainer's process. By default, each environment gets its own worker if
+one ended the probe's worker in the reset, in a step or in ``close()``, or if two cannot live in one process.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import math
 import os
@@ -32,13 +34,13 @@ import numpy as np
 from envmanager.adapters.choosing import build_group, n_envs_of
 from envmanager.adapters.factories import call_factory, factories_for
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
-from envmanager.data.steps import AgentSteps, StepInfo, Steps
+from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.steps import AgentSteps, Steps
 from envmanager.data.trees import Tree, leaves
-from envmanager.environment import EnvContext, EnvGroup, Environment
+from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerError
-from envmanager.kernel.policy_steps import call_policies
-from envmanager.options import ProcessOptions, RestartPolicy
+from envmanager.options import ProcessOptions
+from envmanager.placing.pair import Hosted, OnePerProcess, actions_for, probing_manager, try_two
 from envmanager.placing.placement import Placement, Probe, better_form, choose, isolate
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.system.machine import count_cores
@@ -49,6 +51,8 @@ MAX_STEPS = 20_000
 """Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
 """Share of the steps that is discarded at the start, because the first steps import, allocate and fill caches."""
+LEAST_CLOSE_S = 0.5
+"""Least time in seconds that ``close()`` of an environment has before it counts as hung."""
 N_MESSAGES = 50
 """Number of round trips measured. Only the fastest counts: on a busy machine the others include waits for a core."""
 
@@ -76,17 +80,21 @@ def place(
 
     ``manager_class`` is SubprocessEnvManager. ``in_process``: whether the trainer's process may run all environments.
     ``vectorised``: an optional factory of the environments' vectorised form, which is probed as well. A single
-    environment that must run in a worker is not probed. Raises the same errors as ``measure``, except ProbeEnded.
+    environment that must run in a worker is not probed. Two environments are tried in one process if the fastest
+    placement has several in one. Raises the same errors as ``measure``, except ProbeEnded.
     """
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
     try:
         probe = measure(manager_class, env_factory, options)
-    except ProbeEnded as ended:
-        n_workers = None if options.n_workers == "auto" else options.n_workers
-        placement = isolate(str(ended), options.n_envs, n_workers=n_workers, local_envs=options.local_envs)
-    else:
         placement = _fastest(probe, options, in_process)
+        if placement.shares_a_process(options.n_envs):
+            try_two(manager_class, factories_for(env_factory, options.n_envs), options)
+    except (ProbeEnded, OnePerProcess) as error:
+        reason = f"{error}: each can be replaced alone" if isinstance(error, ProbeEnded) else str(error)
+        n_workers = None if options.n_workers == "auto" else options.n_workers
+        placement = isolate(reason, options.n_envs, n_workers=n_workers, local_envs=options.local_envs)
+    else:
         if vectorised is not None:
             try:
                 vector_probe = measure(manager_class, vectorised, options)
@@ -121,22 +129,15 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
 
     A vectorised environment is measured with all its rows, and its Probe states the costs per row.
 
-    Raises ProbeEnded if the reset or a step ends the process or takes too long, and WorkerError or UsageError if the
-    environment cannot be made. EnvRaised and BadObservation are raised, or ProbeEnded with ``on_exception="restart"``.
+    Raises ProbeEnded if the reset, a step or ``close()`` ends the process or takes too long, and WorkerError or
+    UsageError if the environment cannot be made. EnvRaised and BadObservation are raised, or ProbeEnded with
+    ``on_exception="restart"``; in ``close()`` they do not matter.
     """
-    factory = factories_for(env_factory, options.n_envs)[0]
-    timeouts, log_dir = options.timeouts, options.log_dir
-    with manager_class(
-        ProbeFactory(factory, options.n_envs, options.infos, options.check_values),
-        1,
-        start_method=options.start_method,
-        transport=options.transport,
-        timeouts=attrs.evolve(timeouts, step_s=timeouts.step_s + PROBE_S),
-        restarts=RestartPolicy(max_restarts=0),
-        seed=options.seed,
-        worker_env=options.worker_env,
-        log_dir=None if log_dir is None else os.path.join(log_dir, "probe"),
-    ) as manager:
+    factory = ProbeFactory(
+        factories_for(env_factory, options.n_envs)[0], options.n_envs, options.infos, options.check_values
+    )
+    limits = {"step_s": options.timeouts.step_s + PROBE_S, "call_s": max(LEAST_CLOSE_S, options.timeouts.close_s)}
+    with probing_manager(manager_class, factory, options, "probe", **limits) as manager:
         doing = "the reset"
         try:
             manager.reset()
@@ -153,11 +154,14 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
                 manager.send(np.zeros(1, np.int64), [0])
                 manager.recv()
                 trip_s = min(trip_s, time.perf_counter() - began)
+            probe: Probe = attrs.evolve(manager.get_attr("probe")[0], message_s=trip_s / 2)
+            doing = "close()"
+            with suppress(EnvRaised):  # a trainer logs it and goes on
+                manager.call("close")
         except WorkerError as error:
             if isinstance(error, EnvRaised | BadObservation) and options.restarts.on_exception == "raise":
                 raise
             raise ProbeEnded(error, doing) from error
-        probe: Probe = attrs.evolve(manager.get_attr("probe")[0], message_s=trip_s / 2)
     return probe
 
 
@@ -183,7 +187,7 @@ class ProbeFactory:
             raise
 
 
-class ProbedEnvironment(Environment):
+class ProbedEnvironment(Hosted):
     """An environment that measures another one. Each step about doubles the number of random steps taken in the other.
 
     An observation is ``[number of random steps, whether the measurement has ended]``. After the end, ``probe`` holds
@@ -200,16 +204,13 @@ class ProbedEnvironment(Environment):
 
         ``group`` has one environment, or is a vector of ``n_rows`` environments.
         """
-        self._group, self._n_rows = group, n_rows
+        self._group: Any = group  # None when it is closed
+        self._n_rows = n_rows
         self._probe_s, self._max_steps = probe_s, max_steps
         self._policies = {name: _random_policy(spec) for name, spec in group.behavior_specs.items()}
         self._steps: Steps = {}
         self._times: list[StepTime] = []
         self._deadline = 0.0
-
-    @property
-    def behavior_specs(self) -> BehaviorSpecs:
-        return {"default": self.SPEC}
 
     @property
     def is_done(self) -> bool:
@@ -256,7 +257,12 @@ class ProbedEnvironment(Environment):
         return self._progress()
 
     def close(self) -> None:
-        self._group.close()
+        """Close the environment, and delete it, because that may end the process too. A second call does nothing."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+        del group
+        gc.collect()
 
     def _progress(self) -> Steps:
         obs = np.array([[len(self._times), self.is_done]], np.int64)
@@ -329,20 +335,6 @@ class RunDelay:
     def __exit__(self, *_: object) -> None:
         if self._fd is not None:
             os.close(self._fd)
-
-
-def actions_for(
-    steps: Steps,
-    policies: dict[str, Policy],
-    specs: BehaviorSpecs,
-    make_policy: Callable[[BehaviorSpec], Policy],
-) -> dict[str, Tree]:
-    """Return actions for ``steps``, by behavior. Add missing policies to ``policies``, made with ``make_policy``."""
-    for behavior, spec in specs.items():
-        if behavior not in policies:
-            policies[behavior] = make_policy(spec)
-    taken = call_policies([StepInfo(None, steps, None, 0)], policies, specs)[0]
-    return {behavior: info.action for behavior, info in taken.items()}
 
 
 def _random_policy(spec: BehaviorSpec) -> Policy:

@@ -14,13 +14,17 @@ import socket
 import struct
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LENGTH = struct.Struct("<Q")
 """Format of the header that gives the length of the pickle on the standard input of ``run``."""
-THREAD_CAPS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Environment variables that limit math libraries' threads. The default in workers is 1."""
+THREAD_CAPS = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
+    *("BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "OPENCV_FOR_THREADS_NUM"),
+)
+"""Environment variables that limit the threads of math libraries and OpenCV. The default in workers is 1."""
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"
@@ -29,13 +33,17 @@ _FLAGS = (
 
 
 class Inheritance(NamedTuple):
-    """Environment variables, ``sys.path``, ``sys.argv`` and multiprocessing settings that a new process takes over."""
+    """Settings of this process that a new process takes over."""
 
     environ: dict[str, str]
     path: list[str]
     argv: list[str]
     multiprocessing: tuple[str, bytes, str | None]
     """Name of the process, and the trainer's authkey and start method."""
+    logging: tuple[int, dict[str, int], bytes]
+    """Level of ``logging.disable``, levels of loggers, and a pickled handler of the root logger, or b""."""
+    warnings: list[Any]
+    """Filters of the warnings that Python defines. To unpickle others would import the modules that define them."""
 
 
 def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
@@ -44,7 +52,25 @@ def inheritance(name: str, environ: Mapping[str, str]) -> Inheritance:
 
     own = multiprocessing.current_process()
     start_method = multiprocessing.get_start_method(allow_none=True)
-    return Inheritance(dict(environ), list(sys.path), list(sys.argv), (name, bytes(own.authkey), start_method))
+    settings = name, bytes(own.authkey), start_method
+    filters = [each for each in warnings.filters if each[2].__module__ == "builtins"]
+    return Inheritance(dict(environ), list(sys.path), list(sys.argv), settings, _logging_settings(), filters)
+
+
+def _logging_settings() -> tuple[int, dict[str, int], bytes]:
+    import logging
+
+    import cloudpickle
+
+    root, handler = logging.getLogger(), b""
+    loggers = root.manager.loggerDict.copy().items()
+    levels = {name: each.level for name, each in loggers if isinstance(each, logging.Logger) and each.level}
+    streams = {id(getattr(sys, name)): name.strip("_") for name in ("__stdout__", "__stderr__", "stdout", "stderr")}
+    for each in reversed(root.handlers):
+        with contextlib.suppress(Exception):  # it has no standard stream, or a filter that cannot be pickled
+            stream = streams[id(each.stream)]  # type: ignore[attr-defined]
+            handler = cloudpickle.dumps((stream, each.level, each.formatter, each.filters))
+    return root.manager.disable, {"root": root.level, **levels}, handler
 
 
 def take_over(inherited: Inheritance) -> None:
@@ -57,6 +83,21 @@ def take_over(inherited: Inheritance) -> None:
     process = multiprocessing.current_process()
     process.name, process.authkey = name, authkey
     multiprocessing.set_start_method(start_method, force=True)
+    warnings.resetwarnings()
+    warnings.filters[:] = inherited.warnings  # type: ignore[index]
+    import logging
+
+    disabled, levels, pickled = inherited.logging
+    with contextlib.suppress(Exception):  # there is no handler, or a class that it needs cannot be imported here
+        stream, level, formatter, filters = pickle.loads(pickled)
+        handler = logging.StreamHandler(getattr(sys, stream))
+        handler.setLevel(level)
+        handler.setFormatter(formatter)
+        handler.filters[:] = filters
+        logging.basicConfig(handlers=[handler], force=True)
+    logging.disable(disabled)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def set_environ(environ: Mapping[str, str]) -> None:

@@ -47,8 +47,10 @@ from envmanager.hosts.wire import (
     COMMAND,
     FAILED_CODE,
     MESSAGE,
+    MESSAGE_MARK,
     NAMES,
     RECORD,
+    RECORD_MARK,
     Undecoded,
     dumps_failure,
     response_message,
@@ -200,7 +202,7 @@ class TrainerConnection:
             self._write_message(CODES[_STEP], b"", flags, n_ended)
         elif message is None:  # the whole step is in shared memory, which one atomic write reports
             now_ns = time.perf_counter_ns()
-            who = self._ticket, self._worker_id, self._generation
+            who = RECORD_MARK, self._ticket, self._worker_id, self._generation
             self._write("steps", RECORD.pack(*who, self._slot, flags, n_ended, now_ns - self._started_ns, now_ns))
         else:
             flags, data = message
@@ -212,7 +214,8 @@ class TrainerConnection:
 
     def _write_message(self, code: int, data: bytes, flags: int = 0, n_ended: int = 0) -> None:
         now_ns = time.perf_counter_ns()
-        header = MESSAGE.pack(self._ticket, code, flags, 0, n_ended, len(data), now_ns - self._started_ns, now_ns)
+        times = now_ns - self._started_ns, now_ns
+        header = MESSAGE.pack(self._ticket, code, flags, MESSAGE_MARK, n_ended, len(data), *times)
         left = memoryview(header + data)
         while left:
             left = left[self._write("connection", left) :]
@@ -233,6 +236,8 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
     factory = group = failure = None
     try:
         factory = cloudpickle.loads(pickled_env_factory)
+        if _leave_worker is not None and isinstance(factory, GroupFactory):  # not in a thread of the trainer
+            factory.fill_main()
         group = make_group(factory, worker_id)
         if hasattr(parent_conn, "use_group"):
             parent_conn.use_group(group)

@@ -176,6 +176,9 @@ class _Helper:
         for fd in fds:
             os.set_inheritable(fd, False)
         response_fd, *others = fds
+        if is_cut(response_fd):  # the start has timed out, or was interrupted
+            _close(*fds)
+            return True
         try:
             self._start(kind == EXECUTE, response_fd, others)
             if self.born:

@@ -12,7 +12,9 @@ A step that is not entirely in shared memory comes as a message through the work
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import re
 import select
 import socket
 import time
@@ -21,28 +23,24 @@ from functools import partial
 from envmanager.hosts import descriptors
 from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
-from envmanager.hosts.wire import RECORD
-from envmanager.kernel.table import Entry
+from envmanager.hosts.wire import RECORD, RECORD_MARK
 from envmanager.observe.events import EventLog, LateReplyDiscarded
-from envmanager.observe.timing import WorkerTimes
 from envmanager.processes.boot import THREAD_CAPS
 from envmanager.processes.output import take_crash_report
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.processes.starting import HelperGone, Process, start
 
-_READ_SIZE = 256 * RECORD.size
+_READ_SIZE = 1 << 16
+"""Number of bytes that a pipe holds. One read takes all records, so no death is believed before a last record."""
+_MARK = re.escape(RECORD_MARK)
+_RECORDS = re.compile(_MARK + b"(?:(?!%b).){%d}" % (_MARK, RECORD.size - len(RECORD_MARK)), re.DOTALL)
+_logger = logging.getLogger("envmanager")
 
 
 class NativeLink(ProcessLink):
     """The link to a worker that the helper process started. All these workers report steps through one step pipe."""
 
     process: Process
-
-    def __init__(
-        self, plan: LaunchPlan, factory: bytes, events: EventLog, times: WorkerTimes, *, steps_fd: int, crash_fd: int
-    ) -> None:
-        self._steps_fd, self._crash_fd = steps_fd, crash_fd
-        super().__init__(plan, factory, events, times)
 
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[Process, int]:
         assert isinstance(plan.memory, int)
@@ -58,7 +56,7 @@ class NativeLink(ProcessLink):
                         f"envmanager-worker-{plan.worker_id}",
                         "envmanager.processes.child:main",
                         (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
-                        fds=(theirs.fileno(), plan.memory, self._steps_fd, self._crash_fd),
+                        fds=(theirs.fileno(), plan.memory, *plan.shared_fds),
                         output=(1, 2) if output_fd is None else (output_fd, output_fd),
                         environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
                         deadline=time.monotonic() + plan.timeouts.start_s,
@@ -74,10 +72,10 @@ class NativeLink(ProcessLink):
 
     def output_tail(self) -> str:
         """Return the end of the worker's log, and its native crash report if there is one. Erase that report."""
-        report = ""
-        if descriptors.is_registered(self._crash_fd):  # else another thread has called close()
+        report, (_, crash_fd) = "", self._plan.shared_fds
+        if descriptors.is_registered(crash_fd):  # else another thread has called close()
             with contextlib.suppress(OSError):
-                report = take_crash_report(self._crash_fd, self.worker_id)
+                report = take_crash_report(crash_fd, self.worker_id)
         return "\n".join(filter(None, [super().output_tail(), report]))
 
 
@@ -92,26 +90,42 @@ class StepPipePoller(Poller[ProcessLink]):
         descriptors.register(self.write_fd)
         self.epoll.register(self._read_fd, select.EPOLLIN)
         self._events = events
+        self._rest = b""
+        """Bytes of the step pipe at the end of the last read that may be the beginning of a record."""
+        self._has_strays = False
 
     def read_other(self, fd: int) -> None:
         """Read ``fd`` if it is the step pipe. Append a response to ``arrived`` for each record that is not late."""
         if fd != self._read_fd:
             return
-        while True:
-            try:
-                data = os.read(fd, _READ_SIZE)
-            except BlockingIOError:
-                return
-            for ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
-                link = self.links.get(worker_id)
-                if link is None or ticket != link.step_ticket or generation != link.generation:
-                    self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
-                    continue
-                link.times.stepped(busy_ns, ended_ns)
-                link.await_nothing()
-                self.arrived.append(link.decoder.record(slot, flags, n_ended))
-            if len(data) < _READ_SIZE:
-                return
+        try:
+            data = self._rest + os.read(fd, _READ_SIZE)
+        except BlockingIOError:
+            return
+        if data.count(RECORD_MARK) * RECORD.size != len(data) or not data.startswith(RECORD_MARK, -RECORD.size):
+            data = self._without_strays(data)
+        for _, ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
+            link = self.links.get(worker_id)
+            if link is None or ticket != link.step_ticket or generation != link.generation:
+                self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
+                continue
+            link.times.stepped(busy_ns, ended_ns)
+            link.await_nothing()
+            self.arrived.append(link.decoder.record(slot, flags, n_ended))
+
+    def _without_strays(self, data: bytes) -> bytes:
+        """Return the records in ``data``. Keep the end for the next read if it may belong to a record; log the rest."""
+        records = list(_RECORDS.finditer(data))
+        end = records[-1].end() if records else 0
+        self._rest = data[max(end, len(data) - RECORD.size + 1) :]
+        if not self._has_strays:
+            self._has_strays = True
+            _logger.warning(
+                "bytes that are no record came through the pipe in which the workers report their steps. They are "
+                "skipped, and no step is lost. An environment writes to a file descriptor that it did not open. "
+                'With transport="portable" each worker has a connection of its own, and the error names the worker.'
+            )
+        return b"".join(each.group() for each in records)
 
     def close(self) -> None:
         super().close()
@@ -122,12 +136,11 @@ class StepPipePoller(Poller[ProcessLink]):
 class NativeHost(ProcessHost):
     """A ProcessHost whose workers are started by the helper process and report their steps through one pipe."""
 
-    def _make_resources(self) -> Resources[ProcessLink]:
-        self._memory, self._crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))
-        close_all = (partial(descriptors.close, fd) for fd in (self._memory, self._crash_fd))
-        poller = StepPipePoller(self.context.events, spin_ns=self._spin_ns)
-        return Resources(self.options.timeouts.close_s, poller, *close_all)
+    link_class = NativeLink
 
-    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> NativeLink:
-        fds = {"steps_fd": self._resources.poller.write_fd, "crash_fd": self._crash_fd}
-        return NativeLink(plan, pickled_factory, self.context.events, entry.times, **fds)
+    def _make_resources(self) -> Resources[ProcessLink]:
+        self._memory, crash_fd = map(descriptors.create_memory, ("envmanager", "envmanager-crashes"))
+        close_all = (partial(descriptors.close, fd) for fd in (self._memory, crash_fd))
+        poller = StepPipePoller(self.context.events, spin_ns=self._spin_ns)
+        self._shared_fds = poller.write_fd, crash_fd
+        return Resources(self.options.timeouts.close_s, poller, *close_all)

@@ -21,6 +21,7 @@ import errno
 import os
 import pickle
 import secrets
+import select
 import signal
 import socket
 import struct
@@ -36,15 +37,17 @@ from envmanager.hosts import descriptors
 from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.wire import MESSAGE, STEP_CODE, Channel
-from envmanager.kernel.table import Entry
 from envmanager.processes.boot import LENGTH, THREAD_CAPS, inheritance, python
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.system.interrupts import blocked_in_children
-from envmanager.system.machine import core_wait_ns, exit_name
+from envmanager.system.machine import core_wait_ns, exit_name, state_of
 
 _REAP_S = 1.0
 """Maximum time in seconds to wait until a killed process has ended."""
 _STEP_BYTES = 1 << 12
+_PIDFD_GET_INFO, _INFO_EXIT = 0xC040FF0B, 1 << 3
+_PIDFD_INFO = struct.Struct("=Q52xi")
+"""Mask of the fields that are wanted or known, and the status of a process that was reaped (Linux 6.15)."""
 _EXTENDED_LIMITS, _KILL_ON_JOB_CLOSE = 9, 0x2000
 _LIMIT_FLAGS_AT = 16
 _LIMITS_BYTES = 144 if sys.maxsize > 2**32 else 112
@@ -69,14 +72,14 @@ class PortableProcess:
         ``function``: "module:name". ``fd``: its descriptor of ``connection``. ``memory``: from ``open_memory``.
         ``environ``: all environment variables. ``output_fd``: descriptor for its output; None for the trainer's.
         """
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._has_ended = False
         self._exit_code: int | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         with contextlib.ExitStack() as undo:
             stdin_fd, self._life_fd = os.pipe()
             undo.callback(self._close_lifeline)
-            descriptors.register(self._life_fd)  # a fork of the trainer closes it
+            descriptors.register(self._life_fd)  # a fork of the trainer must not keep it open
             try:
                 self.pidfd, self._end_fd = descriptors.socket_pair()
                 undo.callback(descriptors.close, self.pidfd)
@@ -90,6 +93,11 @@ class PortableProcess:
             undo.callback(self._popen.kill)
             self._kill_group = _group_of(self._popen)
             self.pid = self._popen.pid
+            self._kernel_fd = descriptors.CLOSED
+            if hasattr(os, "pidfd_open"):
+                with contextlib.suppress(OSError):  # an old kernel, or the process has ended and was reaped
+                    self._kernel_fd = descriptors.register(os.pidfd_open(self.pid))
+            undo.callback(descriptors.close, self._kernel_fd)
             if sys.platform == "win32":
                 their_end = connection.share(self.pid)
             todo = inheritance(name, environ), function, their_end, ([memory], *arguments)
@@ -110,22 +118,29 @@ class PortableProcess:
             self._exit_code = self._await_end()
             self._close_lifeline()
         finally:
+            descriptors.close(self._kernel_fd)
             descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
     def _await_end(self) -> int | None:
         """Wait for the process to end, reap it and kill its group. Return the exit code; None if unknown."""
-        code = None
+        code, is_reaped = None, False
         if hasattr(os, "waitid"):
-            with contextlib.suppress(ChildProcessError):  # the user's code has reaped it
-                end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            is_known = self._kernel_fd != descriptors.CLOSED
+            kind, number = (os.P_PIDFD, self._kernel_fd) if is_known else (os.P_PID, self.pid)
+            try:
+                end = os.waitid(kind, number, os.WEXITED | os.WNOWAIT)
                 assert end is not None
                 code = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
+            except ChildProcessError:  # the user's code has reaped it, or ignores SIGCHLD
+                is_reaped, code = True, _code_of_reaped(self._kernel_fd)
+                self._popen.returncode = 0  # so that it does not wait for another child with this pid
         else:  # the process is reaped before its group is killed, whose number another could have by then
             code = self._popen.wait()
         with self._lock:
             self._has_ended = True
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            self._kill_group()
+        if not is_reaped or not state_of(self.pid):  # else another process has the pid, and leads another group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                self._kill_group()
         self._popen.wait()
         return code
 
@@ -141,7 +156,10 @@ class PortableProcess:
                 return
             if sys.platform != "win32":
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, number)
+                    if self._kernel_fd == descriptors.CLOSED:
+                        os.kill(self.pid, number)
+                    else:
+                        signal.pidfd_send_signal(self._kernel_fd, number)
             elif number != signal.SIGTERM:  # which Windows does not have
                 self._popen.kill()
 
@@ -158,6 +176,21 @@ class PortableProcess:
         """Wait at most a second for the process to be reaped, then close ``pidfd``. A second call does nothing."""
         self._thread.join(_REAP_S)
         self.pidfd = descriptors.close(self.pidfd)
+
+
+def _code_of_reaped(pidfd: int) -> int | None:
+    """Return the exit code of a process that other code has reaped, or None if the kernel does not keep it."""
+    try:
+        import fcntl
+
+        info, poll = bytearray(_PIDFD_INFO.pack(_INFO_EXIT, 0)), select.poll()
+        poll.register(pidfd, 0)
+        poll.poll(_REAP_S * 1000)  # for POLLHUP: the process is about to be reaped
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except (ImportError, OSError, ValueError):
+        return None
+    known, status = _PIDFD_INFO.unpack(info)
+    return os.waitstatus_to_exitcode(status) if known & _INFO_EXIT else None
 
 
 def _start_python(
@@ -200,8 +233,9 @@ def open_memory() -> int | str:
     """Return a descriptor of an empty, unnamed file to map as shared memory; on Windows, a name for the memory."""
     if sys.platform == "win32":
         return f"envmanager-{secrets.token_hex(16)}"
-    folder = "/dev/shm" if os.path.isdir("/dev/shm") else None  # else it may be written to a disk
-    memory, path = tempfile.mkstemp(prefix="envmanager-", dir=folder)
+    if hasattr(os, "memfd_create"):  # Linux, where /dev/shm may be small, full or read-only
+        return descriptors.create_memory("envmanager")
+    memory, path = tempfile.mkstemp(prefix="envmanager-")  # which may be written to a disk
     os.unlink(path)
     return descriptors.register(memory)
 
@@ -257,11 +291,9 @@ class PortablePoller(Poller["PortableLink"]):
 class PortableLink(ProcessLink):
     """The link to a worker started by ``subprocess``. All responses, including steps, arrive through one socket."""
 
+    channel_class = PortableChannel
     process: PortableProcess
     channel: PortableChannel
-
-    def make_channel(self) -> PortableChannel:
-        return PortableChannel()
 
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[PortableProcess, int]:
         ours, theirs = descriptors.connected_sockets()
@@ -282,10 +314,9 @@ class PortableLink(ProcessLink):
 class PortableHost(ProcessHost):
     """A ProcessHost whose workers are started by ``subprocess``, each with one socket for all its responses."""
 
-    def _make_resources(self) -> Resources[ProcessLink]:
-        poller: Any = PortablePoller(spin_ns=self._spin_ns)
-        self._memory = open_memory()
-        return Resources(self.options.timeouts.close_s, poller, partial(close_memory, self._memory))
+    link_class = PortableLink
 
-    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> PortableLink:
-        return PortableLink(plan, pickled_factory, self.context.events, entry.times)
+    def _make_resources(self) -> Resources[ProcessLink]:
+        self._memory = open_memory()
+        poller: Any = PortablePoller(spin_ns=self._spin_ns)
+        return Resources(self.options.timeouts.close_s, poller, partial(close_memory, self._memory))

@@ -16,7 +16,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from operator import is_
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import cloudpickle
@@ -33,7 +33,7 @@ from envmanager.hosts.link_host import LinkHost
 from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
 from envmanager.hosts.shared_rows import Block, BlockLayout, SharedRows, allocate
 from envmanager.hosts.spin import spin_ns
-from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, Channel, Decoder, Message, dumps_command
+from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, Channel, Decoder, dumps_command
 from envmanager.kernel.host import EnvWorker, HostContext
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
@@ -55,6 +55,8 @@ class LaunchPlan(WorkerPlan):
     start_method: str | None
     memory: int | str
     """Descriptor of the shared memory; on Windows its name."""
+    shared_fds: tuple[int, ...]
+    """Other descriptors that all workers of the manager inherit."""
     n_slots: int
     spin_ns: int
     """Maximum time in ns that the worker polls for a command before it sleeps."""
@@ -65,14 +67,16 @@ class LaunchPlan(WorkerPlan):
 class ProcessLink(Link):
     """The manager's link to a worker process. Actions and steps are exchanged through shared memory if they fit."""
 
+    channel_class: ClassVar[type[Channel]] = Channel
     decoder: Decoder
 
     def __init__(self, plan: LaunchPlan, pickled_factory: bytes, events: EventLog, times: WorkerTimes) -> None:
-        super().__init__(plan, self.make_channel(), events, times)
+        super().__init__(plan, self.channel_class(), events, times)
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._plan = plan
         self._worker_rows: SharedRows | None = None
-        self._rows_to_attach: SharedRows | None = None
+        self.rows_to_attach: SharedRows | None = None
+        """Rows to attach once a replacement has started; None if the manager's steps are not in shared memory."""
         descriptors.require_room(_DESCRIPTORS_TO_START)
         descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
         self._log, output_fd = None, None
@@ -88,10 +92,6 @@ class ProcessLink(Link):
             if output_fd is not None:
                 os.close(output_fd)
         self.channel.open(fd, self.process.pidfd)
-
-    def make_channel(self) -> Channel:
-        """Return a new channel, which is opened once the process has started."""
-        return Channel()
 
     @abstractmethod
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[WorkerProcess, int]:
@@ -137,22 +137,9 @@ class ProcessLink(Link):
         message = COMMAND.pack(self.ticket, ATTACH_CODE, self.slot, 0, 0, len(data)) + data
         self.channel.push(message, time.monotonic() + self._timeouts.call_s)
 
-    def begin_again_in(self, worker_rows: SharedRows | None, config: ResetConfig, slot: int) -> None:
-        """Schedule the first reset of a replacement worker. If ``worker_rows`` is not None, attach it before the reset.
-
-        ``slot`` is the last slot that the other workers used. Only rows in the same slot can be returned as one view.
-        """
-        self.slot, self._rows_to_attach = slot, worker_rows
-        self.begin_again(config)
-
     def have_started_again(self) -> None:
-        if self._rows_to_attach is not None:
-            self.attach(self._rows_to_attach)
-
-    def step_response(self, message: Message) -> EnvironmentResponse:
-        self.await_nothing()
-        self.times.stepped(message.busy_ns, message.ended_ns)
-        return self.decoder.response(message, _STEP, self.slot)
+        if self.rows_to_attach is not None:
+            self.attach(self.rows_to_attach)
 
     def output_tail(self) -> str:
         """Return the end of the worker's log file, or "" without ``log_dir``."""
@@ -160,7 +147,7 @@ class ProcessLink(Link):
 
     def release(self) -> None:
         super().release()
-        self._worker_rows = self._rows_to_attach = None
+        self._worker_rows = self.rows_to_attach = None
         self.decoder.attach(None)
 
 
@@ -170,7 +157,9 @@ class ProcessHost(LinkHost[ProcessLink]):
     Each subclass implements a transport, which determines how processes are started and how they send responses.
     """
 
+    link_class: ClassVar[type[ProcessLink]]
     options: ProcessOptions
+    _shared_fds: tuple[int, ...] = ()
     _memory: int | str
     """Descriptor of the memory that the workers share; on Windows its name. ``_make_resources`` sets it."""
 
@@ -219,24 +208,18 @@ class ProcessHost(LinkHost[ProcessLink]):
         options = self.options
         environ = dict(os.environ) if options.worker_env is None else options.worker_env
         plan = LaunchPlan(
-            worker_id=entry.worker_id,
-            env_ids=entry.env_ids,
-            generation=entry.generation,
+            **attrs.asdict(self.plan_of(entry), recurse=False),
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
             start_method=options.start_method,
             memory=self._memory,
+            shared_fds=self._shared_fds,
             n_slots=self._n_slots,
             spin_ns=self._spin_ns,
-            timeouts=options.timeouts,
             environ=environ,
             log_dir=options.log_dir,
         )
         pickled = cloudpickle.dumps(factory, protocol=5)
-        return self.care_for(lambda: self.make_link(plan, pickled, entry))
-
-    @abstractmethod
-    def make_link(self, plan: LaunchPlan, pickled_factory: bytes, entry: Entry) -> ProcessLink:
-        """Start a worker process and return its link, without waiting for its environments to be made."""
+        return self.care_for(lambda: self.link_class(plan, pickled, self.context.events, entry.times))
 
     def await_start(self) -> dict[int, StartReport]:
         if not self._starting:
@@ -280,10 +263,11 @@ class ProcessHost(LinkHost[ProcessLink]):
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         worker = self.workers[worker_id]
         if isinstance(worker, ProcessLink):
+            # Only rows in the same slot can be returned as one view, so take the last slot that the others have used.
             others = (each.slot for each in self.workers if isinstance(each, ProcessLink) and each is not worker)
-            worker.begin_again_in(self._worker_rows[worker_id] if self._worker_rows else None, config, next(others, 0))
-            return None
-        if self._worker_rows and isinstance(worker, LocalWorker):
+            worker.slot = next(others, 0)
+            worker.rows_to_attach = self._worker_rows[worker_id] if self._worker_rows else None
+        elif self._worker_rows and isinstance(worker, LocalWorker):
             worker.attach(self._worker_rows[worker_id])
         return super().begin_again(worker_id, config)
 

@@ -3,8 +3,10 @@
 The function of a process and its arguments are written to a memfd that the process inherits. So the trainer does not
 block if the process is stopped or ends before it has read them. The module ``helper`` describes how a process starts.
 
-A program has one helper at a time and one life pipe (see ``helper``). The pipe stays open until the program ends,
-because all workers are killed when it closes. A process forked by user code gets its own helper and pipe when needed.
+A program usually has one helper, which all its managers share, and one life pipe (see ``helper``). A helper in which a
+start timed out may only be busy, so it goes on for the processes that need it, and the next start uses another one. The
+pipe stays open until the program ends, because all workers are killed when it closes. A process forked by user code
+gets its own helper and pipe when needed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +43,8 @@ PRELOADABLE = {
 """Modules that the helper imports before it forks a worker, if the trainer has imported the module named by the key."""
 _REAP_S = 1.0
 """Timeout in seconds for a killed process to end, and for the helper to report its exit code."""
+_NO_WAIT_S = 10.0
+"""Time in seconds after such a timeout in which no exit code from the same helper is waited for."""
 _LOOK_EVERY_S = 0.5
 """Interval in seconds at which a wait for a response checks whether the helper has ended or is stopped."""
 
@@ -71,27 +76,40 @@ class Helper:
         process.returncode = 0  # so that the Popen object does not reap the process, which this class does
         self.pid = process.pid
         self._fd, self._pidfd = register(ours.detach()), register(os.pidfd_open(process.pid))
+        self.users: weakref.WeakSet[Process] = weakref.WeakSet()
+        """Processes that the helper starts or is the parent of. While it has any, it is not killed for being late."""
+        self.is_late = False
+        """Whether a start has timed out, or found the queue of requests full, since the helper last responded."""
+        self._wait_again_at = -math.inf
         self._is_stopped = False
+        self._lock = threading.RLock()
+        """Lock held while the descriptors are used or closed. Once they are closed, other files may get the numbers."""
 
     def responds(self) -> bool:
         """Return whether the helper is running and not stopped by a signal."""
-        if self._is_stopped:
-            return False
-        try:
-            options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PIDFD, self._pidfd, options) is None
-        except ChildProcessError:  # the user's code has reaped it
-            return False
+        with self._lock:
+            if self._is_stopped:
+                return False
+            try:
+                options = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+                return os.waitid(os.P_PIDFD, self._pidfd, options) is None
+            except ChildProcessError:  # the user's code has reaped it
+                return False
 
     def ask(self, request: str, fds: Sequence[int] = ()) -> None:
         """Send a request and ``fds`` without blocking, or raise HelperGone. Any response comes through ``fds[0]``."""
-        if self._is_stopped:  # by another thread
-            raise HelperGone
-        try:
-            with socket.socket(fileno=os.dup(self._fd)) as requests:
-                socket.send_fds(requests, [request.encode()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except (BlockingIOError, ConnectionError) as error:  # the queue of requests is full, or the helper has ended
-            raise HelperGone from error
+        with self._lock:
+            if self._is_stopped:  # by another thread
+                raise HelperGone
+            try:
+                with socket.socket(fileno=os.dup(self._fd)) as requests:
+                    socket.send_fds(requests, [request.encode()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError as error:  # the queue of requests is full
+                self.is_late = True
+                raise HelperGone from error
+            except ConnectionError as error:  # the helper is ending
+                self.stop()
+                raise HelperGone from error
 
     def wait_for(self, fd: int, deadline: float) -> None:
         """Wait until ``fd`` is readable. Raises TimeoutError at ``deadline``, HelperGone if ``responds()`` is False."""
@@ -106,44 +124,73 @@ class Helper:
             if left_s <= 0:
                 raise TimeoutError(errno.ETIMEDOUT, "the helper process does not respond")
 
+    def await_report(self, fd: int) -> None:
+        """Wait at most a second until the helper reports through ``fd`` how an ended process of its own has ended.
+
+        After a wait in vain, the helper is busy, such as with an import, and there are no more waits for some time. So
+        a call that finds many processes ended takes a second longer, and not a second for each.
+        """
+        now = time.monotonic()
+        if now >= self._wait_again_at and not wait_for([fd], _REAP_S):
+            self._wait_again_at = now + _REAP_S + _NO_WAIT_S
+
+    def note_response(self) -> None:
+        """Record that the helper has responded, and so is neither hung nor busy."""
+        self.is_late, self._wait_again_at = False, -math.inf
+
     def stop(self) -> None:
         """Kill and reap the helper and close its descriptors. Its children keep running. A second call does nothing."""
-        if self._is_stopped:
-            return
-        self._is_stopped = True
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
-        for fd in (self._fd, self._pidfd):
-            descriptors.close(fd)
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+            for fd in (self._fd, self._pidfd):
+                descriptors.close(fd)
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _life_fds: tuple[int, int] | None = None
-_helper: Helper | None = None
+_helpers: list[Helper] = []
 
 
 @after_fork_in_child
-def _forget_helper() -> None:
-    """Discard the parent's helper and life pipe, in a process that user code has forked."""
-    global _lock, _life_fds, _helper
-    _lock, _life_fds, _helper = threading.Lock(), None, None
+def _forget_helpers() -> None:
+    """Discard the parent's helpers and life pipe, in a process that user code has forked."""
+    global _lock, _life_fds, _helpers
+    _lock, _life_fds, _helpers = threading.RLock(), None, []
 
 
-def find_helper() -> Helper:
-    """Return this program's helper. Start one if there is none, and replace it if it has ended or is stopped."""
-    global _life_fds, _helper
+def find_helper(user: Process | None = None) -> Helper:
+    """Return a helper that is not late, for ``user`` if given. Start one if there is none."""
+    global _life_fds
     with _lock:
         if _life_fds is None:
             read_fd, write_fd = os.pipe()
             _life_fds = register(read_fd), register(write_fd)
-        if _helper is not None and not _helper.responds():
-            _helper.stop()
-            _helper = None
-        if _helper is None:
-            _helper = Helper(_life_fds[0])
-        return _helper
+        helper = _choose_helper()
+        if helper is None:
+            helper = Helper(_life_fds[0])
+            _helpers.append(helper)
+        if user is not None:
+            helper.users.add(user)
+        return helper
+
+
+def _choose_helper() -> Helper | None:
+    """Return the first helper that is not late, or None. Kill those without users, and those that do not respond."""
+    chosen = None
+    for helper in list(_helpers):
+        responds = helper.responds()
+        if responds and not helper.is_late and chosen is None:
+            chosen = helper
+        elif not responds or not helper.users:
+            helper.stop()
+            _helpers.remove(helper)
+    return chosen
 
 
 def load(*modules: str) -> None:
@@ -168,41 +215,52 @@ class Process:
         finally:
             os.close(data_fd)
         self._exit_code: int | None = None
+        self._wait_until = math.inf
+        """Time until which the end of a killed process is waited for, so that many killed together share one second."""
         self._is_released = False
-        self._reaping = threading.Lock()
+        self._lock = threading.RLock()
+        """Lock held while the descriptors are used, and while ``release`` closes them."""
 
     def _start(self, request: str, fds: Sequence[int], deadline: float) -> None:
         ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                self._helper = find_helper()
+        with ours, theirs:  # once ``ours`` is closed, the helper does not start the process, or kills it
+            self._helper = find_helper(self)
+            try:
                 try:
                     self._helper.ask(request, [theirs.fileno(), *fds])
-                except HelperGone:  # the helper was ending and has not read the request
-                    self._helper.stop()
-                    self._helper = find_helper()
+                except HelperGone:  # the helper has not read the request
+                    self._helper.users.discard(self)
+                    self._helper = find_helper(self)
                     self._helper.ask(request, [theirs.fileno(), *fds])
-            try:
+                theirs.close()
                 self._helper.wait_for(ours.fileno(), deadline)
                 data, received, _, _ = socket.recv_fds(ours, RESPONSE.size, 1)
-                if not data:
+                if not data:  # the helper is ending
+                    self._helper.stop()
                     raise HelperGone
-            except (HelperGone, TimeoutError):
-                self._helper.stop()  # its children continue; the next start makes a new helper
+                self._helper.note_response()
+                (self.pid,) = RESPONSE.unpack(data)
+                if self.pid < 0:
+                    raise OSError(-self.pid, os.strerror(-self.pid))
+                if not received:
+                    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            except BaseException as error:
+                self._helper.is_late |= isinstance(error, TimeoutError)
+                self._helper.users.discard(self)
+                with _lock:
+                    _choose_helper()  # kills this one, unless other processes need it
                 raise
-            (self.pid,) = RESPONSE.unpack(data)
-            if self.pid < 0:
-                raise OSError(-self.pid, os.strerror(-self.pid))
-            if not received:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             os.set_inheritable(received[0], False)
             self.pidfd, self._response_fd = register(received[0]), register(ours.detach())
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended. When it ends, the helper kills its process group."""
-        if not self._is_released:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, number)
+        with self._lock:
+            if number == signal.SIGKILL:
+                self._wait_until = min(self._wait_until, time.monotonic() + _REAP_S)
+            if not self._is_released:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self.pidfd, number)
 
     def core_wait_ns(self) -> int:
         """Return the time (ns) that the process's main thread has waited for a free core, or 0 if it is unknown."""
@@ -215,14 +273,19 @@ class Process:
 
     def _await_reaping(self) -> None:
         """Wait briefly for the process to end. Store its exit code. If the helper is gone, kill the process group."""
-        with self._reaping:
-            if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], _REAP_S):
+        helper, left_s = self._helper, min(_REAP_S, self._wait_until - time.monotonic())
+        if self._exit_code is not None or self._is_released or not wait_for([self.pidfd], left_s):
+            return
+        if helper.responds():
+            helper.await_report(self._response_fd)
+        with self._lock:
+            if self._exit_code is not None or self._is_released:  # by another thread
                 return
-            timeout_s = _REAP_S if self._helper.responds() else 0.0
-            data = os.read(self._response_fd, RESPONSE.size) if wait_for([self._response_fd], timeout_s) else b""
+            data = os.read(self._response_fd, RESPONSE.size) if wait_for([self._response_fd], 0.0) else b""
             if len(data) == RESPONSE.size:
                 (self._exit_code,) = RESPONSE.unpack(data)
-            elif not self._helper.responds() and state_of(self.pid) in ("", "Z"):
+                helper.note_response()
+            elif not helper.responds() and state_of(self.pid) in ("", "Z"):
                 # A number is not reused while its group has members. A process with this pid leads another group.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, signal.SIGKILL)
@@ -230,10 +293,12 @@ class Process:
     def release(self) -> None:
         """Wait briefly for the process to be reaped, then close its descriptors. A second call does nothing."""
         self._await_reaping()
-        with self._reaping:  # close() in one thread, and in another a call that describes the end
-            self._is_released = True
-            descriptors.close(self.pidfd)
-            descriptors.close(self._response_fd)
+        with self._lock:
+            if not self._is_released:
+                self._is_released = True
+                descriptors.close(self.pidfd)
+                descriptors.close(self._response_fd)
+                self._helper.users.discard(self)
 
 
 def start(

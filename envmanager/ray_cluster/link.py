@@ -123,7 +123,7 @@ class ActorConnection(Channel):
             self._end()
 
     def _end(self) -> None:
-        if not self._has_ended:
+        with self.lock:
             self._has_ended = True
             self._end_fd = descriptors.close(self._end_fd)  # this makes ``pidfd`` readable
 
@@ -140,8 +140,8 @@ class ActorConnection(Channel):
         return self._exit_name
 
     def release(self) -> None:
-        self.pidfd, self._end_fd = map(descriptors.close, (self.pidfd, self._end_fd))
-        self._has_ended = True
+        self._end()
+        self.pidfd = descriptors.close(self.pidfd)
 
 
 class ActorLink(Link):

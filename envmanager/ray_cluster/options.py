@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.options import LocalCount, ProcessOptions, StartMethod, a_mapping, at_least
+from envmanager.options import LocalCount, ProcessOptions, StartMethod, a_mapping, at_least, plain, plain_numbers
 from envmanager.structuring import structure
 
 _optional = attrs.validators.optional
@@ -59,7 +59,7 @@ def _check_address(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f'address must be a text such as "auto" or "10.0.0.1:6379", or None, not {value!r}.')
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class ClusterOptions:
     """The address of a cluster, and the resources and nodes of its workers.
 
@@ -96,7 +96,7 @@ class ClusterOptions:
             raise UsageError(f"resources.custom must be a mapping of amounts, not {custom!r}.")
         amounts = {}
         for key, amount in {**given, **{f"custom.{name}": amount for name, amount in custom.items()}}.items():
-            if not isinstance(amount, int | float) or isinstance(amount, bool) or not 0 <= amount < math.inf:
+            if not isinstance(plain(amount), int | float) or isinstance(amount, bool) or not 0 <= amount < math.inf:
                 raise UsageError(f"resources.{key} must be a number from 0 up, not {amount!r}.")
             if amount:
                 amounts[_RAYS_NAMES.get(key, key.removeprefix("custom."))] = float(amount)
@@ -118,7 +118,7 @@ def _means_nothing(why: str) -> Any:
     return check
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class RayOptions(ProcessOptions):
     """The options of RayEnvManager: ProcessOptions, and ``cluster`` or the fields of ClusterOptions."""
 

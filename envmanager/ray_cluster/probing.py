@@ -7,9 +7,8 @@
     what a call of Ray costs ───┘
 
 A call costs the trainer much more than a message to a local process. Cheap environments are therefore faster
-in fewer actors with more environments each, even if some CPUs then stay free.
-
-Only the environment is measured, in an actor; the cost of a call is a constant.
+in fewer actors with more environments each, even if some CPUs then stay free. Only the environment is measured, in an
+actor; the cost of a call is a constant.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ from typing import Any
 
 import attrs
 
-from envmanager.placing.placement import Placement, Probe, describe_seconds
+from envmanager.adapters.factories import factories_for
+from envmanager.placing.pair import OnePerProcess, try_two
+from envmanager.placing.placement import AS_GOOD, Placement, Probe, describe_seconds
 from envmanager.placing.probing import ProbeEnded, measure
 from envmanager.ray_cluster.options import ClusterOptions, RayOptions
 
@@ -30,8 +31,6 @@ CALL_S = 400e-6
 """Trainer time per call to an actor in seconds, measured on one core (docs/ray.md). Calls are made one at a time."""
 ANSWER_S = 600e-6
 """Time from a call to its answer in seconds, without the steps of the environments."""
-AS_GOOD = 1.05
-"""Maximum time of a step, as a multiple of the least time. The fewest actors within this limit are chosen."""
 
 _logger = logging.getLogger("envmanager")
 
@@ -41,7 +40,7 @@ def place_on_cluster(
 ) -> Placement:
     """Probe the first environment in an actor. Log and return a placement for a cluster with ``n_cpus`` CPUs.
 
-    A single environment is not probed. On ProbeEnded, choose as many actors as the environments and CPUs allow.
+    A single environment is not probed. On ProbeEnded and OnePerProcess, choose as many actors as can be.
     """
     n_envs, each = options.n_envs, cluster.amounts.get("CPU")
     if n_envs == 1:
@@ -50,17 +49,16 @@ def place_on_cluster(
     one = functools.partial(manager_class, cluster=attrs.evolve(cluster, envs_per_worker=None, placement="pack"))
     try:
         chosen = choose(measure(one, env_factory, options), n_envs, n_room)
-    except ProbeEnded as ended:
+        if chosen.shares_a_process(n_envs):
+            try_two(one, factories_for(env_factory, n_envs), options)
+    except (ProbeEnded, OnePerProcess) as ended:
         chosen = _placement(n_envs, min(n_room, n_envs), str(ended))
     _logger.info("%s", chosen)
     return chosen
 
 
 def round_s(probe: Probe, n_envs: int, n_workers: int) -> float:
-    """Return the estimated seconds of one step of all environments.
-
-    The estimate adds up one call per actor, one answer, and the steps of the actor with the most environments.
-    """
+    """Return the estimated seconds of a step of all: a call per actor, an answer, the steps of the fullest actor."""
     return n_workers * CALL_S + ANSWER_S + math.ceil(n_envs / n_workers) * probe.wall_s
 
 

@@ -154,6 +154,14 @@ class RestartsAfterFaults(FaultyManagers):
             trainer.until_lost()
             assert trainer.manager.get_attr("seeds")[1] == [derive_seed(4, 1, 1)]
 
+    def test_case_20_attributes_that_were_set_hold_in_the_replacement(self) -> None:
+        with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
+            trainer.manager.set_attr("label", "first")
+            trainer.manager.set_attr("label", ["x", "y", "z"])
+            trainer.manager.set_attr("label", "last", env_ids=[0])
+            trainer.until_lost()
+            assert trainer.manager.get_attr("label") == ["last", "y", "z"]
+
     def test_case_23_a_new_generation_has_slot_numbers_of_its_own(self) -> None:
         with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
             before = [context.slot for context in trainer.manager.get_attr("context")]

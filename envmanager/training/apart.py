@@ -39,7 +39,7 @@ from envmanager.importing import needed_by
 from envmanager.options import choose_transport
 from envmanager.policy import Policy
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
-from envmanager.system.machine import state_name
+from envmanager.system.machine import advice, state_name
 from envmanager.training.message_pipe import MessagePipe
 from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
 
@@ -297,8 +297,10 @@ def _start(
             from envmanager.processes.starting import start  # imported here because it needs Linux
 
             return start("spawn", who, function, arguments, fds=(theirs.fileno(), int(memory))), pipe, copies
-    except BaseException:
+    except BaseException as error:
         pipe.close()
+        if isinstance(error, OSError):
+            raise LearnerFailed(f"the learner could not be started: {error}. {advice(error)}".strip()) from error
         raise
     finally:
         close_memory(memory)

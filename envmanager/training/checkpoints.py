@@ -31,7 +31,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import BehaviorSpec
-from envmanager.errors import EnvManagerError, MissingExtra, NotWritten, UsageError
+from envmanager.errors import EnvManagerError, ImportFailed, NotWritten, UsageError
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode
 from envmanager.observe.files import write_anew
@@ -275,13 +275,13 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert exceptions in the block, except MissingExtra, to UsageErrors. A damaged file can cause any exception.
+    """Convert exceptions in the block, except ImportFailed, to UsageErrors. A damaged file can cause any exception.
 
     The message consists of ``what``, the reason and ``advice``. The reason is ``why``, or else the exception's text.
     """
     try:
         yield
-    except MissingExtra:
+    except ImportFailed:
         raise
     except Exception as error:
         raise UsageError(f"{what}: {why or _reason(error)}. {advice}".rstrip()) from error

@@ -20,7 +20,7 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
-from envmanager.options import at_least
+from envmanager.options import at_least, plain_numbers
 from envmanager.policy import Policy
 from envmanager.training.actions import ActionHeads, Discrete
 from envmanager.training.masks import FORBIDDEN, ActionMask, forbid
@@ -32,7 +32,7 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import Tensor, nn
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class DQNOptions(ReplayOptions):
     """The options of the trainer ``DQN``. Step counts are in agent steps, not frames."""
 

@@ -17,6 +17,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episode, Episodes
+from envmanager.options import plain
 from envmanager.policy import Policy
 
 
@@ -92,7 +93,8 @@ def evaluate_until(
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation | None:
     """Evaluate as ``evaluate`` does, but check ``is_over()`` before each step and return None once it is True."""
-    wanted = [episodes_per_env] * manager.n_envs if isinstance(episodes_per_env, int) else list(episodes_per_env)
+    given = plain(episodes_per_env)
+    wanted = [given] * manager.n_envs if isinstance(given, int) else list(given)
     if len(wanted) != manager.n_envs or min(wanted) < 0 or not any(wanted):
         raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")
     for behavior, policy in policies.items():

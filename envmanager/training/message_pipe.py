@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import threading
 import time
 from typing import Any
 
@@ -33,6 +34,8 @@ class MessagePipe:
         self._inbox = bytearray()
         self.hung_up = False
         """Whether either end is known to be closed. Messages that were already read can still be received."""
+        self._lock = threading.RLock()
+        """Lock held while the socket is used and while ``close`` closes it, perhaps in another thread."""
 
     @property
     def has_unsent(self) -> bool:
@@ -46,7 +49,7 @@ class MessagePipe:
         pickle.dump(message, buffer, protocol=5)
         view = buffer.getbuffer()
         _LENGTH.pack_into(view, 0, len(view) - _LENGTH.size)
-        with defer_interrupts():
+        with defer_interrupts(), self._lock:
             self._unsent.append(view)
             self._write()
 
@@ -54,13 +57,14 @@ class MessagePipe:
         """Wait until the socket is ready, then write queued bytes and read new ones. Return False only on timeout."""
         deadline = time.monotonic() + timeout_s
         with defer_interrupts():
-            while not self.hung_up:
+            while (fd := self._fd) != descriptors.CLOSED and not self.hung_up:
                 with allow_interrupts():
-                    writable = [self._fd] if self._unsent else []
-                    ready = descriptors.wait_for([self._fd], deadline - time.monotonic(), writable=writable)
+                    writable = [fd] if self._unsent else []
+                    ready = descriptors.wait_for([fd], deadline - time.monotonic(), writable=writable)
                 if ready:
-                    self._write()
-                    self._read()
+                    with self._lock:
+                        self._write()
+                        self._read()
                     break
                 if time.monotonic() >= deadline:
                     return False
@@ -71,7 +75,8 @@ class MessagePipe:
         with defer_interrupts():
             message = self._take()
             if message is None and not self.hung_up:
-                self._read()
+                with self._lock:
+                    self._read()
                 message = self._take()
         if message is None and self.hung_up:
             raise EOFError
@@ -79,8 +84,9 @@ class MessagePipe:
 
     def close(self) -> None:
         """Close the socket and discard unsent bytes."""
-        self._fd = descriptors.close(self._fd)
-        self._hang_up()
+        with self._lock:
+            self._fd = descriptors.close(self._fd)
+            self._hang_up()
 
     def _write(self) -> None:
         while self._unsent:

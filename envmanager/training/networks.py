@@ -40,26 +40,22 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self._spec = spec
-        parts = [
+        parts: list[Any] = [
             Unseen() if place == unseen else _part(leaf, convolutions, normalize)
             for place, leaf in enumerate(leaves(spec))
         ]
         self.parts = nn.ModuleList(parts)
-        self.n_features = sum(int(part.n_features) for part in self._all)
-
-    @property
-    def _all(self) -> list[Any]:
-        return list(self.parts)
+        self.n_features = sum(int(part.n_features) for part in parts)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Return the features of a batch. ``obs`` lists the observations' leaves, each ``[n, …]``, in tree order."""
-        features = [part(leaf) for part, leaf in zip(self._all, obs, strict=True) if part.n_features]
+        features = [part(leaf) for part, leaf in zip(self.parts, obs, strict=True) if part.n_features]
         return torch.cat(features, dim=-1)
 
     @property
     def is_normalized(self) -> bool:
         """Whether any leaf of the observations is normalized."""
-        return any(_has_scale(part) for part in self._all)
+        return any(_has_scale(part) for part in self.parts)
 
     def learn_scale(self, obs: Sequence[Tensor]) -> None:
         """Update the normalization's means and variances from a batch of observations. ``obs`` lists their leaves."""

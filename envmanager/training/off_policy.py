@@ -20,12 +20,13 @@ from typing import Any, NamedTuple, Protocol
 import attrs
 import numpy as np
 
+from envmanager.adapters.other_names import other_names
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
-from envmanager.options import at_least, one_of
+from envmanager.options import at_least, one_of, plain_numbers
 from envmanager.policy import Policy
 from envmanager.training.named_arrays import named, of_part
 from envmanager.training.networks import CONVOLUTIONS, Encoder, pick_device, to_tensor
@@ -40,9 +41,11 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import Tensor, nn
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class ReplayOptions:
     """The options of all trainers with a replay. Subclasses override some defaults. Step counts are in agent steps."""
+
+    other_names = staticmethod(other_names)
 
     capacity: int = attrs.field(default=100_000, validator=at_least(1))
     share_frames: bool = False

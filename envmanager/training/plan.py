@@ -17,9 +17,10 @@ from typing import Any
 
 import attrs
 
+from envmanager.adapters.other_names import other_names
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.metrics import parse as parse_metrics
-from envmanager.options import at_least
+from envmanager.options import at_least, plain_numbers
 from envmanager.registry import ManagerOptions, structure
 from envmanager.training.rounds import Rounds
 
@@ -33,11 +34,13 @@ NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
 """Manager options not saved in checkpoints, because they may contain secrets or apply to a single run only."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class TrainingOptions:
     """Options in a config's ``training`` table. Training ends after ``steps`` agent steps of all learners together."""
 
-    steps: int = 100_000
+    other_names = staticmethod(other_names)
+
+    steps: int = attrs.field(default=100_000, validator=at_least(1))
     seed: int = 0
     device: str = "auto"
     threads: int | None = 1
@@ -47,7 +50,7 @@ class TrainingOptions:
     """Number of agent steps between checkpoints; None for no regular ones. A checkpoint is also written at the end."""
     keep: int = attrs.field(default=3, validator=at_least(1))
     """Number of newest checkpoints to keep. The checkpoint with the best evaluation is kept too."""
-    evaluation_episodes: int = 100
+    evaluation_episodes: int = attrs.field(default=100, validator=at_least(0))
     """Number of greedy episodes in an evaluation, divided among the environments; 0 for no evaluation at the end."""
     evaluate_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     """Number of agent steps between evaluations in separate environments; None for no evaluations during training."""
@@ -57,10 +60,6 @@ class TrainingOptions:
     """Rounds in which behaviors learn in turn; without rounds all unfrozen behaviors learn at the same time."""
 
     def __attrs_post_init__(self) -> None:
-        if self.steps < 1:
-            raise UsageError(f"steps must be a whole number of at least 1, not {self.steps!r}.")
-        if self.evaluation_episodes < 0:
-            raise UsageError(f"evaluation_episodes must be at least 0, not {self.evaluation_episodes!r}.")
         if self.evaluate_every is not None and not self.evaluation_episodes:
             raise UsageError("evaluate_every needs evaluation_episodes, the number of episodes of each evaluation.")
 
@@ -106,7 +105,10 @@ class TrainingPlan:
     ) -> TrainingPlan:
         """Build a plan from ``config``. Raises ConfigError for a mistake, UsageError for ``resume`` with ``force``."""
         tables = config.get("training") or {}
-        training = structure(TrainingOptions, _without_rounds(tables), where="training")
+        without_rounds = tables  # _rounds parses them, with clearer errors
+        if isinstance(tables, Mapping):
+            without_rounds = {key: value for key, value in tables.items() if key != "rounds"}
+        training = structure(TrainingOptions, without_rounds, where="training")
         table = config.get("manager") or {}
         with_seed = {"seed": training.seed, **table} if isinstance(table, Mapping) else table
         manager = structure(ManagerOptions, with_seed, where="manager")
@@ -129,7 +131,10 @@ class TrainingPlan:
             if isinstance(self.manager.env, str):
                 manager = attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
             told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
-            return SavedPlan(**json.loads(json.dumps(told, default=_as_plain)))
+            plain = json.dumps(
+                told, default=lambda value: dict(value) if isinstance(value, Mapping) else os.fspath(value)
+            )
+            return SavedPlan(**json.loads(plain))
         except (TypeError, ValueError, FileNotFoundError):  # FileNotFoundError: the working directory was deleted
             return None
 
@@ -142,15 +147,6 @@ class TrainingPlan:
     def control(self) -> Path:
         """Path of the control file, which a person may edit to change the training while it runs."""
         return self.directory / CONTROL
-
-
-def _as_plain(value: Any) -> Any:
-    return dict(value) if isinstance(value, Mapping) else os.fspath(value)
-
-
-def _without_rounds(tables: Any) -> Any:
-    """Return the ``training`` table without the key ``rounds``. ``_rounds`` parses that key, with clearer errors."""
-    return {key: value for key, value in tables.items() if key != "rounds"} if isinstance(tables, Mapping) else tables
 
 
 def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:

@@ -23,14 +23,15 @@ import attrs
 import numpy as np
 
 from envmanager.adapters.factories import call_factory, resolve
+from envmanager.adapters.recipes import with_recipe
 from envmanager.adapters.resets import Resetter
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext
-from envmanager.errors import MissingExtra, UsageError
+from envmanager.errors import ImportFailed, UsageError
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.files import reporting
-from envmanager.registry import ManagerOptions, with_recipe
+from envmanager.registry import ManagerOptions
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.training.saved import SavedTraining
 
@@ -149,7 +150,7 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
         warnings.simplefilter("ignore")  # mistakes raise errors below
         try:
             environment = _make(options, mode)
-        except (MissingExtra, UsageError):
+        except (ImportFailed, UsageError):
             raise
         except Exception as error:
             raise _cannot_be_shown(env, mode, error) from error

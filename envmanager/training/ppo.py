@@ -17,11 +17,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.adapters.other_names import other_names
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.data.trees import leaves
 from envmanager.importing import needed_by
-from envmanager.options import at_least, one_of
+from envmanager.options import at_least, one_of, plain_numbers
 from envmanager.policy import Policy
 from envmanager.training.actions import ActionHeads
 from envmanager.training.masks import ActionMask
@@ -38,9 +39,11 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import Tensor, nn
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class PPOOptions:
     """Options of PPO, under their usual names. ``rollout``: agent steps per update, summed over all agents."""
+
+    other_names = staticmethod(other_names)
 
     rollout: int = attrs.field(default=1024, validator=at_least(1))
     epochs: int = attrs.field(default=10, validator=at_least(1))
@@ -162,7 +165,7 @@ class PPO(Trainer):
         self.behavior = behavior
         self.options = PPOOptions() if options is None else options
         self._device = pick_device(device)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(int(seed))
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.model = ActorCritic(behavior, spec, self.options).to(self._device)

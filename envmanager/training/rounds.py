@@ -19,7 +19,8 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.options import at_least
+from envmanager.importing import SIMILAR
+from envmanager.options import at_least, plain_numbers
 
 _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [target]]"
 
@@ -35,11 +36,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _check_steps(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"steps must be a whole number of at least 1, how many each environment plays, not {value!r}.")
-
-
 def _check_groups(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, tuple) or not value or not all(_is_group(group) for group in value):
         raise UsageError(f"train must be {_EXAMPLE}, not {value!r}.")
@@ -53,11 +49,11 @@ def _is_group(group: Any) -> bool:
     return isinstance(group, tuple) and bool(group) and all(isinstance(behavior, str) for behavior in group)
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class Rounds:
     """The table ``training.rounds`` of a config: the length of a round, and the behaviors that learn in each round."""
 
-    steps: int = attrs.field(default=0, validator=_check_steps)
+    steps: int = attrs.field(default=0, validator=at_least(1))
     """Minimum number of steps that each environment takes in a round."""
     train: Any = attrs.field(default=(), converter=_groups, validator=_check_groups)
     """Behaviors that learn: one list per round, repeated in order. Other behaviors are frozen during the round."""
@@ -103,6 +99,6 @@ class RoundCount:
 
 def unknown_behavior(behavior: Any, known: Sequence[str]) -> str:
     """Return the end of an error message about an unknown behavior, with a similar name and all known names."""
-    near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=SIMILAR)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"the behavior {behavior!r}, which is not known{hint}; known are {', '.join(map(repr, known)) or 'none'}."

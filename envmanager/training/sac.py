@@ -26,7 +26,7 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
-from envmanager.options import at_least
+from envmanager.options import at_least, plain_numbers
 from envmanager.policy import Policy
 from envmanager.training.networks import Encoder, mlp
 from envmanager.training.off_policy import Batch, OffPolicyTrainer, ReplayOptions
@@ -37,7 +37,7 @@ with needed_by("envmanager.training", extra="torch"):
     from torch import Tensor, nn
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class SACOptions(ReplayOptions):
     """Options of the SAC trainer. All step counts are in agent steps, not frames."""
 

@@ -8,9 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
+from envmanager.adapters.other_names import other_names
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import Plugins, nearest
+from envmanager.options import at_least, plain_numbers, seconds
 from envmanager.structuring import structure
 from envmanager.training.apart import LEARNER_TIMEOUT_S, Apart
 from envmanager.training.checkpoints import Checkpoint, restoring
@@ -76,23 +80,29 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]]) -> None:
                 raise ConfigError(f"trainers.{behavior}.apart: {error}") from error
 
 
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
+class _OfAnyKind:
+    """The options in a trainer's table that every kind of trainer has."""
+
+    other_names = staticmethod(other_names)
+
+    kind: Any = None
+    frozen: bool = False
+    apart: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    learner_timeout_s: float = attrs.field(default=LEARNER_TIMEOUT_S, validator=seconds(unlimited=True))
+
+
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
     """Return the factory, its options, ``frozen``, and Apart's options or None. Raises ConfigError for a bad table."""
-    options = dict(table)
-    kind, frozen, apart = options.pop("kind", None), options.pop("frozen", False), options.pop("apart", None)
-    if not isinstance(frozen, bool):
-        raise ConfigError(f"trainers.{behavior}.frozen should be true or false, but is {frozen!r}.")
-    if apart is not None and (not isinstance(apart, int) or isinstance(apart, bool) or apart < 1):
-        raise ConfigError(f"trainers.{behavior}.apart should be a whole number of at least 1, but is {apart!r}.")
-    timeout_s = options.pop("learner_timeout_s", LEARNER_TIMEOUT_S)
-    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not timeout_s > 0:
-        raise ConfigError(
-            f"trainers.{behavior}.learner_timeout_s should be a number of seconds above 0, but is {timeout_s!r}."
-        )
-    of_apart = None if apart is None else {"max_ahead": apart, "learner_timeout_s": timeout_s}
-    return _find(kind, behavior), options, frozen, of_apart
+    names = ["trainer_type", *(field.name for field in attrs.fields(_OfAnyKind))]
+    options = {name: value for name, value in table.items() if name not in names}
+    own = structure(
+        _OfAnyKind, {name: value for name, value in table.items() if name in names}, where=f"trainers.{behavior}"
+    )
+    of_apart = None if own.apart is None else {"max_ahead": own.apart, "learner_timeout_s": own.learner_timeout_s}
+    return _find(own.kind, behavior), options, own.frozen, of_apart
 
 
 def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

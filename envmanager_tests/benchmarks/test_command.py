@@ -46,7 +46,7 @@ def failing(monkeypatch):
 
 def measure(console=None, **words):
     console = console or Console(file=io.StringIO(), width=80)
-    exit_code = run_module.run(plan_bench(quick=True, **words), console)
+    exit_code = run_module.run(plan_bench(quick=True, contenders=["ours,gymnasium"], **words), console)
     return exit_code, console.file.getvalue()
 
 

@@ -24,8 +24,17 @@ def test_every_workload_has_its_own_sizes_and_contenders():
 
     cells = [(cell.workload, cell.n_envs) for cell in plan.cells]
     assert cells == [("noop", 8), ("noop", 64), ("straggler", 8), ("straggler", 32)]
-    assert plan.cells[0].contenders == ("bare", *ALL["noop"].contenders)
+    assert plan.cells[0].contenders == ("bare", *(name for name in ALL["noop"].contenders if family_of(name) == "ours"))
     assert plan.pace.rounds == 5
+
+
+@pytest.mark.parametrize("words", [{}, {"quick": True}])
+def test_no_library_takes_part_that_was_not_asked_for(words):
+    families = {family_of(name) for cell in plan_bench(**words).cells for name in cell.contenders}
+
+    assert families == {"bare", "ours"}
+    asked = plan_bench(workloads=["noop"], pythons=[f"sb3={sys.executable}"]).cells[0].contenders
+    assert {family_of(name) for name in asked} == {"bare", "ours", "sb3"}
 
 
 def test_names_may_be_separated_by_commas():

@@ -161,7 +161,7 @@ def test_a_function_that_makes_an_id_of_the_trainers_alone_is_told_what_to_do(st
 def test_a_module_that_only_the_trainer_can_import_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only_here = "import os\nif os.getpid() != %d: raise ImportError('no licence here')\n"
     (tmp_path / "only_here.py").write_text(only_here % os.getpid())
-    with pytest.raises(UsageError, match=r"imports names 'only_here', which cannot be imported .*no licence here"):
+    with pytest.raises(UsageError, match=r"imports: 'only_here' cannot be imported: .*no licence here"):
         make_manager({"kind": "subprocess", "env": "CartPole-v1", "imports": ["only_here"]})
     sys.modules.pop("only_here")
 

@@ -895,6 +895,77 @@ def train_with_a_helper_that_hangs(start_s: float) -> None:
         announce("error", type(error).__name__, getattr(error, "phase", "-"), time.monotonic() - before)
 
 
+def start_beside_starts_that_time_out() -> None:
+    """Managers start while others, in another thread, give their starts less time than any helper needs."""
+    failed = []
+
+    def be_hasty() -> None:
+        while True:
+            try:
+                SubprocessEnvManager(FakeEnvironment, timeouts=Timeouts(start_s=0.01)).close()
+            except WorkerError:
+                failed.append(True)
+
+    threading.Thread(target=be_hasty, daemon=True).start()
+    until(lambda: failed, "a start has timed out")
+    for _ in range(10):
+        SubprocessEnvManager(FakeEnvironment).close()
+    announce("started", 10)
+    os._exit(0)
+
+
+def die_beside_a_start_that_timed_out() -> None:
+    """The helper is busy for longer than one start may take; later it tells how the worker of another manager ended."""
+    with started(FakeEnvironment, 1, restarts=NO_RESTARTS) as manager:
+        manager.reset()
+        os.environ["TRAINER"] = str(os.getpid())
+        __import__("cv2")
+        try:
+            SubprocessEnvManager(FakeEnvironment, timeouts=Timeouts(start_s=0.3))
+        except WorkerError as error:
+            announce("late", type(error).__name__)
+        Path(os.environ["HANGING"]).unlink()
+        os.kill(pids_of(manager)[0], signal.SIGKILL)
+        try:
+            manager.reset()
+        except WorkerDied as error:
+            announce("exit", error.exit)
+    SubprocessEnvManager(FakeEnvironment).close()
+    announce("helpers", sum("envmanager.processes.helper" in command for command in descendants().values()))
+
+
+def _begin_to_hang_in_the_helper() -> None:
+    """Have the helper import what does not end, for a manager in another thread."""
+    os.environ["TRAINER"] = str(os.getpid())
+    __import__("cv2")
+    threading.Thread(target=SubprocessEnvManager, args=(FakeEnvironment,), daemon=True).start()
+    until(Path(os.environ["HANGING"]).exists, "the import in the helper")
+
+
+def close_beside_a_helper_that_hangs() -> None:
+    manager = SubprocessEnvManager(FakeEnvironment, 30, timeouts=Timeouts(close_s=2.0))
+    manager.reset()
+    _begin_to_hang_in_the_helper()
+    before = time.monotonic()
+    manager.close()
+    announce("closed", time.monotonic() - before)
+    os._exit(0)
+
+
+def reset_dead_workers_beside_a_helper_that_hangs() -> None:
+    manager = SubprocessEnvManager(FakeEnvironment, 30, restarts=NO_RESTARTS)
+    manager.reset()
+    _begin_to_hang_in_the_helper()
+    for pid in pids_of(manager):
+        os.kill(pid, signal.SIGKILL)
+    before = time.monotonic()
+    try:
+        manager.reset()
+    except WorkerDied as error:
+        announce("failed", time.monotonic() - before, error.exit)
+    os._exit(0)
+
+
 def train_across_an_interrupted_replacement() -> None:
     """The new helper hangs while a worker is to be replaced, until a Ctrl-C; the next one does not."""
     with started(FakeEnvironment, 2, restarts=RestartPolicy(backoff_s=0)) as manager:

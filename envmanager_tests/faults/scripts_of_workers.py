@@ -103,20 +103,21 @@ def train_with_forked_simulators(start_method: Any) -> None:
         time.sleep(LONG_S)
 
 
-def hide_proc() -> bool:
-    """Have this process and its children find an empty /proc. False when the kernel does not allow that."""
+def mount_in_a_namespace(folder: bytes, options: bytes = b"") -> bool:
+    """Have this process and its children find an empty folder there. False when the kernel does not allow that."""
     libc = ctypes.CDLL(None)
     new_namespace, private, recursive = 0x20000, 1 << 18, 0x4000
+    flags, options = (1, b"") if options == b"ro" else (0, options)
     return (
         libc.unshare(new_namespace) == 0
         and libc.mount(b"none", b"/", None, private | recursive, None) == 0
-        and libc.mount(b"none", b"/proc", b"tmpfs", 0, None) == 0
+        and libc.mount(b"none", folder, b"tmpfs", flags, options or None) == 0
     )
 
 
 def train_without_proc(start_method: Any, log_dir: str) -> None:
     """No /proc: work, have a worker that dies replaced, and end."""
-    if not hide_proc():
+    if not mount_in_a_namespace(b"/proc"):
         announce("refused")
         return
     assert os.listdir("/proc") == []
@@ -140,7 +141,7 @@ class StartsSimulators(FakeEnvironment):
 
 def train_simulators_without_proc(start_method: Any, log_dir: str) -> None:
     """No /proc: end simulators at the end of their workers, and with the trainer."""
-    if not hide_proc():
+    if not mount_in_a_namespace(b"/proc"):
         announce("refused")
         return
     with SubprocessEnvManager(StartsSimulators, 2, start_method=start_method, log_dir=log_dir) as manager:

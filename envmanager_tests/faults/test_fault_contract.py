@@ -16,11 +16,12 @@ from envmanager.testing import FaultContract
 from envmanager.testing.fault_contract import CodeFaults
 from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
 from envmanager.testing.fault_contract_usage import UsageFaults
+from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 from envmanager_tests.start_methods import FIRST_START_METHOD, IS_PORTABLE
 
 
-class TestSimpleEnvManager(ProcessFaults, FaultContract):
+class TestSimpleEnvManager(KernelFaults, ProcessFaults, FaultContract):
     has_processes = False
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -36,13 +37,13 @@ class InProcesses:
         return SubprocessEnvManager(env_factory, n_envs, **own, **options)
 
 
-class TestForkserver(InProcesses, ProcessFaults, FaultContract):
+class TestForkserver(InProcesses, KernelFaults, ProcessFaults, FaultContract):
     start_method = FIRST_START_METHOD
     start_s = 20.0 if IS_PORTABLE else 12.0  # each worker imports all it needs by itself
 
 
 @pytest.mark.start_methods
-class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults):
+class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults, KernelFaults):
     start_method = "spawn"
     start_s = 20.0  # each worker imports all it needs by itself
 

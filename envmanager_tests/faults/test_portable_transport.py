@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import platform
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +34,10 @@ from envmanager.hosts import shared_rows
 from envmanager.processes import portable
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager.testing.fault_checks import SLACK_S, returns_within
-from envmanager.testing.faults import Segfault, faulty
+from envmanager.testing.faults import Die, Segfault, faulty
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program, until_gone
+from envmanager_tests.faults.scripts_of_workers import mount_in_a_namespace
 
 NO_RESTARTS = RestartPolicy(max_restarts=0)
 
@@ -212,7 +217,82 @@ def test_a_hundred_workers_start_step_and_close() -> None:
             assert (batch.obs[:, 3] == number).all()
 
 
+# The end of a worker.
+
+
+KERNEL = tuple(map(int, platform.release().split(".")[:2]))
+
+
+@pytest.mark.parametrize("how", ["a thread waits for any child", "a handler waits for any child", "SIGCHLD is ignored"])
+@pytest.mark.parametrize("end", [Die(3), Die(signal_number=signal.SIGKILL)])
+def test_how_a_worker_ended_is_known_to_a_program_that_reaps_its_children_itself(how: str, end: Die) -> None:
+    with program(die_in_a_program_that_reaps, how, end.exit_code, ENVMANAGER_TRANSPORT="portable") as trainer:
+        if KERNEL >= (6, 15) or how != "SIGCHLD is ignored":  # in the other cases it is a matter of who is first
+            expected = {"SIGKILL" if end.signal_number else "EXIT(3)"} | ({"EXIT(?)"} if KERNEL < (6, 15) else set())
+        else:
+            expected = {"EXIT(?)"}
+        ((exit_name,),) = trainer.announced("died")
+        assert exit_name in expected
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+def die_in_a_program_that_reaps(how: str, exit_code: int | None) -> None:
+    def reap(*_: Any) -> None:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def reap_on() -> None:
+        while True:
+            with suppress(ChildProcessError):
+                os.waitpid(-1, 0)
+
+    if how == "SIGCHLD is ignored":
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    elif how == "a handler waits for any child":
+        signal.signal(signal.SIGCHLD, reap)
+    else:
+        threading.Thread(target=reap_on, daemon=True).start()
+    end = Die(3) if exit_code else Die(signal_number=signal.SIGKILL)
+    with started(faulty(end), 1) as manager:
+        manager.reset()
+        manager.recv(Wait.all())
+        manager.send(np.array([1]), [0])
+        try:
+            manager.recv(Wait.all())
+        except WorkerDied as error:
+            scripts.announce("died", error.exit)
+    os._exit(0)
+
+
 # Memory.
+
+
+@pytest.mark.parametrize("options", ["ro", "nr_inodes=1"])
+def test_dev_shm_may_be_full_or_read_only(options: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can mount another /dev/shm")
+    with program(step_beside_another_dev_shm, options, ENVMANAGER_TRANSPORT="portable") as trainer:
+        assert trainer.announced("stepped") == [["2"]]
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+def step_beside_another_dev_shm(options: str) -> None:
+    assert mount_in_a_namespace(b"/dev/shm", options.encode())
+    with started() as manager:
+        manager.reset()
+        scripts.announce("stepped", len(manager.recv(Wait.all())))
+
+
+def test_no_room_for_temporary_files_where_memory_is_one_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(UsageError, match="missing"):
+        started()
 
 
 def test_rows_that_do_not_fit_into_memory_are_refused_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from envmanager.system import machine
 from envmanager.testing.fault_checks import SLACK_S, until
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program
+from envmanager_tests.in_a_thread import lines_of, while_held_at
 from envmanager_tests.start_methods import MARKED_START_METHODS, native_only
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -95,10 +97,16 @@ def test_an_interrupt_before_the_trainer_has_read_of_a_worker_leaves_none_behind
 
 
 @pytest.fixture
-def hanging_import(tmp_path: Path) -> str:
-    """A folder with a ``cv2`` that can be imported in the trainer only."""
+def hanging_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A folder with a ``cv2`` that can be imported in the trainer only. The helper says where it begins to hang."""
+    monkeypatch.setenv("HANGING", str(tmp_path / "hanging"))
     tmp_path.joinpath("cv2.py").write_text(
-        "import os, time\nif os.environ.get('TRAINER') != str(os.getpid()):\n    time.sleep(600)\n"
+        "import os, pathlib, time\n"
+        "if os.environ.get('TRAINER') != str(os.getpid()):\n"
+        "    hanging = pathlib.Path(os.environ['HANGING'])\n"
+        "    hanging.touch()\n"
+        "    while hanging.exists():\n"
+        "        time.sleep(0.01)\n"
     )
     return os.pathsep.join([str(tmp_path), str(scripts.ROOT)])
 
@@ -111,6 +119,82 @@ def test_a_helper_that_hangs_is_given_up_at_the_deadline(hanging_import: str) ->
         assert 2.0 <= float(took_s) <= 2.0 + SLACK_S
         assert trainer.ended() == 0
         trainer.until_all_gone()
+
+
+@native_only
+def test_a_start_that_times_out_fails_no_start_of_another_manager() -> None:
+    with program(scripts.start_beside_starts_that_time_out) as trainer:
+        assert trainer.announced("started") == [["10"]]
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+@native_only
+def test_a_start_that_times_out_takes_no_exit_code_from_another_manager(hanging_import: str) -> None:
+    with program(scripts.die_beside_a_start_that_timed_out, PYTHONPATH=hanging_import) as trainer:
+        assert trainer.announced("late") == [["WorkerTimedOut"]]
+        assert trainer.announced("exit") == [["SIGKILL"]]
+        assert trainer.announced("helpers") == [["1"]]
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+@native_only
+def test_a_helper_that_hangs_delays_a_close_no_longer_than_one_worker_would(hanging_import: str) -> None:
+    with program(scripts.close_beside_a_helper_that_hangs, PYTHONPATH=hanging_import) as trainer:
+        ((took_s,),) = trainer.announced("closed")
+        assert float(took_s) <= 2.0 + SLACK_S
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+@native_only
+def test_a_helper_that_hangs_delays_a_call_to_many_dead_workers_no_longer_than_to_one(hanging_import: str) -> None:
+    with program(scripts.reset_dead_workers_beside_a_helper_that_hangs, PYTHONPATH=hanging_import) as trainer:
+        ((took_s, exit_name),) = trainer.announced("failed")
+        assert float(took_s) <= SLACK_S
+        assert exit_name == "EXIT(?)"
+        assert trainer.ended() == 0
+        trainer.until_all_gone()
+
+
+@native_only
+@pytest.mark.parametrize("line", lines_of(starting.Helper.ask))
+def test_a_request_to_a_helper_that_another_thread_stops_goes_to_no_socket_of_the_program(line: int) -> None:
+    with ExitStack() as stack:
+        life_fds = os.pipe()
+        for fd in life_fds:
+            stack.callback(os.close, fd)
+        helper = starting.Helper(life_fds[0])
+
+        def ask() -> None:
+            with suppress(starting.HelperGone):
+                helper.ask(f"{LOAD} json")
+
+        with while_held_at(line, starting.Helper.ask, ask, helper.stop):
+            ends = [stack.enter_context(end) for _ in range(20) for end in socket.socketpair()]
+        for end in ends:
+            end.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                end.recv(100)
+
+
+@native_only
+@pytest.mark.parametrize("line", lines_of(starting.Process.signal))
+def test_a_signal_to_a_process_that_another_thread_releases_goes_to_no_other_process(line: int) -> None:
+    process, received = starting.start("spawn", "sleeper", f"{scripts.__name__}:sleep", ()), []
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.exit_name() == "SIGKILL"
+    before = signal.signal(signal.SIGUSR1, lambda *_: received.append(True))
+    pidfds: list[int] = []
+    try:
+        with while_held_at(line, starting.Process.signal, lambda: process.signal(signal.SIGUSR1), process.release):
+            pidfds += [os.pidfd_open(os.getpid()) for _ in range(20)]
+        assert received == []
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        for fd in pidfds:
+            os.close(fd)
 
 
 @native_only

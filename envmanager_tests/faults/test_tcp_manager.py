@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import socket
 import sys
 from functools import cache
 from pathlib import Path
@@ -10,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from envmanager import EnvManager
-from envmanager.testing import FaultContract, ManagerContract
+from envmanager import EnvManager, Timeouts, Wait
+from envmanager.hosts import descriptors
+from envmanager.testing import FakeEnvironment, FaultContract, ManagerContract
+from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "tcp_manager.py"
@@ -44,7 +48,7 @@ class TestTcpManager(OverTcp, ManagerContract):
 
 
 @pytest.mark.start_methods
-class TestTcpManagerUnderFaults(OverTcp, ProcessFaults, FaultContract):
+class TestTcpManagerUnderFaults(OverTcp, KernelFaults, ProcessFaults, FaultContract):
     pass
 
 
@@ -52,14 +56,55 @@ def test_a_kind_over_a_network_takes_at_most_250_lines() -> None:
     assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
-def test_a_connection_without_the_token_is_refused_and_the_worker_is_awaited_further() -> None:
-    import socket
+def test_connections_that_send_nothing_or_too_little_hold_up_neither_the_poller_nor_the_worker() -> None:
+    channel = example().TcpChannel()
+    host, _, port = channel.address.rpartition(":")
+    address, opened = (host, int(port)), contextlib.ExitStack()
+    try:
+        with opened:
+            for _ in range(20):
+                opened.enter_context(socket.create_connection(address, timeout=10.0))
+            for n_bytes in (1, example().TOKEN_BYTES - 1):
+                stranger = opened.enter_context(socket.create_connection(address, timeout=10.0))
+                stranger.sendall(b"0" * n_bytes)
+                assert descriptors.wait_for([channel.fd], 10.0)
+                assert not channel.accept()
+                assert stranger.recv(1) == b"", "it was closed"
+            assert not descriptors.wait_for([channel.fd], 0.0), "the poller is not woken by those that send nothing"
+            worker = opened.enter_context(socket.create_connection(address, timeout=10.0))
+            worker.sendall(channel.token.encode())
+            assert descriptors.wait_for([channel.fd], 10.0)
+            assert channel.accept()
+            channel.push(b"hello", float("inf"))
+            assert worker.recv(5) == b"hello"
+    finally:
+        channel.close()
 
+
+def test_a_manager_starts_and_steps_while_strangers_are_connected_to_its_ports(monkeypatch: Any) -> None:
+    strangers = contextlib.ExitStack()
+    begin = example().TcpChannel.__init__
+
+    def with_strangers(channel: Any) -> None:
+        begin(channel)
+        host, _, port = channel.address.rpartition(":")
+        for _ in range(3):
+            strangers.enter_context(socket.create_connection((host, int(port))))
+
+    monkeypatch.setattr(example().TcpChannel, "__init__", with_strangers)
+    timeouts = Timeouts(start_s=20.0)  # less than the time that six waits for a token would take
+    with strangers, example().TcpEnvManager(FakeEnvironment, 2, timeouts=timeouts) as manager:
+        manager.reset()
+        assert manager.recv(Wait.all()).env_ids.tolist() == [0, 1]
+
+
+def test_a_connection_without_the_token_is_refused_and_the_worker_is_awaited_further() -> None:
     channel = example().TcpChannel()
     host, _, port = channel.address.rpartition(":")
     try:
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(b"0" * example().TOKEN_BYTES)
+            assert descriptors.wait_for([channel.fd], 10.0)
             assert not channel.accept()
         with socket.create_connection((host, int(port))) as worker:
             worker.sendall(channel.token.encode())

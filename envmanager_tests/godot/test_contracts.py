@@ -11,6 +11,7 @@ import pytest
 
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
+from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 
@@ -63,5 +64,5 @@ class TestAnEnginePerEnvironment(_OfEngines, ManagerContract):
 
 
 @pytest.mark.start_methods
-class TestEnginesUnderFaults(_OfEngines, ProcessFaults, FaultContract):
+class TestEnginesUnderFaults(_OfEngines, KernelFaults, ProcessFaults, FaultContract):
     has_processes = True

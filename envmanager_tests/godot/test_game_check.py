@@ -24,7 +24,7 @@ def game(tmp_path: Path, major: int) -> Path:
 
 @pytest.fixture
 def check(game: Path, program: str) -> Check:
-    return lambda: check_game(str(game), engine={"binary": program}, n_steps=20)
+    return lambda: list(check_game(str(game), engine={"binary": program}, n_steps=20))
 
 
 def rewrite(file: Path, old: str, new: str) -> None:

@@ -126,7 +126,7 @@ def test_step_blocks_only_when_nothing_is_there(create_worker: Any, mocker: Mock
 
         assert len(manager.step()) == 1
         assert manager.step(Wait.any(timeout_s=0.5)) == []
-        assert manager.step_queue.get.call_args.kwargs["timeout"] == pytest.approx(0.5, abs=0.1)
+        assert 0 < manager.step_queue.get.call_args.kwargs["timeout"] <= 0.5
         assert manager.stats().workers[0].waiting, "nothing is lost by a timeout"
 
 

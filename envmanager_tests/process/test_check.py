@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import subprocess
 import sys
 import tempfile
 import threading
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 
+from envmanager.check import trial
 from envmanager.check.environment import Finding, check_environment
 from envmanager.errors import UsageError
 
@@ -153,6 +157,93 @@ def test_a_call_that_does_not_return_is_ended_at_its_deadline_and_shows_where_it
     assert "--timeout" in finding.advice
 
 
+def test_without_a_deadline_the_steps_before_decide_how_long_a_step_may_take(monkeypatch):
+    monkeypatch.setattr(trial, "LEAST_S", 0.5)
+    monkeypatch.setattr(trial, "TIMES", 0)
+    findings = found(HangsInStep)
+
+    assert [finding.text for finding in findings["steps"]] == [
+        "Step 8: it did not return within 0.5 s, and its process was killed."
+    ]
+    assert f'File "{__file__}", line' in findings["steps"][0].evidence
+    assert [finding.text for finding in findings["seeding"]] == [
+        "With the same seed and actions it ends again in step 8.",
+        "With another seed it ends in step 8.",
+    ]
+
+
+def test_a_first_step_and_steps_as_slow_as_resets_are_no_hangs(monkeypatch):
+    monkeypatch.setattr(trial, "LEAST_S", 0.01)
+    monkeypatch.setattr(trial, "TIMES", 2)
+
+    class SlowAtTimes(Sound):
+        def reset(self, *, seed=None, options=None):
+            threading.Event().wait(0.4)
+            return super().reset(seed=seed)
+
+        def step(self, action):
+            threading.Event().wait(1.0 if self.n_ever == 0 else 0.01)
+            return super().step(action)
+
+    assert {finding.outcome for each in found(SlowAtTimes).values() for finding in each} == {"ok"}
+
+
+def test_a_close_that_hangs_is_ended_at_a_deadline_too(monkeypatch):
+    monkeypatch.setattr(trial, "LEAST_S", 0.5)
+    monkeypatch.setattr(trial, "TIMES", 0)
+
+    class HangsInClose(Sound):
+        def close(self):
+            threading.Event().wait()
+
+    assert "close(): it did not return within 0.5 s" in problem(HangsInClose, "close").text
+
+
+def test_an_environment_that_closes_its_standard_error_is_tried_like_any_other():
+    class ClosesStandardError(Sound):
+        def reset(self, *, seed=None, options=None):
+            with contextlib.suppress(OSError):
+                os.close(2)
+            return super().reset(seed=seed)
+
+    assert {finding.outcome for each in found(ClosesStandardError).values() for finding in each} == {"ok"}
+
+
+def test_an_exit_with_the_code_of_a_deadline_is_no_hang():
+    class ExitsWithOne(Sound):
+        def step(self, action):
+            if self.n_ever == 7:
+                os._exit(1)
+            return super().step(action)
+
+    assert problem(ExitsWithOne, "steps").text == "Step 8: it ended its process with exit code 1."
+
+
+def test_findings_are_printed_as_they_come(tmp_path):
+    (tmp_path / "patient.py").write_text(
+        """
+import pathlib, time, gymnasium
+
+class Patient(gymnasium.Wrapper):
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1"))
+
+    def reset(self, **arguments):
+        self.n_resets = getattr(self, "n_resets", 0) + 1
+        while self.n_resets == 2 and not pathlib.Path("go_on").exists():
+            time.sleep(0.01)
+        return super().reset(**arguments)
+"""
+    )
+    words = [str(Path(sys.executable).with_name("envmanager")), "check", "--env", "patient:Patient", "--steps", "3"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as command:
+        lines = [command.stdout.readline() for _ in range(5)]
+        (tmp_path / "go_on").touch()  # the second reset waits for it
+
+        assert [line.split()[1] for line in lines] == ["constructs", "reset", "steps", "episodes", "arrays"]
+        assert "no problems found" in command.stdout.read()
+
+
 def test_a_constructor_that_ends_the_process_is_the_only_finding_and_comes_with_its_output():
     (finding,) = check_environment(ExitsInConstructor)
 
@@ -227,8 +318,8 @@ def test_each_call_is_announced():
 
     check_environment(Sound, n_steps=2, on_call=calls.append)
 
-    assert calls[:4] == ["making it", "reset", "step 1", "step 2"]
-    assert "close" in calls
+    assert [call.partition(" (at most ")[0] for call in calls[:4]] == ["making it", "reset", "step 1", "step 2"]
+    assert calls[-1] == "two in one process"
 
 
 def test_a_vector_environment_is_checked_as_a_whole():

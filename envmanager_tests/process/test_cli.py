@@ -174,7 +174,7 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(folder, start_method
 
     summary = json.loads((folder / "a.json").read_text())
     assert done.returncode == 0
-    assert "Warning: worker 0 died in step (SIGKILL); restart 1 of 100 in 60 s\n" in done.stderr
+    assert "Warning: worker 0 died in step (SIGKILL); restart 1 (at most 100 in 60 s)\n" in done.stderr
     assert "1 episode, 1 worker step" in done.stdout
     assert summary["ended"] == "done"
     assert (summary["restarts"], summary["episodes_lost"], summary["steps_lost"]) == (1, 1, 1)
@@ -190,7 +190,7 @@ def test_the_example_of_make_run_goes_on_after_its_crash(folder):
 
     workers = json.loads((folder / "a.json").read_text())["workers"]
     assert done.returncode == 0
-    assert "worker 2 died in step (SIGSEGV); restart 1 of " in done.stderr
+    assert "worker 2 died in step (SIGSEGV); restart 1 (at most " in done.stderr
     assert [worker["worker_id"] for worker in workers if worker["restarts"]] == [2]
     assert min(workers, key=lambda worker: worker["steps"])["worker_id"] == 5
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,11 +27,13 @@ from envmanager.training.control import Control, ControlFile
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+BESIDE_DOCS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "envmanager/godot/addon/README.md")]
 TIMEOUT_S = 500
 
 FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$", re.S | re.M)
 INCLUDED = re.compile(r'^--8<-- "(?P<path>[^"]+)"$', re.M)
 """A line for which the site shows a file of the project."""
+LINK = re.compile(r"!?\[([^\]]*)\]\(([^)\s]+)\)")
 SHOWN = re.compile(r"# -> (.*)$", re.M)
 NOT_RUN = re.compile(r"(make|pip install) ")
 """Commands that install something, or run these tests again."""
@@ -125,6 +128,18 @@ def test_python_blocks_run_and_print_what_the_page_shows(page: Path, tmp_path: P
     assert_shown(run([sys.executable, script.name], tmp_path), "\n".join(SHOWN.findall(script.read_text("utf-8"))))
 
 
+@pytest.mark.parametrize(
+    "block",
+    [block for block in blocks_of(DOCS / "writing-a-manager.md") if (block.language, block.title) == ("python", None)],
+    ids=lambda block: f"line {block.line}",
+)
+def test_blocks_about_managers_run_when_each_is_copied_alone(block: Block, tmp_path: Path) -> None:
+    save_titled(blocks_of(DOCS / "writing-a-manager.md"), tmp_path)
+    (tmp_path / "copied.py").write_text(block.text, encoding="utf-8")
+
+    assert_shown(run([sys.executable, "copied.py"], tmp_path), "\n".join(SHOWN.findall(block.text)))
+
+
 @pytest.mark.parametrize("page", of_languages("bash", "console"), ids=name_of)
 def test_commands_run_and_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     require_libraries(page)
@@ -204,17 +219,54 @@ def test_code_fits_the_column_of_a_page_on_a_laptop() -> None:
     assert too_long == []
 
 
-def test_links_of_the_readme_are_absolute_and_lead_to_files_of_the_repository() -> None:
-    """Package indexes show the page too, and know no files beside it."""
-    (repository,) = re.findall(
-        r'^Source = "https://github\.com/(.+)"$', (ROOT / "pyproject.toml").read_text("utf-8"), re.M
-    )
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+def headings_of(page: Path) -> set[str]:
+    """Return the anchors that forges give the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.M)
+    return {re.sub(r"[^\w -]", "", LINK.sub(r"\1", title).lower()).replace(" ", "-") for title in titles}
 
-    here = rf"https://(?:github\.com/{repository}/blob|raw\.githubusercontent\.com/{repository})/main/(.+)"
-    paths = [found[1] if (found := re.fullmatch(here, link)) else link for link in links]
-    assert len(paths) > 20
-    assert [path for path in paths if not (ROOT / path).is_file()] == []
+
+@pytest.mark.parametrize("page", [*PAGES, *BESIDE_DOCS], ids=name_of)
+def test_links_and_images_lead_to_files_and_headings_of_a_checkout(page: Path) -> None:
+    """Anchors of docstrings are on the site alone, which is looked through below."""
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"https?://[^\s)]+/envmanager/", text), "an address of the repository: write a relative link"
+
+    dead = []
+    for _, link in LINK.findall(FENCE.sub("", text)):
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        if re.match("https?:", link) or (target.is_file() and heading.startswith("envmanager.")):
+            continue
+        if not target.is_file() or (heading and heading not in headings_of(target)):
+            dead.append(link)
+    assert dead == []
+
+
+def description(config: str, folder: Path) -> str:
+    """Return what a package index shows with ``config`` as pyproject.toml."""
+    pytest.importorskip("hatch_fancy_pypi_readme")
+    (folder / "pyproject.toml").write_text(config, encoding="utf-8")
+    shutil.copy(ROOT / "README.md", folder)
+    return run([sys.executable, "-m", "hatch_fancy_pypi_readme"], folder)
+
+
+def test_a_package_index_shows_the_readme_without_relative_links(tmp_path: Path) -> None:
+    texts = [text for text, _ in LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))]
+
+    shown = description((ROOT / "pyproject.toml").read_text(encoding="utf-8"), tmp_path)
+    assert len(texts) > 20
+    assert [text for text in texts if text not in shown] == []
+    assert [link for _, link in LINK.findall(shown) if not link.startswith("https://")] == []
+
+
+def test_links_are_absolute_on_a_package_index_once_the_repository_has_an_address(tmp_path: Path) -> None:
+    config = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    links = LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+
+    config = re.sub(r"replacement = '.*'", r"replacement = '[\\1](https://example.org/\\2)'", config)
+    assert LINK.findall(description(config, tmp_path)) == [
+        (text, link if link.startswith("https://") else f"https://example.org/{link}") for text, link in links
+    ]
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", ".github/workflows/ci.yml"])

@@ -8,6 +8,8 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,17 @@ from envmanager_tests.envs import EchoGym
 from envmanager_tests.interrupting import interrupted, interrupts_from_outside
 
 pytestmark = pytest.mark.untraced
+
+PAGE = Path(__file__).parents[2] / "docs" / "writing-a-manager.md"
+
+
+@cache
+def manager_of_threads() -> Any:
+    """The class that the page shows: its step queue, and the responses of its workers, are plain queues."""
+    _, _, text = PAGE.read_text(encoding="utf-8").partition('```python title="thread_manager.py"\n')
+    names: dict[str, Any] = {"__name__": "thread_manager"}
+    exec(text.partition("```")[0], names)
+    return names["ThreadEnvManager"]
 
 
 class Numbering:
@@ -186,14 +199,69 @@ def test_an_interrupt_while_environments_in_this_process_are_made_again_asks_for
         assert manager.stats().workers[0].generation == 2
 
 
+class Gate:
+    """Holds the environments that run in threads of this process."""
+
+    def __init__(self) -> None:
+        self.where, self.reached, self.opened = "", threading.Event(), threading.Event()
+
+    def hold(self, where: str) -> None:
+        if where == self.where:
+            self.reached.set()
+            assert self.opened.wait(120.0)
+
+
+GATE = Gate()
+
+
+class Held(EchoGym):
+    def reset(self, **arguments: Any) -> Any:
+        GATE.hold("reset")
+        return super().reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        GATE.hold("step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+def test_an_interrupt_ends_a_wait_for_responses_that_come_through_plain_queues(where: str) -> None:
+    global GATE
+    GATE, caught = Gate(), threading.Event()
+
+    def interrupt() -> None:
+        GATE.reached.wait(60.0)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        caught.wait(20.0)
+        GATE.opened.set()
+
+    with manager_of_threads()(Held, 1) as manager:
+        echo = Echoing(manager, n_envs=1)
+        echo.reset()
+        GATE.where = where
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            echo.reset() if where == "reset" else echo.round()
+        assert not GATE.opened.is_set(), "the interrupt came only with the response"
+        caught.set()
+        thread.join()
+        if where == "reset":
+            echo.reset()
+        else:
+            echo.check(manager.recv(Wait.all()))
+        echo.round()
+
+
 # One interrupt, at every call in turn that a call of the manager makes.
 
 
 class Echoing:
     """``send`` and ``recv`` with an action that was never given before, and what became of it."""
 
-    def __init__(self, manager: EnvManager) -> None:
+    def __init__(self, manager: EnvManager, n_envs: int = 2) -> None:
         self.manager = manager
+        self.n_envs = n_envs
         self.action = 0
 
     def reset(self) -> None:
@@ -204,7 +272,7 @@ class Echoing:
         if action is None:
             self.action += 1
             action = self.action
-        self.manager.send(np.full(2, action), [0, 1])
+        self.manager.send(np.full(self.n_envs, action), range(self.n_envs))
 
     def check(self, batch: Any) -> None:
         ended = batch.terminated | batch.truncated
@@ -260,8 +328,9 @@ EVERY_KIND = pytest.mark.parametrize(
         lambda: SubprocessEnvManager(EchoGym, 2),
         lambda: SubprocessEnvManager(EchoGym, 2, zero_copy=True, n_workers=1),
         lambda: SubprocessEnvManager(EchoGym, 2, local_envs=1),
+        lambda: manager_of_threads()(EchoGym, 2),
     ],
-    ids=["simple", "processes", "zero-copy", "share"],
+    ids=["simple", "processes", "zero-copy", "share", "queues"],
 )
 
 

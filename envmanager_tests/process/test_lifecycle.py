@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
 from envmanager.hosts import shared_rows
+from envmanager.processes.boot import THREAD_CAPS
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
@@ -97,7 +100,92 @@ def test_workers_get_the_environment_variables_of_now_or_those_asked_for(
     assert inherited["ENVMANAGER_TEST"] == "now"
     assert inherited["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "1")
     assert limited.pop("ONLY") == "this"
-    assert all(name.endswith("_NUM_THREADS") for name in limited)
+    assert set(limited) == set(THREAD_CAPS)
+
+
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
+def test_opencv_has_one_thread_in_a_worker_unless_the_variable_says_otherwise(
+    start_method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cv2")  # also loaded in the helper then
+
+    class Images(FakeEnvironment):
+        def n_threads(self) -> int:
+            import cv2
+
+            return int(cv2.getNumThreads())
+
+    with SubprocessEnvManager(Images, 1, start_method=start_method) as manager:
+        assert manager.call("n_threads") == [1]
+    monkeypatch.setenv("OPENCV_FOR_THREADS_NUM", "3")
+    with SubprocessEnvManager(Images, 1, start_method=start_method) as manager:
+        assert manager.call("n_threads") == [3]
+
+
+LOGS_AND_WARNINGS = """
+import logging
+import sys
+import warnings
+from envmanager import SimpleEnvManager, SubprocessEnvManager
+from envmanager.testing import FakeEnvironment
+
+class Marked(logging.Formatter):
+    def format(self, record):
+        return f"<{super().format(record)}>"
+
+class Adds(logging.Filter):
+    def filter(self, record):
+        record.run = "r7"
+        return record.getMessage() != "filtered"
+
+class Talks(FakeEnvironment):
+    def reset(self, **arguments):
+        logging.debug("below the level of the root logger")
+        logging.info("an information")
+        logging.info("filtered")
+        logging.getLogger("mine.part").debug("below the root's level, but not that of its logger")
+        logging.getLogger("loud").error("below the level of its logger")
+        warnings.warn("ignored by its text")
+        try:
+            warnings.warn("made an error", DeprecationWarning)
+        except DeprecationWarning:
+            logging.info("raised")
+        return super().reset(**arguments)
+
+handler = logging.StreamHandler(sys.stdout)
+handler.setFormatter(Marked("%(name)s %(levelname)s %(run)s %(message)s"))
+handler.addFilter(Adds())
+logging.basicConfig(level=logging.INFO, handlers=[logging.FileHandler(sys.argv[2]), handler])
+logging.getLogger("mine").setLevel(logging.DEBUG)
+logging.getLogger("loud").setLevel(logging.CRITICAL)
+warnings.filterwarnings("ignore", message="ignored")
+warnings.filterwarnings("error", category=DeprecationWarning)
+options = {} if sys.argv[1] == "simple" else {"start_method": sys.argv[1]}
+with (SubprocessEnvManager if options else SimpleEnvManager)(Talks, 1, **options) as manager:
+    manager.reset()
+"""
+
+
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
+def test_what_an_environment_logs_and_warns_of_comes_out_of_a_worker_as_in_the_trainer(
+    start_method: str, tmp_path: Any
+) -> None:
+    script = tmp_path / "logs.py"
+    script.write_text(LOGS_AND_WARNINGS)
+
+    def lines(kind: str) -> list[str]:
+        command = [sys.executable, str(script), kind, str(tmp_path / "file.log")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+        assert done.stderr == ""
+        return done.stdout.splitlines()
+
+    there = lines(start_method)
+    assert there == lines("simple")
+    assert there == [
+        "<root INFO r7 an information>",
+        "<mine.part DEBUG r7 below the root's level, but not that of its logger>",
+        "<root INFO r7 raised>",
+    ]
 
 
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)

@@ -66,6 +66,51 @@ def test_a_script_without_a_guard_runs_once(start_method: str, tmp_path: Path) -
     assert run([str(path)]).splitlines() == [EXPECTED]
 
 
+POOL = """
+import multiprocessing
+import pickle
+from dataclasses import dataclass
+import gymnasium
+import numpy as np
+from envmanager import SubprocessEnvManager
+
+FACTOR = 3
+
+@dataclass
+class Number:
+    value: int
+
+def times(number):
+    return Number(number.value * FACTOR)
+
+class WithPool(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+    def step(self, action):
+        again = pickle.loads(pickle.dumps(Number(2)))
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            total = sum(number.value for number in pool.map(times, [again, Number(5)]))
+        return np.zeros(2, np.float32), float(total), False, False, {}
+
+manager = SubprocessEnvManager([WithPool, lambda: WithPool()], 2, n_workers=1, start_method=START_METHOD)
+manager.reset()
+manager.send([0, 0], manager.recv().env_ids)
+print(manager.recv().reward.tolist())
+manager.close()
+"""
+
+
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
+def test_an_environment_may_pickle_functions_and_classes_of_the_script_and_fork_a_pool(
+    start_method: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(POOL.replace("START_METHOD", repr(start_method)))
+    assert run([str(path)]).splitlines() == ["[21.0, 21.0]"]
+
+
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_module_without_a_guard_runs_once(start_method: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script(start_method))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import tempfile
@@ -27,11 +28,12 @@ from envmanager import (
     Wait,
     WorkerDied,
 )
+from envmanager.hosts.poller import Poller
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager.testing.contract import NumberedActions
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.faults.scripts import program
-from envmanager_tests.in_a_thread import begun_in_a_thread
+from envmanager_tests.in_a_thread import begun_in_a_thread, lines_of, while_held_at
 from envmanager_tests.process import odd_moments
 
 PATIENT_S = 60.0
@@ -70,6 +72,29 @@ def files_of_the_user(n: int = 40) -> Iterator[None]:
 
 
 # A close while a call is on its way.
+
+
+@pytest.mark.parametrize("line", lines_of(Poller.wake))
+def test_of_two_threads_that_close_none_writes_into_a_file_of_the_program(line: int) -> None:
+    manager = SubprocessEnvManager(FakeEnvironment)
+    with ExitStack() as stack, while_held_at(line, Poller.wake, manager.close, manager.close):
+        stack.enter_context(files_of_the_user())
+
+
+def test_a_file_of_a_forked_child_stays_open_when_the_child_frees_the_manager() -> None:
+    manager, end = SubprocessEnvManager(FakeEnvironment), 1
+    child = os.fork()
+    if child == 0:
+        try:
+            with files_of_the_user():
+                del manager
+                gc.collect()
+            end = 0
+        finally:
+            os._exit(end)
+    _, status = os.waitpid(child, 0)
+    manager.close()
+    assert status == 0
 
 
 @every_kind

@@ -10,9 +10,11 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import attrs
 import gymnasium
@@ -20,6 +22,7 @@ import numpy as np
 import pytest
 
 from envmanager import (
+    EnvManagerError,
     EnvRaised,
     RandomPolicy,
     SubprocessEnvManager,
@@ -28,7 +31,7 @@ from envmanager import (
     make_manager,
 )
 from envmanager.environment import EnvContext
-from envmanager.placing import probing
+from envmanager.placing import pair, probing
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.machine import count_cores
 
@@ -209,6 +212,225 @@ def test_exceptions_that_count_as_faults_leave_the_choice_to_isolation():
         assert "(the robot fell over)" in manager.stats().placement
 
 
+def refusal(env: type, **options: Any) -> str:
+    with pytest.raises(EnvManagerError) as caught:
+        make_manager({"n_envs": 4, **options}, env)
+    return str(caught.value)
+
+
+# Several in one process.
+
+
+class Emulator(Noop):
+    """An environment of which a process can hold one: a second one changes ``n_open``."""
+
+    n_open = 0
+
+    def __init__(self):
+        super().__init__()
+        Emulator.n_open += 1
+        self.on_open()
+
+    def on_open(self):
+        if Emulator.n_open > 1:
+            raise RuntimeError("one emulator per process\nor none")
+
+    def close(self):
+        Emulator.n_open -= 1
+
+
+class HangsBesideAnother(Emulator):
+    def on_open(self): ...
+
+    def step(self, action):
+        if Emulator.n_open > 1:
+            threading.Event().wait()
+        return super().step(action)
+
+
+class HangsWhenMadeTwice(Emulator):
+    def on_open(self):
+        if Emulator.n_open > 1:
+            threading.Event().wait()
+
+
+class CrashesBesideAnother(HangsBesideAnother):
+    def reset(self, *, seed=None, options=None):
+        if Emulator.n_open > 1:
+            os.abort()
+        return super().reset(seed=seed)
+
+
+class SharesItsGenerator(Noop):
+    """An environment whose class has the generator that each reset seeds, as one that seeds NumPy's own has."""
+
+    def reset(self, *, seed=None, options=None):
+        SharesItsGenerator.generator = np.random.default_rng(seed)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        return self.generator.random(4, np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("env", "what"),
+    [
+        (Emulator, "one raised RuntimeError: one emulator per process"),
+        (HangsBesideAnother, "there was no response within 0."),
+        (HangsWhenMadeTwice, "there was no response within 0."),
+        (CrashesBesideAnother, "it ended (SIGABRT)"),
+        (SharesItsGenerator, "the first returned something else than alone, for the same seed and actions"),
+    ],
+)
+def test_environments_of_which_a_process_can_hold_one_get_a_worker_each(env, what, finds, monkeypatch):
+    finds(CHEAP)
+    if "no response" in what:
+        monkeypatch.setattr(pair, "LEAST_S", 0.5)
+        monkeypatch.setattr(pair, "TIMES", 0)
+    with make_manager({"kind": "auto", "n_envs": 3, "local_envs": "auto"}, env) as manager:
+        manager.reset()
+        placement = manager.stats().placement
+
+        assert manager.n_workers == 3
+        assert placement.startswith(
+            f"3 environments in 3 workers, one each, because a process can hold one: with two in it, {what}"
+        )
+        assert "\n" not in placement
+
+
+class Unseeded(Noop):
+    def step(self, action):
+        return np.frombuffer(os.urandom(4), np.uint8) / np.float32(255), 0.0, False, False, {}
+
+
+class TakesNoSeed(Noop):
+    def reset(self):
+        return np.zeros(4, np.float32), {}
+
+
+class HarderWithEachReset(Noop):
+    level = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.level += 1
+        return np.full(4, self.level // 2 % 2, np.float32), {}
+
+
+class RaisesInClose(Noop):
+    def close(self):
+        raise OSError("the port is busy")
+
+
+@pytest.mark.parametrize("env", [Unseeded, TakesNoSeed, HarderWithEachReset, RaisesInClose])
+def test_environments_that_do_not_disturb_each_other_share_a_process(env, finds):
+    finds(CHEAP)
+    with make_manager({"kind": "auto", "n_envs": 3}, env) as manager:
+        assert isinstance(manager, SimpleEnvManager)
+
+
+def test_a_short_time_for_calls_and_for_closing_does_not_end_the_trial_of_two(finds):
+    finds(CHEAP)
+    config = {"kind": "auto", "n_envs": 3, "timeouts": {"call_s": 0.01, "close_s": 0.01}}
+    with make_manager(config, Slow) as manager:
+        assert isinstance(manager, SimpleEnvManager), manager.stats().placement
+
+
+def test_two_are_not_tried_where_each_gets_a_worker_anyway(finds):
+    finds(SLEEPING)
+    with make_manager({"kind": "auto", "n_envs": 3}, Emulator) as manager:
+        assert "one each, because a step takes 20 ms" in manager.stats().placement
+
+
+def test_a_number_of_workers_that_is_too_small_is_kept_and_the_placement_and_the_error_say_so(finds, caplog):
+    finds(CHEAP)
+    with caplog.at_level(logging.INFO, "envmanager"):
+        error = refusal(Emulator, kind="auto", n_workers=2)
+
+    assert "4 environments in 2 workers, as chosen by hand, although a process can hold one" in caplog.text
+    assert "give each a worker of its own" in error
+
+
+@pytest.fixture
+def emulators_closed() -> Iterator[None]:
+    """Counts the emulators of this process anew after a test, because one that raises when it is made is not closed."""
+    yield
+    Emulator.n_open = 0
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        (Emulator, {"kind": "simple"}),
+        (Emulator, {"kind": "subprocess", "n_workers": 1}),
+        (Emulator, {"kind": "subprocess", "local_envs": 2}),
+        (HangsWhenMadeTwice, {"kind": "subprocess", "n_workers": 3, "timeouts": {"start_s": 1}}),
+    ],
+)
+def test_an_error_at_start_with_several_in_a_process_says_how_to_give_each_its_own(env, options, emulators_closed):
+    assert "n_workers=n_envs" in refusal(env, **options)
+
+
+@pytest.mark.parametrize("options", [{"kind": "simple"}, {"kind": "subprocess", "n_workers": 1}])
+def test_an_error_of_the_first_has_another_reason(options):
+    assert "n_workers=n_envs" not in refusal(broken, **options)
+
+
+# Closing.
+
+
+class ExitsInClose(Noop):
+    def close(self):
+        os._exit(0)
+
+
+class AbortsInClose(Noop):
+    def close(self):
+        os.abort()
+
+
+class HangsInClose(Noop):
+    def close(self):
+        threading.Event().wait()
+
+
+class AbortsWhenDeleted(Noop):
+    def __del__(self):
+        os.abort()
+
+
+@pytest.mark.parametrize(
+    ("env", "how"),
+    [
+        (ExitsInClose, "EXIT(0)"),
+        (AbortsInClose, "SIGABRT"),
+        (AbortsWhenDeleted, "SIGABRT"),
+        (HangsInClose, "no response within 0.5 s"),
+    ],
+)
+def test_an_environment_whose_close_ends_its_process_does_not_run_in_the_trainers(env, how, finds):
+    finds(CHEAP)
+    timeouts = {"close_s": 0.5}
+    with make_manager({"kind": "auto", "n_envs": 2, "local_envs": "auto", "timeouts": timeouts}, env) as manager:
+        assert f"one each, because an environment failed in close() when it was tried ({how})" in str(manager.placement)
+
+
+class CallsSysExitInClose(Noop):
+    closed: ClassVar[list[int]] = []
+
+    def close(self):
+        self.closed.append(os.getpid())
+        sys.exit(3)
+
+
+def test_a_sys_exit_in_close_is_logged_and_neither_the_others_nor_the_trainer_are_ended(finds, caplog):
+    finds(CHEAP)
+    with make_manager({"kind": "auto", "n_envs": 3}, CallsSysExitInClose) as manager:
+        assert isinstance(manager, SimpleEnvManager)
+
+    assert CallsSysExitInClose.closed == [os.getpid()] * 3
+    assert "SystemExit: 3" in caplog.text
+
+
 class DyingAfterFive(Noop):
     n_steps = 0
 
@@ -378,7 +600,8 @@ def test_a_vectorised_form_that_begins_episodes_late_is_not_taken():
         assert "; not in their vectorised form, which begins episodes a step late" in manager.stats().placement
 
 
-def test_a_vector_is_probed_with_all_its_rows():
+def test_a_vector_is_probed_with_all_its_rows(finds):
+    finds({})  # a message of 50 µs is more than the share of a step that counts as no slower
     with make_manager({"kind": "auto", "n_envs": 8, "env": slow_vector}) as manager:
         assert isinstance(manager, SimpleEnvManager)  # workers would sleep just as long
         assert "8 environments in this process, because a step of a vector of 8 takes" in manager.stats().placement

@@ -134,6 +134,58 @@ def test_a_replacement_is_reset_with_the_options_of_the_last_reset() -> None:
 # send and recv
 
 
+class Picky(EchoEnvironment):
+    """Refuses one level. Its replacements refuse the levels of the first generation too."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
+        self.least = context.generation
+        self.known: list[int] = []
+
+    @property
+    def level(self) -> int:
+        return self.known[-1]
+
+    @level.setter
+    def level(self, level: int) -> None:
+        if level <= self.least:
+            raise ValueError(f"level {level} is too low")
+        self.known.append(level)
+
+    def reset(self, **arguments: Any) -> Any:
+        self.known.append(-1)
+        return super().reset(**arguments)
+
+
+@pytest.mark.parametrize("transport", ["native", "portable"])
+def test_a_replacement_repeats_the_attributes_in_order_before_its_reset(transport: Any) -> None:
+    with SubprocessEnvManager(Picky, 2, transport=transport) as manager:
+        run = CheckedTrainer(manager)
+        run.reset()
+        for level in (3, 5, 4):
+            manager.set_attr("level", level)
+        with pytest.raises(EnvRaised, match="level 0 is too low"):
+            manager.set_attr("level", 0, env_ids=[1])
+        manager.set_attr("label", "mine", env_ids=[1])
+        kill(manager, 1)
+        run.until_lost()
+
+        assert manager.get_attr("known") == [[-1, 3, 5, 4], [4, -1]]  # what is set again hides what was set before
+        assert manager.get_attr("label") == ["env 0", "mine"]
+
+
+def test_an_attribute_that_a_replacement_refuses_is_raised_as_by_set_attr() -> None:
+    with SubprocessEnvManager(Picky, 2) as manager:
+        run = CheckedTrainer(manager)
+        run.reset()
+        manager.set_attr("level", 1)
+        kill(manager, 1)
+        with pytest.raises(EnvRaised, match="level 1 is too low") as raised:
+            run.step_until(lambda: False)
+        assert (raised.value.worker_id, raised.value.phase, raised.value.type_name) == (1, "call", "ValueError")
+        run.go_on([0])
+
+
 def test_recv_marks_the_rows_of_a_lost_worker() -> None:
     with SubprocessEnvManager(EchoEnvironment, 4, n_workers=2) as manager:
         manager.reset()

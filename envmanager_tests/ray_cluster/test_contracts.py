@@ -12,6 +12,7 @@ import pytest
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
 from envmanager.testing.contract_data import LateSpecsContract
+from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
@@ -48,7 +49,7 @@ class TestOneActor(_OfActors, ManagerContract, LateSpecsContract):
         return super().make_manager(env_factory, n_envs, n_workers=1, placement="spread", **options)
 
 
-class TestActorsUnderFaults(_OfActors, ProcessFaults, FaultContract):
+class TestActorsUnderFaults(_OfActors, KernelFaults, ProcessFaults, FaultContract):
     exits_are_known = False  # Ray knows that a process has gone, and seldom how
     start_s = 25.0  # on a busy machine Ray takes ten seconds to start an actor's process
     large_observation_bytes = 16 << 20

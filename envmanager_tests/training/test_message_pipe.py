@@ -14,6 +14,7 @@ import pytest
 
 from envmanager.testing.fault_checks import returns_within
 from envmanager.training.message_pipe import MessagePipe
+from envmanager_tests.in_a_thread import lines_of, while_held_at
 from envmanager_tests.interrupting import interrupted
 
 LARGE = np.arange(1 << 20)
@@ -85,6 +86,13 @@ def test_the_end_of_the_other_process_with_something_unread_is_the_end_of_messag
     theirs.close()
     with pytest.raises(EOFError):
         ours.receive()
+
+
+@pytest.mark.parametrize("line", lines_of(MessagePipe.exchange))
+def test_a_close_in_another_thread_ends_an_exchange(pipes: Any, line: int) -> None:
+    with while_held_at(line, MessagePipe.exchange, lambda: pipes[0].exchange(10), pipes[0].close):
+        pass
+    assert pipes[0].hung_up
 
 
 def test_a_wait_can_be_interrupted_in_the_middle_of_a_message_which_arrives_all_the_same(pipes: Any) -> None:

@@ -52,7 +52,7 @@ def test_an_evaluation_may_have_more_restarts_than_the_training(
     assert run_command_line(["train", str(tmp_path / "config.toml"), "--dir", run, "--plain"]) == 0
 
     assert run_command_line(["evaluate", run, "--episodes", "2", "--restarts", "1"]) == 0
-    assert "worn out; restart 1 of 1 in 60 s" in capsys.readouterr().err
+    assert "worn out; restart 1 (at most 1 in 60 s)" in capsys.readouterr().err
 
 
 def test_when_only_the_evaluation_fails_all_steps_are_said_to_be_saved(

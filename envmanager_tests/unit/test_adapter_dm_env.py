@@ -128,6 +128,7 @@ def test_reset_options_are_refused():
         (None, "the result of step"),
         (dm_env.TimeStep(dm_env.StepType.LAST, 1.0, None, {}), "the discount of the last step"),
         (dm_env.transition(None, {}), "reward"),
+        (dm_env.transition(1e39, {}), "reward"),
         (dm_env.transition(1.0, {"place": np.zeros(2)}), "obs"),
         (dm_env.transition(1.0, {"place": np.zeros(3), "rest": [np.int32(0), ""]}), "obs['place']"),
     ],

@@ -402,15 +402,16 @@ def test_after_a_step_no_environment_is_named():
     assert group.current_env_id is None
 
 
-def test_close_closes_all_even_when_one_raises():
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_close_closes_all_even_when_one_raises(error):
     class Stuck(Scripted):
         def close(self):
-            raise RuntimeError("stuck")
+            raise error("stuck")
 
     last = Scripted()
     group = GymnasiumEnvironment([Stuck(), last], (0, 1))
 
-    with pytest.raises(RuntimeError, match="stuck"):
+    with pytest.raises(error, match="stuck"):
         group.close()
     assert last.closed
 
@@ -448,11 +449,20 @@ def test_a_wrapped_environment_side_by_side_gives_the_same_as_the_short_way():
         np.testing.assert_array_equal(steps[0].final_obs, steps[1].final_obs)
 
 
-def test_a_reward_beyond_all_floats_is_refused_with_the_reason():
-    group = build_group([Scripted(result(reward=10**400))], [0])
+@pytest.mark.parametrize("reward", [1e39, -1e39, np.float64(1e39), 10**400, np.array(1e39)])
+def test_a_finite_reward_beyond_the_floats_of_its_column_is_refused_with_the_reason(reward):
+    group = build_group([Scripted(result(reward=reward))], [0])
     group.reset(seeds=[None], options=None)
-    with pytest.raises(OverflowError, match="too large to convert to float"):
+    with pytest.raises(SpecMismatch, match="reward should be a number that fits float32"):
         group.step({"default": np.zeros(1, np.int64)})
+
+
+@pytest.mark.parametrize("reward", [3.4e38, np.inf, -np.inf, np.nan, np.float16(5), np.float16(np.inf)])
+def test_a_reward_that_the_column_can_hold_arrives_unchanged(reward):
+    group = build_group([Scripted(result(reward=reward))], [0])
+    group.reset(seeds=[None], options=None)
+    steps = group.step({"default": np.zeros(1, np.int64)})["default"]
+    np.testing.assert_array_equal(steps.reward, np.array([reward], np.float32))
 
 
 @pytest.mark.parametrize("is_in_one_piece", [True, False])

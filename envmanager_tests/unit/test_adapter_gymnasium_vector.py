@@ -371,12 +371,13 @@ OBS, NO = np.zeros((2, 4), np.float32), np.zeros(2, bool)
         ((np.zeros((2, 5), np.float32), np.zeros(2), NO, NO, {}), "obs should be"),
         ((OBS[:1], np.zeros(2), NO, NO, {}), "obs should be"),
         ((OBS, np.zeros(3), NO, NO, {}), "reward should be"),
+        ((OBS, np.array([0, -1e39]), NO, NO, {}), "reward should be"),
         ((OBS, np.zeros(2), NO[:1], NO, {}), "terminated should be"),
         ((OBS, np.zeros(2), NO, np.zeros((2, 1), bool), {}), "truncated should be"),
         ((OBS, np.zeros(2), NO, NO), "the result of step should be a tuple of 5"),
         (None, "the result of step should be a tuple of 5"),
     ],
-    ids=["obs' shape", "obs' rows", "rewards", "ends", "truncations", "four", "None"],
+    ids=["obs' shape", "obs' rows", "rewards", "huge", "ends", "truncations", "four", "None"],
 )
 def test_a_result_of_the_wrong_shape_is_refused(result, message):
     with pytest.raises(SpecMismatch, match=message):

@@ -285,6 +285,7 @@ def test_a_prefix_is_the_name_without_its_number(name, stem):
         (0, lambda part: part.update(a_1=np.zeros(3, np.float32)), "obs of agent 'a_1'"),
         (1, lambda part: part.pop("a_0"), "reward of agent 'a_0'"),
         (1, lambda part: part.update(a_0="much"), "reward of agent 'a_0'"),
+        (1, lambda part: part.update(a_0=1e39), "reward of agent 'a_0'"),
         (2, lambda part: part.update(a_0=2), "terminated of agent 'a_0'"),
         (3, lambda part: part.pop("a_1"), "truncated of agent 'a_1'"),
     ],

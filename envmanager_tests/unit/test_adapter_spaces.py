@@ -94,6 +94,17 @@ def test_numbers_of_all_real_kinds_are_rewards(reward):
     assert real_number(reward, "reward") == float(reward)
 
 
+@pytest.mark.parametrize("reward", [1e39, -1e39, 10**400, np.float64(1e39), np.array(1e39), np.longdouble("1e4000")])
+def test_a_finite_number_that_would_become_infinite_is_no_reward(reward):
+    with pytest.raises(SpecMismatch, match="reward should be a number that fits float32"):
+        real_number(reward, "reward")
+
+
+@pytest.mark.parametrize("reward", [np.inf, -np.inf, np.float16(np.inf), np.array(np.inf), np.nan])
+def test_an_infinite_number_and_nan_are_rewards_unless_values_are_checked(reward):
+    np.testing.assert_equal(real_number(reward, "reward"), float(reward))
+
+
 @pytest.mark.parametrize("reward", [None, "1", True, np.bool_(True), 1j, [1.0], np.array([1.0])])
 def test_what_is_not_one_real_number_is_no_reward(reward):
     with pytest.raises(SpecMismatch, match="reward should be a real number"):

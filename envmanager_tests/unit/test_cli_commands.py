@@ -16,6 +16,7 @@ import typer
 
 import envmanager
 from envmanager import cli
+from envmanager.cli import app as app_module
 from envmanager.cli.app import app, run_command_line
 from envmanager.cli.plan import Plan, RunOptions
 from envmanager.data.specs import ArraySpec, BehaviorSpec
@@ -231,9 +232,9 @@ def test_behaviors_that_appear_later_get_a_policy_too(capsys):
         ([*CART_POLE, "--wait", "soon"], 'manager.wait should be "any", "all", a number of workers'),
         (["--env", "CartPole-v1", "--manager", "simpel"], "did you mean simple?"),
         (["--env", "Nothing-v0", "--manager", "simple"], "Gymnasium knows no environment 'Nothing-v0'"),
-        ([*CART_POLE, "--policy", "nothing"], "should be module:callable, not 'nothing'"),
+        ([*CART_POLE, "--policy", "nothing"], "policy 'nothing' names no callable: it should be module:name"),
         ([*CART_POLE, "--policy", "nothing:there"], "policy 'nothing:there' cannot be found"),
-        ([*CART_POLE, "--policy", f"{HERE}:NOT_CALLABLE"], "is int 3; it should be callable"),
+        ([*CART_POLE, "--policy", f"{HERE}:NOT_CALLABLE"], "is int 3, not a callable with a name and a spec"),
         ([*CART_POLE, "--policy", f"{HERE}:no_policy"], "made int 3 for 'default', which has no get_action"),
         (["nowhere.toml"], "There is no config file nowhere.toml."),
         (["--env", f"{HERE}:OfTexts", "--manager", "simple"], "RandomPolicy cannot draw actions"),
@@ -329,7 +330,7 @@ def test_no_episode_is_said_to_be_lost_when_a_reset_fails(capsys, tmp_path):
 
     assert exit_code == 0
     assert err.splitlines()[:2] == [
-        "Warning: worker 0 raised ValueError in reset: no battery; restart 1 of 2 in 60 s",
+        "Warning: worker 0 raised ValueError in reset: no battery; restart 1 (at most 2 in 60 s)",
         "Note: no episode had begun; --verbose shows the evidence.",
     ]
 
@@ -356,7 +357,7 @@ def test_restarts_in_a_config_file_are_obeyed_and_what_they_cost_is_shown(capsys
         "1 episode, 1 worker step"
     ]
     assert err.splitlines() == [
-        "Warning: worker 0 raised ValueError in step: the robot fell over; restart 1 of 2 in 60 s",
+        "Warning: worker 0 raised ValueError in step: the robot fell over; restart 1 (at most 2 in 60 s)",
         "Note: its episode is lost, the others go on; --verbose shows the evidence.",
     ]
     assert (summary["restarts"], summary["steps_lost"], summary["episodes_lost"]) == (1, 1, 1)
@@ -411,11 +412,26 @@ def test_the_flag_restarts_changes_one_number_of_the_config_files_table(capsys, 
 
 
 @pytest.mark.parametrize(
+    ("config", "flags", "expected"),
+    [("100", [], 100), ("0", [], 0), ("100", ["--restarts", 5], 5), ("{max_restarts: 7}", [], 7), ("{}", [], 100)],
+)
+def test_a_number_of_restarts_in_a_config_means_what_the_flag_means(
+    monkeypatch, capsys, tmp_path, config, flags, expected
+):
+    plans = []
+    monkeypatch.setattr(app_module, "run", lambda plan, *_, **__: plans.append(plan) or 0)
+    (tmp_path / "a.yaml").write_text(f"manager: {{env: CartPole-v1, restarts: {config}}}")
+
+    assert run(capsys, tmp_path / "a.yaml", *flags)[0] == 0
+    assert plans[0].manager.restarts == RestartPolicy(max_restarts=expected, backoff_s=0.0)
+
+
+@pytest.mark.parametrize(
     ("table", "flags", "message"),
     [
         ("{max_restart: 3}", [], "no option manager.restarts.max_restart; did you mean manager.restarts.max_restarts?"),
         ("{then: drip}", [], "manager.restarts.then "),
-        ("3", ["--restarts", 1], "manager.restarts should be a mapping, but is int 3"),
+        ("many", ["--restarts", 1], "manager.restarts should be a number of restarts or a mapping, but is str 'many'"),
         ("{}", ["--restarts", -1], "manager.restarts.max_restarts must be a whole number of at least 0, not -1"),
     ],
 )
@@ -434,7 +450,7 @@ def test_a_seed_below_zero_in_a_config_file_is_refused(capsys, tmp_path):
     exit_code, _, err = run(capsys, tmp_path / "a.yaml")
 
     assert exit_code == 2
-    assert "run.seed must be a whole number from 0 up, not -1" in err
+    assert "run.seed must be a whole number of at least 0, not -1" in err
 
 
 def test_a_run_without_a_seed_says_so(capsys):
@@ -453,7 +469,7 @@ def test_check_ends_with_0_for_a_sound_environment(capsys):
 
     out = capsys.readouterr().out
     assert "CartPole-v1: no problems found." in out
-    assert out.count("✓") == 7
+    assert out.count("✓") == 8
 
 
 def test_check_ends_with_1_for_a_faulty_one_and_says_what_is_wrong(capsys):
@@ -470,7 +486,8 @@ def test_check_refuses_what_is_no_environment(capsys):
 
 
 def test_without_its_libraries_the_command_says_what_to_install(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "find_spec", lambda library: None)
+    monkeypatch.delitem(sys.modules, "envmanager.cli.app")
+    monkeypatch.setitem(sys.modules, "typer", None)
 
     assert cli.main() == 1
     assert "pip install 'envmanager[cli]'" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from envmanager.cli.display import (
     LINES_AROUND_ROWS,
+    WORKER_COLUMNS,
     LiveDisplay,
     PlainDisplay,
     Rate,
@@ -20,11 +21,13 @@ from envmanager.cli.display import (
     describe_seconds,
     describe_start,
     summary_lines,
+    worker_cells,
     write_json,
 )
 from envmanager.cli.plan import Plan
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
+from envmanager.observe.timing import WorkerTimes
 from envmanager.registry import ManagerOptions
 
 PLAN = Plan(ManagerOptions(env="CartPole-v1", n_envs=8, n_workers=4), steps=1000, seed=7)
@@ -269,3 +272,13 @@ def test_a_written_file_can_be_read_by_whom_the_umask_allows(tmp_path):
     write_json(tmp_path / "a.json", {})
 
     assert (tmp_path / "a.json").stat().st_mode == beside.stat().st_mode
+
+
+def test_the_usual_time_of_a_step_is_never_above_the_p99_beside_it():
+    for times_ns in ([100_300_000] * 50, [1_000_000] * 999 + [10_000_000_000], [7]):
+        times = WorkerTimes()
+        for number, time_ns in enumerate(times_ns):
+            times.stepped(time_ns, 10**12 * (number + 1))
+        cells = dict(zip(WORKER_COLUMNS, worker_cells(WorkerStats(0, (0,)).with_times(times)), strict=True))
+
+        assert cells["median step"] == cells["p99"] == describe_seconds(times_ns[0] / 1e9)

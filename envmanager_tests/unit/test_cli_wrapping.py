@@ -9,7 +9,7 @@ from rich.console import Console
 
 from envmanager.cli.wrapping import print_pairs, print_text, show
 
-LINE = "worker 2 died in step (SIGSEGV); restart 1 of 3 in 60 s"
+LINE = "worker 2 died in step (SIGSEGV); restart 1 (at most 3 in 60 s)"
 
 
 class Terminal(io.StringIO):
@@ -29,8 +29,8 @@ def test_a_line_is_broken_between_words_and_the_rest_is_indented(narrow):
 
     assert terminal.getvalue().splitlines() == [
         "worker 2 died in step",
-        "    (SIGSEGV); restart 1 of 3",
-        "    in 60 s",
+        "    (SIGSEGV); restart 1 (at",
+        "    most 3 in 60 s)",
         "  File",
         "    /a/long-path/that-is-not/broken.py",
     ]
@@ -45,7 +45,7 @@ def test_outside_of_a_terminal_a_line_stays_whole(narrow, capsys):
 
 @pytest.mark.parametrize(
     ("is_terminal", "lines"),
-    [(True, ["worker 2 died in step", "(SIGSEGV); restart 1 of 3 in", "60 s"]), (False, [LINE])],
+    [(True, ["worker 2 died in step", "(SIGSEGV); restart 1 (at most", "3 in 60 s)"]), (False, [LINE])],
 )
 def test_a_console_does_the_same(is_terminal, lines):
     console = Console(file=io.StringIO(), width=30, force_terminal=is_terminal, color_system=None)

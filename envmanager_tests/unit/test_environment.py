@@ -265,6 +265,18 @@ def test_close_closes_all():
     assert [herd.closed for herd in herds] == [True, True]
 
 
+def test_close_closes_all_even_when_one_exits():
+    class Runaway(Sheep):
+        def close(self):
+            raise SystemExit(3)
+
+    last = Sheep()
+
+    with pytest.raises(SystemExit):
+        begun(Runaway(), last).close()
+    assert last.closed
+
+
 def test_an_environment_of_ours_is_taken_as_it_is():
     herd = Sheep()
 
@@ -305,6 +317,42 @@ def test_environments_that_can_be_converted_come_with_advice(name, advice):
 
     with pytest.raises(UsageError, match=advice):
         as_environment(foreign)
+
+
+class OldEnv:
+    """An environment of the old gym's interface, whose library makes it a gym.Env only if there is a gym."""
+
+    def reset(self):
+        return 0
+
+    def step(self, action):
+        return 0, 0.0, False, {}
+
+
+class SeededEnv(OldEnv):
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+
+class ManyAgents(OldEnv):
+    possible_agents = ("a", "b")
+
+
+class OfSpecs(OldEnv):
+    def observation_spec(self): ...
+
+
+@pytest.mark.parametrize(
+    ("env", "advice"),
+    [(OldEnv, "old gym"), (SeededEnv, "gymnasium.Env"), (ManyAgents, "ParallelEnv"), (OfSpecs, "dm_env.Environment")],
+)
+def test_an_environment_of_no_known_class_gets_the_advice_that_its_methods_ask_for(env, advice):
+    with pytest.raises(UsageError) as raised:
+        as_environment(env())
+
+    first = str(raised.value).partition(". An environment is ")[0]
+    assert first.startswith(f"its class {__name__}.{env.__name__} derives from no known class")
+    assert advice in first
 
 
 class Fence:

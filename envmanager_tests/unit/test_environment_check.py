@@ -578,6 +578,90 @@ def test_an_environment_that_takes_no_seed_is_tried_without():
     assert "cannot be seeded" in seeding.text
 
 
+class OnePerProcess(Sound):
+    n_open = 0
+
+    def __init__(self):
+        if OnePerProcess.n_open:
+            raise RuntimeError("one emulator per process")
+        OnePerProcess.n_open += 1
+
+    def close(self):
+        OnePerProcess.n_open -= 1
+
+
+class SeedsThemAll(Sound):
+    """An environment that seeds and draws from a generator of its class."""
+
+    def reset(self, *, seed=None, options=None):
+        SeedsThemAll.shared = np.random.default_rng(seed)
+        return super().reset(seed=seed)
+
+    def observe(self):
+        return self.shared.random(2, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("env", "what"),
+    [
+        (OnePerProcess, "one raised RuntimeError: one emulator per process"),
+        (SeedsThemAll, "the first returned something"),
+    ],
+)
+def test_an_environment_of_which_a_process_can_hold_one_is_noted_with_what_to_set(env, what):
+    (sharing,) = [finding for finding in check_environment(env, n_steps=60) if finding.question == "sharing"]
+
+    assert sharing.outcome == "note"
+    assert sharing.text.startswith(f"A process can hold one: with two in it, {what}")
+    assert "n_workers = n_envs" in sharing.advice
+
+
+def test_a_random_environment_does_not_count_as_disturbed_by_another():
+    assert only(Unseeded, "sharing")[0] == "ok"
+
+
+def test_two_are_not_tried_where_one_fails():
+    assert found(RaisesInStep, "sharing") == []
+
+
+class RoundsUp(Sound):
+    """An environment whose observations are beyond their bound by rounding, each by another amount."""
+
+    def observe(self):
+        return np.float32(1) + self.np_random.random(2, np.float32) / 1000
+
+
+def test_one_mistake_of_an_array_is_one_finding_wherever_it_is_seen():
+    assert problems(RoundsUp, n_steps=60) == ["reset"]
+    assert [question for question in ("steps", "episodes") if found(RoundsUp, question)] == []
+
+
+class AnotherMistakeInStep(RoundsUp):
+    def step(self, action):
+        obs, *others = super().step(action)
+        return (-obs, *others)
+
+
+def test_another_mistake_of_the_same_array_is_another_finding():
+    assert problems(AnotherMistakeInStep, n_steps=60) == ["reset", "steps"]
+
+
+@pytest.mark.parametrize("broken", [RaisesAtReset, CannotRestart])
+def test_advice_for_a_reset_does_not_speak_of_actions(broken):
+    (problem,) = [finding for finding in check_environment(broken) if finding.outcome == "problem"]
+
+    assert "action" not in problem.advice
+
+
+def test_each_finding_is_reported_when_it_is_known():
+    reported = []
+
+    findings = check_environment(Sound, n_steps=60, on_finding=reported.append)
+
+    assert sorted(reported, key=lambda finding: QUESTIONS.index(finding.question)) == findings
+    assert [finding.question for finding in reported[:3]] == ["constructs", "reset", "steps"]
+
+
 def test_a_factory_gets_its_context():
     def factory(context: EnvContext):
         assert context.env_id == 0

@@ -15,6 +15,7 @@ from envmanager.errors import (
     ConfigError,
     EnvManagerError,
     EnvRaised,
+    ImportFailed,
     ManagerClosed,
     MissingExtra,
     NotPlaced,
@@ -46,6 +47,7 @@ EXAMPLES = [
     NotPlaced(worker_id=2, env_ids=[4], timeout_s=9, wanted="1 GPU", missing="no node has a GPU", cluster="8 CPUs"),
     ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     MissingExtra("a policy", library="torch", extra="torch"),
+    ImportFailed("a policy needs torch, which is installed, but …", library="torch"),
 ]
 
 
@@ -155,8 +157,8 @@ def test_a_budget_without_an_end_is_told_without_a_window():
             EnvRaised(**WHERE, type_name="KeyError", cause="two\nlines", remote_traceback="Traceback …"),
             "worker 2 raised KeyError in step: two",
         ),
-        (EXAMPLES[-2], "worker 2 broke the protocol in step: it sent a frame of kind 9"),
-        (EXAMPLES[-3], "worker 2 could not be placed within 9 s: no node has a GPU"),
+        (EXAMPLES[-3], "worker 2 broke the protocol in step: it sent a frame of kind 9"),
+        (EXAMPLES[-4], "worker 2 could not be placed within 9 s: no node has a GPU"),
     ],
 )
 def test_a_headline_is_one_line_without_the_evidence(error, headline):
@@ -164,4 +166,4 @@ def test_a_headline_is_one_line_without_the_evidence(error, headline):
 
 
 def test_a_missing_library_comes_with_the_command():
-    assert "pip install 'envmanager[torch]'" in str(EXAMPLES[-1])
+    assert "pip install 'envmanager[torch]'" in str(EXAMPLES[-2])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import sys
 import threading
 
 import attrs
+import numpy as np
 import pytest
 
 from envmanager.errors import RestartsExhausted, WorkerDied, WorkerError
@@ -132,6 +134,15 @@ def test_each_event_is_logged_once_at_the_level_of_its_kind(event, level, record
 
 
 @BY_KIND
+def test_a_record_carries_the_kind_the_worker_and_its_environments_for_handlers(event, level, records):
+    EventLog([[0], [1], [2], np.array([6, 7])]).add(event)
+
+    (record,) = records.records
+    fields = {"event": record.event, "worker_id": record.worker_id, "env_ids": record.env_ids}
+    assert json.loads(json.dumps(fields)) == {"event": type(event).__name__, "worker_id": 3, "env_ids": [6, 7]}
+
+
+@BY_KIND
 def test_an_event_says_which_worker_it_is_about(event, level):
     assert "worker 3" in str(event)
 
@@ -164,12 +175,12 @@ def test_of_a_worker_that_is_dropped_no_advice_is_given_that_comes_too_late():
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (restarted(died()), "worker 3 died in step (SIGSEGV); restart 2 of 3 in 60 s"),
+        (restarted(died()), "worker 3 died in step (SIGSEGV); restart 2 (at most 3 in 60 s)"),
         (
             restarted(died(), 0.25, max_restarts=9),
-            "worker 3 died in step (SIGSEGV); restart 2 of 9 in 60 s, after 0.2 s",
+            "worker 3 died in step (SIGSEGV); restart 2 (at most 9 in 60 s), after 0.2 s",
         ),
-        (restarted(died(), within_s=math.inf), "worker 3 died in step (SIGSEGV); restart 2 of 3"),
+        (restarted(died(), within_s=math.inf), "worker 3 died in step (SIGSEGV); restart 2 (at most 3)"),
     ],
 )
 def test_a_restart_is_one_line_with_the_budget(event, line):

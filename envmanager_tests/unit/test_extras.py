@@ -13,8 +13,8 @@ import pytest
 import envmanager
 from envmanager import SimpleEnvManager
 from envmanager.adapters.names import find_environment, import_all
-from envmanager.cli.plan import load_policy
-from envmanager.errors import EnvManagerError, EnvRaised, MissingExtra, UsageError
+from envmanager.cli.plan import Plan
+from envmanager.errors import EnvManagerError, EnvRaised, ImportFailed, MissingExtra, UsageError
 from envmanager.importing import needed_by
 
 ROOT = Path(envmanager.__file__).parent
@@ -92,7 +92,7 @@ except ImportError as error:
 def test_a_library_of_another_that_is_missing_is_named():
     with (
         pytest.raises(
-            MissingExtra, match=r"a thing needs no_such_library.*pip install 'envmanager\[thing\]'"
+            MissingExtra, match=r"a thing .*needs no_such_library.*pip install 'envmanager\[thing\]'"
         ) as caught,
         needed_by("a thing", extra="thing"),
     ):
@@ -107,11 +107,73 @@ def test_a_missing_extra_is_both_an_import_error_and_one_of_ours():
     assert issubclass(MissingExtra, EnvManagerError)
 
 
-def test_a_library_that_does_not_load_raises_what_it_raises():
-    with pytest.raises(ImportError, match="libGL") as caught, needed_by("Atari", extra="atari"):
-        raise ImportError("libGL.so.1: cannot open shared object file", name="cv2")
+BROKEN = "raise ImportError('libGL.so.1: cannot open shared object file')"
+
+
+@pytest.mark.parametrize(
+    ("text", "raised"),
+    [
+        (BROKEN, "ImportError: libGL.so.1: cannot open"),
+        ("x = 1\nraise ValueError('numpy.dtype size changed')", "ValueError: numpy.dtype size changed"),
+        ("import gymnasium.no_such_part", "ModuleNotFoundError: No module named 'gymnasium.no_such_part'"),
+        ("from math import no_such_part", "ImportError: cannot import name 'no_such_part'"),
+    ],
+)
+def test_a_library_that_is_installed_and_broken_is_no_missing_one(write_module, text, raised):
+    write_module("broken_library", text)
+
+    with pytest.raises(ImportFailed, match=f"^Atari needs .*, which is installed, but .*{raised}") as caught:  # noqa: SIM117
+        with needed_by("Atari", extra="atari"):
+            import broken_library  # noqa: F401
 
     assert not isinstance(caught.value, MissingExtra)
+    assert f"broken_library.py, line {1 + text.count(chr(10))}: " in str(caught.value)
+
+
+BROKEN_LIBRARIES = """
+import sys
+from pathlib import Path
+for name in ("gymnasium", "ale_py", "envpool", "yaml", "tensorboardX", "stable_baselines3", "torch", "typer", "wandb"):
+    Path(f"{name}.py").write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
+sys.path.insert(0, "")
+import envmanager.adapters.names, envmanager.cli, envmanager.cli.config_files, envmanager.interop
+from envmanager.observe import metrics, tensorboard
+uses = {
+    "gymnasium": lambda: envmanager.adapters.names.find_environment("CartPole-v1"),
+    "envpool": lambda: envmanager.adapters.names.find_vector("envpool:Pong-v5"),
+    "yaml": lambda: envmanager.cli.config_files.read_yaml("1", "--set"),
+    "tensorboardX": lambda: tensorboard.make_writer("there"),
+    "wandb": lambda: metrics.require(metrics.parse(["wandb"])),
+    "stable_baselines3": lambda: envmanager.interop.as_sb3_vec_env(None),
+    "torch": lambda: __import__("envmanager.training.ppo"),
+}
+for library, use in uses.items():
+    try:
+        use()
+    except envmanager.ImportFailed as error:
+        assert type(error) is envmanager.ImportFailed and error.library == library, (library, error)
+        assert f"{library}.py, line 1: ImportError: libGL.so.1" in str(error), error
+    else:
+        raise AssertionError(library)
+sys.exit(envmanager.cli.main())
+"""
+
+
+def test_every_library_that_is_broken_is_told_from_a_missing_one(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN_LIBRARIES], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+
+    assert done.returncode == 1, done.stderr
+    assert "typer, which is installed, but its import failed in" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_of_the_users_that_does_not_load_is_no_library(write_module):
+    write_module("my_game", "raise ImportError('no licence here')")
+
+    with pytest.raises(UsageError, match="env 'my_game:make' cannot be imported: ImportError: no licence here"):
+        find_environment("my_game:make")
 
 
 def test_a_mistake_of_our_own_is_no_missing_extra():
@@ -140,29 +202,18 @@ def import_as(where):
     if where.startswith("imports"):
         import_all(["my_game"])
     elif where.startswith("policy"):
-        load_policy("my_game:make")
+        Plan.parse({"env": "CartPole-v1"}, {"policy": "my_game:make"})
     else:
         find_environment("my_game:make")
 
 
-def test_the_extra_that_brings_the_library_is_named(monkeypatch, write_module):
-    monkeypatch.setattr(
-        "envmanager.adapters.names.metadata.requires",
-        lambda _: ["attrs>=22", 'no-such-library; extra == "test"', 'no-such-library>=1; extra == "games"'],
-    )
-    write_module("my_game", "import no_such_library")
-
-    with pytest.raises(MissingExtra, match=r"pip install 'envmanager\[games\]'$") as caught:
-        find_environment("my_game:make")
-    assert (caught.value.library, caught.value.extra) == ("no_such_library", "games")
-
-
 @pytest.mark.parametrize("text", ["import gymnasium.no_such_part", "from gymnasium import no_such_part"])
-def test_a_part_that_a_library_does_not_have_is_no_library_to_install(write_module, text):
+@pytest.mark.parametrize("where", ["env 'my_game:make'", "imports: 'my_game'", "policy 'my_game:make'"])
+def test_a_part_that_a_library_does_not_have_is_no_library_to_install(write_module, where, text):
     write_module("my_game", text)
 
-    with pytest.raises(UsageError, match=r"cannot be found: .*no_such_part"):
-        find_environment("my_game:make")
+    with pytest.raises(ImportFailed, match=f"^{where} needs gymnasium, which .*my_game.py, line 1: .*no_such_part"):
+        import_as(where)
 
 
 def imports_a_library():

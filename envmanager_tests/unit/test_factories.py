@@ -1,7 +1,7 @@
 """What users pass as env_factory, and what becomes of it."""
 
 import functools
-import importlib
+import sys
 
 import pytest
 
@@ -158,14 +158,7 @@ def test_what_makes_no_environment_is_refused(factory, message):
     ("env_id", "library", "extra"), [("CartPole-v1", "gymnasium", "gymnasium"), ("ALE/Pong-v5", "ale_py", "atari")]
 )
 def test_a_missing_library_is_named_with_its_extra(monkeypatch, env_id, library, extra):
-    real = importlib.import_module
-
-    def without(name, *args):
-        if name == library:
-            raise ImportError(name)
-        return real(name, *args)
-
-    monkeypatch.setattr(importlib, "import_module", without)
+    monkeypatch.setitem(sys.modules, library, None)
 
     with pytest.raises(MissingExtra, match=r"pip install 'envmanager\[") as caught:
         resolve(env_id)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -77,9 +76,8 @@ def importlib_class(module: str, name: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow"])
 def test_a_library_that_is_missing_is_named_with_its_command(kind: str, monkeypatch: pytest.MonkeyPatch):
-    real = importlib.util.find_spec
-    hidden = {"tensorboardX", "wandb", "mlflow"}
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name in hidden else real(name, *more))
+    for name in ("tensorboardX", "wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, name, None)
 
     with pytest.raises(MissingExtra, match=rf"metrics: {kind} needs .* pip install 'envmanager\[{kind}\]'"):
         metrics.require(parse([kind]))

@@ -391,11 +391,13 @@ def test_a_probe_reports_after_every_part_how_many_steps_it_has_taken():
         ({"local_envs": 3}, 5, 3, "3 in this process and 5 environments in 5 workers, one each"),
     ],
 )
-def test_environments_that_end_their_process_get_a_worker_each_unless_the_user_has_chosen(
+def test_environments_that_should_not_share_a_process_get_a_worker_each_unless_the_user_has_chosen(
     chosen, n_workers, local_envs, where
 ):
+    word = "because" if n_workers == 8 else "as chosen by hand, although"
+
     assert isolate("the probe ended", 8, **chosen) == Placement(
-        "subprocess", n_workers, f"{where}, because the probe ended: each can be replaced alone", local_envs
+        "subprocess", n_workers, f"{where}, {word} the probe ended", local_envs
     )
 
 

@@ -259,7 +259,7 @@ def test_a_start_that_hangs_after_it_was_placed_timed_out() -> None:
 
 def test_what_takes_anothers_place_brings_its_first_observations_out_of_the_queue() -> None:
     stage = Stage()
-    stage.worker.begin_again(ResetConfig(seed=3))
+    stage.worker.begin_again(ResetConfig(seed=3), ())
     stage.actor.go_on()
     assert stage.taken() == []
     stage.actor.go_on()

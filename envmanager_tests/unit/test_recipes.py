@@ -232,7 +232,7 @@ def test_what_imports_name_is_imported_before_the_id_is_looked_up(a_module: Call
 
 
 def test_a_module_that_cannot_be_imported_is_named() -> None:
-    with pytest.raises(UsageError, match=r"imports names 'my_roms', which cannot be imported .*No module named"):
+    with pytest.raises(UsageError, match=r"imports: 'my_roms' cannot be found: No module named .*must be on the path"):
         resolve(EnvRecipe("CartPole-v1", imports=["my_roms"]))
 
 

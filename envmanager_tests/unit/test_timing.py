@@ -52,8 +52,9 @@ def test_percentiles_rise(times_ns):
     assert found == sorted(found)
 
 
-def test_times_below_sixteen_nanoseconds_are_exact():
-    assert [histogram_of([n]).percentiles(50) for n in range(16)] == [[float(n)] for n in range(16)]
+@given(st.integers(0, 2**53), st.integers(1, 3000))
+def test_the_percentiles_of_equal_times_are_exact(time_ns, n):
+    assert histogram_of([time_ns] * n).percentiles(1, 50, 99) == [float(time_ns)] * 3
 
 
 def test_the_longest_time_that_a_record_can_hold_is_counted():

@@ -1,10 +1,14 @@
 """Trees: taking them apart and putting them together."""
 
+import threading
+from collections import OrderedDict, namedtuple
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.data.trees import build, leaves, leaves_like, map_tree, paths
+from envmanager.data.trees import build, leaves, leaves_like, map_tree, paths, snapshot
 
 trees = st.recursive(
     st.integers(),
@@ -53,3 +57,52 @@ def test_tuples_of_different_lengths_do_not_meet():
 def test_a_missing_key_does_not_meet():
     with pytest.raises(KeyError):
         leaves_like({"a": 1, "b": 2}, {"a": 1})
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_a_snapshot_does_not_change_with_what_it_was_taken_of():
+    nested = np.empty(2, object)
+    nested[0], nested[1] = [1, [2]], {"n": 3}
+    value = OrderedDict(
+        array=np.zeros(2), pair=Pair([1], {2}), nested=nested, text="a", rows=np.asfortranarray([[1, 2]])
+    )
+    taken = snapshot(value)
+    value["array"][:] = 9
+    value["pair"].left.append(9)
+    value["pair"].right.add(9)
+    value["nested"][0][1].append(9)
+    value["nested"][1]["n"] = 9
+    value["rows"][:] = 9
+
+    assert type(taken) is OrderedDict
+    assert list(taken) == ["array", "pair", "nested", "text", "rows"]
+    assert taken["array"].tolist() == [0, 0]
+    assert taken["pair"] == Pair([1], {2})
+    assert taken["nested"].tolist() == [[1, [2]], {"n": 3}]
+    assert taken["rows"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_snapshot_shares_what_is_no_container_of_values():
+    simulator = threading.Lock()  # cannot be copied
+    assert snapshot({"simulator": simulator})["simulator"] is simulator
+
+
+def test_a_snapshot_of_a_value_that_contains_itself_does_so_too():
+    value: dict = {"n": 1}
+    value["self"] = [value]
+    taken = snapshot(value)
+    value["n"] = 2
+
+    assert taken["self"][0] is taken
+    assert taken["n"] == 1
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(), lambda parts: st.lists(parts) | st.dictionaries(st.text(), parts)
+    )
+)
+def test_a_snapshot_is_equal_to_its_value(value):
+    assert snapshot(value) == value
