@@ -49,6 +49,8 @@ class DQNOptions(ReplayOptions):
     exploration_steps: int = 10_000
     """Number of agent steps over which epsilon falls to its final value."""
     max_grad_norm: float = 10.0
+    adam_epsilon: float = 1e-8
+    """Summand in the denominator of Adam's steps. Hessel et al. 2018 use 1.5e-4 for Atari."""
     action_mask: bool = True
     """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
 
@@ -67,7 +69,7 @@ class QNetwork(nn.Module):
         )
         self.duelling = options.duelling
         n_out = n_actions + 1 if options.duelling else n_actions
-        self.last = mlp(self.encoder.n_features, options.hidden, n_out, last_gain=1.0, activation=nn.ReLU)
+        self.last = mlp(self.encoder.n_features, options.hidden, n_out, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Return the action values as ``[n, n_actions]``. ``obs`` has one tensor of n rows per observation leaf."""
@@ -156,7 +158,9 @@ class DQN(OffPolicyTrainer):
         self.encoder = self.model.encoder
         self.target = copy.deepcopy(self.model)
         self.target.encoder.share_scale(self.encoder)
-        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=options.learning_rate, eps=1.5e-4, fused=True)
+        self._optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=options.learning_rate, eps=options.adam_epsilon, fused=True
+        )
         self.policy = self._policy(seed, options.epsilon)
 
     def _policy(self, seed: int, epsilon: float) -> EpsilonGreedyPolicy:

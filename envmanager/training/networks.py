@@ -40,26 +40,22 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         self._spec = spec
-        parts = [
+        parts: list[Any] = [
             Unseen() if place == unseen else _part(leaf, convolutions, normalize)
             for place, leaf in enumerate(leaves(spec))
         ]
         self.parts = nn.ModuleList(parts)
-        self.n_features = sum(int(part.n_features) for part in self._all)
-
-    @property
-    def _all(self) -> list[Any]:
-        return list(self.parts)
+        self.n_features = sum(int(part.n_features) for part in parts)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Return the features of a batch. ``obs`` lists the observations' leaves, each ``[n, …]``, in tree order."""
-        features = [part(leaf) for part, leaf in zip(self._all, obs, strict=True) if part.n_features]
+        features = [part(leaf) for part, leaf in zip(self.parts, obs, strict=True) if part.n_features]
         return torch.cat(features, dim=-1)
 
     @property
     def is_normalized(self) -> bool:
         """Whether any leaf of the observations is normalized."""
-        return any(_has_scale(part) for part in self._all)
+        return any(_has_scale(part) for part in self.parts)
 
     def learn_scale(self, obs: Sequence[Tensor]) -> None:
         """Update the normalization's means and variances from a batch of observations. ``obs`` lists their leaves."""
@@ -198,14 +194,21 @@ def _part(spec: ArraySpec, convolutions: str, normalize: bool) -> nn.Module:
 
 
 def mlp(
-    n_in: int, hidden: Sequence[int], n_out: int, *, last_gain: float, activation: type[nn.Module]
+    n_in: int, hidden: Sequence[int], n_out: int, *, activation: type[nn.Module], last_gain: float | None = None
 ) -> nn.Sequential:
-    """Return a multilayer perceptron with orthogonal weights. ``last_gain`` scales the weights of the last layer."""
-    sizes = [n_in, *hidden]
+    """Return a multilayer perceptron with PyTorch's initial weights or, with ``last_gain``, orthogonal ones.
+
+    ``last_gain`` scales the last layer's weights. DQN learns worse from orthogonal weights (docs/training-results.md).
+    """
     layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(sizes):
-        layers += [orthogonal(nn.Linear(before, after)), activation()]
-    return nn.Sequential(*layers, orthogonal(nn.Linear(sizes[-1], n_out), gain=last_gain))
+    for before, after in itertools.pairwise([n_in, *hidden]):
+        layers += [nn.Linear(before, after), activation()]
+    last = nn.Linear([n_in, *hidden][-1], n_out)
+    if last_gain is not None:
+        for layer in layers[::2]:
+            orthogonal(layer)
+        orthogonal(last, last_gain)
+    return nn.Sequential(*layers, last)
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:

@@ -51,6 +51,7 @@ class ReplayOptions:
     share_frames: bool = False
     """Whether to store each frame only once; images must be stacks of the last k frames, ``[k, height, width]``."""
     learning_starts: int = 1_000
+    """Number of agent steps before updates begin. The first update is at the next multiple of ``train_every``."""
     train_every: int = attrs.field(default=4, validator=at_least(1))
     """Number of agent steps between updates."""
     updates: int = attrs.field(default=1, validator=at_least(1))
@@ -151,8 +152,9 @@ class OffPolicyTrainer(Trainer):
         n = self.replay.add(info, self.behavior)
         self._return_spread.add(info, self.behavior)
         self._n_steps += n
-        if self._n_steps >= self.options.learning_starts:  # earlier steps do not lead to updates
-            self._n_since_update += n
+        self._n_since_update += n
+        if self._n_steps < self.options.learning_starts:  # the steps so far lead to no update
+            self._n_since_update %= self.options.train_every
         self.collected(self._n_steps)
         return n
 

@@ -75,7 +75,7 @@ class Actor(nn.Module):
         super().__init__()
         self.encoder = _encoder(spec, options)
         n = self.encoder.n_features
-        self.last = mlp(n, options.hidden, 2 * n_numbers, last_gain=0.01, activation=nn.ReLU)
+        self.last = mlp(n, options.hidden, 2 * n_numbers, activation=nn.ReLU)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Return means and log standard deviations, ``[n, 2 n_numbers]``: the ``inputs`` of SquashedGaussian."""
@@ -90,7 +90,7 @@ class Critics(nn.Module):
         super().__init__()
         self.encoder = _encoder(spec, options)
         n = self.encoder.n_features + n_numbers
-        self.values = nn.ModuleList([mlp(n, options.hidden, 1, last_gain=1.0, activation=nn.ReLU) for _ in range(2)])
+        self.values = nn.ModuleList([mlp(n, options.hidden, 1, activation=nn.ReLU) for _ in range(2)])
 
     def forward(self, obs: Sequence[Tensor], action: Tensor) -> Tensor:
         """Return the two networks' estimates of the value of each action, ``[2, n]``."""

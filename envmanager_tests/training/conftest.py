@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import queue
 from collections.abc import Callable, Iterator
@@ -48,3 +49,13 @@ def speakers() -> Iterator[None]:
     pytest.importorskip("mpe2")
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cuda() -> None:
+    """CUDA keeps its descriptors open until the program ends, so it starts before the leak guard of the first test."""
+    with contextlib.suppress(ImportError):
+        import torch
+
+        if torch.cuda.is_available():
+            torch.zeros(1).pin_memory().to("cuda")

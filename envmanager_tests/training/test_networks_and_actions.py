@@ -9,13 +9,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from envmanager import ArraySpec, BehaviorSpec, UsageError
+from envmanager import ArraySpec, BehaviorSpec, SimpleEnvManager, UsageError
 from envmanager.data.casting import check_batch
 from envmanager.data.specs import zeros
 from envmanager.training.actions import ActionHeads
+from envmanager.training.controller import TrainerController
 from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.networks import CONVOLUTIONS, SMALLEST_IMAGE, Convolutions, Encoder, Flat, OneHot, Scale
 from envmanager.training.ppo import PPO, PPOOptions
+from envmanager.training.sac import SAC
 
 ACTIONS: dict[str, Any] = {
     "discrete": ArraySpec((), np.int64, 0, 4),
@@ -165,3 +167,38 @@ def test_single_floats_are_normalized_too() -> None:
     )
     encoder.learn_scale(obs)
     assert encoder(obs)[:, 0].tolist() == pytest.approx([-1.0, 1.0], abs=1e-3)
+
+
+@pytest.mark.parametrize(("cls", "action"), [(DQN, "discrete"), (SAC, "continuous")])
+def test_dqn_and_sac_begin_with_the_weights_and_biases_that_pytorch_draws(cls: Any, action: str) -> None:
+    trainer = cls("default", BehaviorSpec(OBSERVATIONS["vector"], ACTIONS[action]), device="cpu")
+    layers = [layer for layer in trainer.model.modules() if isinstance(layer, torch.nn.Linear)]
+    assert len(layers) >= 3
+    for layer in layers:
+        bound = layer.in_features**-0.5
+        assert 0.8 * bound < layer.weight.abs().max() <= bound
+        assert 0.0 < layer.bias.abs().max() <= bound
+
+
+def test_ppo_begins_with_orthogonal_weights() -> None:
+    trainer = PPO("default", BehaviorSpec(OBSERVATIONS["vector"], ACTIONS["discrete"]), device="cpu")
+    weights = [layer.weight.detach() for layer in trainer.model.actor if isinstance(layer, torch.nn.Linear)]
+    gains = [torch.linalg.svdvals(weight) for weight in weights]
+    for gain, wanted in zip(gains, (2**0.5, 2**0.5, PPOOptions().policy_gain), strict=True):
+        torch.testing.assert_close(gain, torch.full_like(gain, wanted))
+
+
+def test_a_large_adam_epsilon_makes_the_steps_of_dqn_small() -> None:
+    def moved_by(adam_epsilon: float) -> float:
+        """Return the largest change of a weight in the first update."""
+        options = DQNOptions(learning_starts=4, batch=4, adam_epsilon=adam_epsilon)
+        with SimpleEnvManager("CartPole-v1", 1, seed=0) as manager:
+            trainer = DQN("default", manager.behavior_specs["default"], options, device="cpu")
+            before = [weight.detach().clone() for weight in trainer.model.parameters()]
+            TrainerController(manager, {"default": trainer}).train(4)
+        assert trainer.version == 1
+        pairs = zip(before, trainer.model.parameters(), strict=True)
+        return max(float((after.detach() - weight).abs().max()) for weight, after in pairs)
+
+    assert moved_by(1e-8) > 0.9 * DQNOptions().learning_rate
+    assert moved_by(1e3) < 0.01 * DQNOptions().learning_rate

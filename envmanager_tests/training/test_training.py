@@ -287,6 +287,19 @@ def test_an_update_waits_for_the_first_step_whose_next_observation_is_known(
     assert TrainingRun(TrainingPlan.parse(tables, tmp_path), Quiet()).go().n_steps == 40
 
 
+@pytest.mark.parametrize(("learning_starts", "first"), [(0, 16), (1, 16), (16, 16), (40, 48), (48, 48), (50, 64)])
+@pytest.mark.parametrize("trainer", [SMALL_DQN, {**SMALL_DQN, "kind": "sac"}], ids=["dqn", "sac"])
+def test_updates_are_at_multiples_of_train_every_from_learning_starts_on(
+    tmp_path: Path, trainer: dict[str, Any], learning_starts: int, first: int
+) -> None:
+    env = "CartPole-v1" if trainer["kind"] == "dqn" else "Pendulum-v1"
+    run = training(tmp_path, {**trainer, "learning_starts": learning_starts, "batch": 4}, env=env, steps=100)
+    at: list[int] = []
+    run._report.at_update = lambda run, update: at.append(update.n_steps)  # type: ignore[attr-defined]
+    run.go()
+    assert at == list(range(first, 101, 16))
+
+
 def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp_path: Path) -> None:
     run = training(tmp_path, SMALL_PPO)
     run.go()
