@@ -24,7 +24,7 @@ class Answers(queue.Queue[EnvironmentResponse]):
         self.when_waiting: Callable[[], None] = lambda: None
 
     def get(self, *args: Any, **options: Any) -> EnvironmentResponse:
-        if self.empty() and options.get("timeout", 0) is None:
+        if self.empty() and options.get("timeout"):
             self.when_waiting()
         return super().get(*args, **options)
 
