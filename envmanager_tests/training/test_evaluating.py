@@ -217,9 +217,8 @@ def test_an_episode_that_was_lost_counts_neither_as_return_nor_as_length() -> No
 
 
 def test_episodes_lost_in_an_environment_that_has_all_of_its_own_are_not_counted() -> None:
-    with SubprocessEnvManager(
-        brittle, n_envs=2, seed=3, wait="all", restarts=RestartPolicy(max_restarts=1000)
-    ) as manager:
+    restarts = RestartPolicy(max_restarts=1000, backoff_s=0)
+    with SubprocessEnvManager(brittle, n_envs=2, seed=3, wait="all", restarts=restarts) as manager:
         policies = {"default": RandomPolicy(manager.behavior_specs["default"])}
         evaluation = evaluate(manager, policies, episodes_per_env=[4, 0])
         assert manager.stats().workers[1].restarts > 0
