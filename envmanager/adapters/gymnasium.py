@@ -136,7 +136,7 @@ class GymnasiumEnvironment(EnvGroup):
                     raise _not_five(result) from error
                 if reward.__class__ is not plain_reward and reward.__class__ not in plain_rewards:
                     reward = self._number(reward, "reward", self.casting)
-                elif not least <= reward <= most:  # type: ignore[operator]
+                elif reward > most or reward < least:  # type: ignore[operator]
                     reward = real_number(reward, "reward")  # NaN and infinite numbers pass
                 rewards[row] = reward
                 if info.__class__ is not dict:

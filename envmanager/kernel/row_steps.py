@@ -17,7 +17,7 @@ import numpy as np
 
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec
-from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos, only_agents
+from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
 from envmanager.kernel.host import WorkerHost
@@ -44,8 +44,6 @@ class BatchStepper:
         self._table = table
         self._recovery = recovery
         self._env_rows = env_rows
-        self._ids = [only_agents(block).tobytes() for block in env_rows.blocks]
-        """Bytes of the agent_ids of each worker's usual rows: one agent each, of all its environments."""
         self._zero_copy = zero_copy
         self._check_values = check_values
 
@@ -65,22 +63,24 @@ class BatchStepper:
             )
         behavior, spec = next(iter(specs.items())) if specs else ("default", None)
         if not is_begun and spec is not None:
-            for worker_id, step in last.items():
-                steps = None if step is None else step.current.get(behavior)
-                self._check_rows(worker_id, steps, len(self._env_rows.blocks[worker_id]))
             for entry in self._table.entries:
+                step = last.get(entry.worker_id)
+                if step is not None:
+                    self._check_rows(entry, step.current.get(behavior), len(entry.env_ids))
                 entry.rows_in_flight.clear()
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
-    def _check_rows(self, worker_id: int, steps: AgentSteps | None, n: int) -> None:
+    def _check_rows(self, entry: Entry, steps: AgentSteps | None, n: int) -> None:
         """Raise UsageError unless ``steps`` has one row, of an acting agent, for each of ``n`` environments."""
-        env_ids = [] if steps is None else steps.env_id.tolist()
+        worker_id, env_ids = entry.worker_id, [] if steps is None else steps.env_id.tolist()
         n_acting = 0 if steps is None else len(steps.acting_rows)
         if not len(env_ids) == len(set(env_ids)) == n_acting == n:
             raise UsageError(
                 f"send() and recv() serve environments of one agent each, but worker {worker_id} has returned "
                 f"{len(env_ids)} agents, of which {n_acting} act, for {n} environments (env_ids {env_ids}). Use step()."
             )
+        if steps is not None and n == len(entry.env_ids):
+            entry.usual_ids = steps.agent_id
 
     def offer_first_observations(self) -> None:
         """Queue the last reset's observations for ``recv``. Raises UsageError if ``recv`` cannot be used."""
@@ -165,9 +165,9 @@ class BatchStepper:
             if entry.batch_size:
                 entry.n_envs_in_flight = len(steps)
                 entry.rows_in_flight.difference_update((steps.env_id - entry.env_ids[0]).tolist())
-            elif steps is None or steps.acting is not None or steps.agent_id.tobytes() != self._ids[entry.worker_id]:
+            elif steps is None or steps.agent_id is not entry.usual_ids or steps.acting is not None:
                 is_step = entry.outbox[0].name is _STEP
-                self._check_rows(entry.worker_id, steps, entry.n_envs_in_flight if is_step else len(entry.env_ids))
+                self._check_rows(entry, steps, entry.n_envs_in_flight if is_step else len(entry.env_ids))
             parts.append(steps)
             holders.append(entry)
         if len(parts) == 1:

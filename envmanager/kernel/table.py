@@ -97,6 +97,8 @@ class Entry:
     """Last StepInfo delivered. With ``send`` and ``recv``, the StepInfo that the reset returned."""
     actions: Actions | None = None
     """Actions of the step in flight, if ``step()`` sent them."""
+    usual_ids: Any = None
+    """The ``agent_id`` array with which ``recv`` last found one agent for each environment. Steps often share it."""
     n_envs_in_flight: int = 0
     batch_size: int = 0
     """Number of rows per response of a worker that does not wait for all its environments; 0 for other workers."""

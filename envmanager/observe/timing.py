@@ -8,12 +8,11 @@ This code runs in every step, so it does little work per step, and its memory do
 from __future__ import annotations
 
 import array
-import bisect
-import itertools
 import time
 from typing import Any, Protocol
 
 import attrs
+import numpy as np
 
 _N_BUCKETS = 61 << 4
 _COUNT_AFTER = 1023
@@ -36,37 +35,37 @@ class Histogram:
     """A histogram of times in nanoseconds, with buckets whose width grows with the time.
 
     There are 16 buckets for every doubling, as in HdrHistogram. A percentile is the mean of the times in its bucket. So
-    it is within 1/16 of the true value, and exact if all times are equal. Times must be below 2**64 ns.
+    it is within 1/16 of the true value, and exact if all times are equal. Sums of buckets must be below 2**64 ns.
     """
 
     __slots__ = ("_counts", "_recent", "_sums_ns", "add")
 
     def __init__(self) -> None:
-        self._counts = [0] * _N_BUCKETS
-        self._sums_ns = [0] * _N_BUCKETS
+        self._counts = np.zeros(_N_BUCKETS, np.int64)
+        self._sums_ns = np.zeros(_N_BUCKETS, np.uint64)
         self._recent = array.array("Q")
         self.add = self._recent.append
         """Function that adds a time ≥ 0; a C method, for speed. Call ``count`` regularly to empty the buffer."""
 
     def count(self) -> None:
         """Move the times added since the last call from the buffer to the buckets."""
-        times_ns = self._recent.tolist()
+        times_ns = np.frombuffer(self._recent.tobytes(), np.uint64)
         del self._recent[: len(times_ns)]  # not all: another thread may have added more
-        for time_ns in times_ns:
-            shift = time_ns.bit_length() - 5
-            bucket = (shift << 4) + (time_ns >> shift) if shift > 0 else time_ns
-            self._counts[bucket] += 1
-            self._sums_ns[bucket] += time_ns
+        n_bits = np.frexp(times_ns.astype(np.float64))[1]
+        shift = np.maximum(n_bits - 5, 0).astype(np.uint64)
+        bucket = ((shift << np.uint64(4)) + (times_ns >> shift)).astype(np.int64)
+        np.add.at(self._counts, bucket, 1)
+        np.add.at(self._sums_ns, bucket, times_ns)
 
     def percentiles(self, *percents: int) -> list[float]:
         """Return the percentiles ``percents`` (0 to 100) of all added times, in ns; zeros if no time was added."""
         self.count()
-        seen = list(itertools.accumulate(self._counts))  # numbers of times in each bucket and all below
-        total = seen[-1]
+        seen = np.cumsum(self._counts)  # numbers of times in each bucket and all below
+        total = int(seen[-1])
         if not total:
             return [0.0] * len(percents)
-        buckets = [bisect.bisect_left(seen, max(1, -(-percent * total // 100))) for percent in percents]
-        return [self._sums_ns[bucket] / self._counts[bucket] for bucket in buckets]
+        buckets = [int(np.searchsorted(seen, max(1, -(-percent * total // 100)))) for percent in percents]
+        return [int(self._sums_ns[bucket]) / int(self._counts[bucket]) for bucket in buckets]
 
 
 @attrs.define(eq=False)

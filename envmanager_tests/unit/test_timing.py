@@ -52,7 +52,7 @@ def test_percentiles_rise(times_ns):
     assert found == sorted(found)
 
 
-@given(st.integers(0, 2**53), st.integers(1, 3000))
+@given(st.integers(0, 2**50), st.integers(1, 3000))
 def test_the_percentiles_of_equal_times_are_exact(time_ns, n):
     assert histogram_of([time_ns] * n).percentiles(1, 50, 99) == [float(time_ns)] * 3
 
