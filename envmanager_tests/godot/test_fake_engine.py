@@ -176,7 +176,7 @@ def test_an_exception_is_told_also_where_an_environment_has_closed_the_output(tm
     ("source", "message", "arena"),
     [
         (faulty(Raise(KeyError("x")), at="start", only_env=1), "KeyError: 'x'", 1),
-        (faulty(Raise(SystemExit(3)), at="start", only_env=1), "SystemExit: 3", None),
+        (faulty(Raise(SystemExit(3)), at="start", only_env=1), "SystemExit: 3", 1),
         (Speaks, "UsageError: behavior 'default' has any object, which the protocol cannot hold", None),
         ("envmanager_tests.godot.hosted:Missing", "UsageError: env 'envmanager_tests.godot.hosted:Missing' c", None),
     ],
