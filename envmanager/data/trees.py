@@ -10,6 +10,7 @@ paired correctly even if the dict keys of other trees are in another order.
 from __future__ import annotations
 
 import copy
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -105,13 +106,17 @@ def snapshot(value: Any, known: dict[int, Any] | None = None) -> Any:
         return known[id(value)]
     if isinstance(value, tuple):
         parts = [snapshot(part, known) for part in value]
-        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
-    if not isinstance(value, dict | list | set | np.ndarray):
-        return copy_leaf(value) if is_foreign(value) else value
+        try:
+            return value if all(map(operator.is_, parts, value)) else tuple.__new__(kind, parts)
+        except TypeError:  # a tuple of C code, such as a structseq
+            return value
+    if not isinstance(value, dict | list | set | bytearray | np.ndarray):
+        is_array = hasattr(kind, "__dlpack__") and (hasattr(kind, "clone") or hasattr(kind, "copy"))
+        return copy_leaf(value) if is_array else value
     copied: Any = value.copy() if isinstance(value, np.ndarray) else copy.copy(value)
     known[id(value)] = copied  # before its parts, which may contain it
     if isinstance(value, dict):
-        copied.update((key, snapshot(part, known)) for key, part in value.items())
+        dict.update(copied, {key: snapshot(part, known) for key, part in value.items()})  # a Counter's own would add
     elif isinstance(value, list):
         copied[:] = [snapshot(part, known) for part in value]
     elif isinstance(value, np.ndarray) and value.dtype.kind == "O":

@@ -230,7 +230,8 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         worker = self.workers[worker_id]
         if not isinstance(worker, Link):
             return super().begin_again(worker_id, config)
-        worker.begin_again(config, self.context.entries[worker_id].attributes)
+        attributes = self.context.entries[worker_id].attributes
+        worker.begin_again(config, [(name, values, rows) for (name, rows), values in attributes.items()])
         return None
 
     def check_can_travel(self, payload: Any) -> None:

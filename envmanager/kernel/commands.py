@@ -17,6 +17,7 @@ import numpy as np
 
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.steps import CommandName, StepInfo
+from envmanager.data.trees import snapshot
 from envmanager.errors import UsageError
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.host import WorkerHost
@@ -65,11 +66,12 @@ class Resets:
         table.recount()
         self._require_some_worker()  # the drain may have dropped the last worker
         seed = recovery.last_config.seed if parsed.seed is None else parsed.seed
-        recovery.last_config = attrs.evolve(parsed, seed=seed)
+        recovery.last_config = attrs.evolve(parsed, seed=seed, options=snapshot(parsed.options))
         asked = []
         for entry in table.entries:
             entry.previous_step = None
-            if entry.state is WorkerState.FAILED and self.host.is_gone(entry.worker_id):
+            is_lost = self.host.is_gone(entry.worker_id) or not entry.has_attributes
+            if entry.state is WorkerState.FAILED and is_lost:
                 recovery.revive(entry)
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
@@ -173,17 +175,15 @@ class Asker:
         learned = self._table.with_specs_learned
         responses = [learned(workers[group.worker_id].recv()) for group in groups]
         failed = [response for response in responses if response.name is CommandName.FAILED]
+        if name is CommandName.SET_ATTR:
+            for group, payload_of_worker, response in zip(groups, payloads, responses, strict=True):
+                if response.name is not CommandName.FAILED:
+                    entries[group.worker_id].remember(*payload_of_worker)
         if failed:
             gone = [(entries[each.worker_id], each.payload) for each in failed if self.host.is_gone(each.worker_id)]
             self._recovery.fail_quietly(gone)
             given_up_for = entries[failed[0].worker_id].error
             raise given_up_for or failed[0].payload
-        if name is CommandName.SET_ATTR:
-            for group, (attribute, values, rows) in zip(groups, payloads, strict=True):
-                # What is set again hides what was set before, so that the list does not grow with each call.
-                kept = entries[group.worker_id].attributes
-                kept[:] = [each for each in kept if each[0] != attribute or not set(each[2]) <= set(rows)]
-                kept.append((attribute, values, rows))
         results: list[Any] = [None] * len(ids)
         for group, response in zip(groups, responses, strict=True):
             own_results = response.payload or [None] * len(group.rows)

@@ -179,8 +179,8 @@ class WorkerHost(ABC):
         Return the response to the reset, or the first failure, or None if these will arrive in the step queue.
         """
         worker: EnvWorker = self.workers[worker_id]
-        for attribute in self.context.entries[worker_id].attributes:
-            worker.send(CommandName.SET_ATTR, attribute)
+        for (name, rows), values in self.context.entries[worker_id].attributes.items():
+            worker.send(CommandName.SET_ATTR, (name, values, rows))
             response = worker.recv()
             if response.name is CommandName.FAILED:
                 return response

@@ -145,7 +145,7 @@ class Recovery:
             self.fail(entry, response.payload)
         elif replacement is not None and not replacement.has_begun:
             last = entry.last_responses
-            replacement.is_started = replacement.has_begun = True
+            replacement.is_started = replacement.has_begun = entry.has_attributes = True
             self._table.set_pending(entry, *last, response)
         elif entry.state is WorkerState.IN_FLIGHT:
             entry.outbox = (response,)
@@ -228,6 +228,7 @@ class Recovery:
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
+        entry.has_attributes = not entry.attributes
         config = attrs.evolve(self.last_config, seed=reseeded(self.last_config.seed, entry.generation))
         try:
             host.workers[worker_id] = host.launch(worker_id, entry.generation)

@@ -77,7 +77,8 @@ class BatchStepper:
         if not len(env_ids) == len(set(env_ids)) == n_acting == n:
             raise UsageError(
                 f"send() and recv() serve environments of one agent each, but worker {worker_id} has returned "
-                f"{len(env_ids)} agents, of which {n_acting} act, for {n} environments (env_ids {env_ids}). Use step()."
+                f"{len(env_ids)} agents, of which {n_acting} act, for {n} environments (env_ids {env_ids}). "
+                "Call reset(), and use step()."
             )
         if steps is not None and n == len(entry.env_ids):
             entry.usual_ids = steps.agent_id

@@ -22,6 +22,7 @@ import attrs
 
 from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecConflict, merge_specs
 from envmanager.data.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo, phase_of
+from envmanager.data.trees import snapshot
 from envmanager.errors import BadObservation, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.observe.timing import WorkerTimes
@@ -104,8 +105,10 @@ class Entry:
     """Number of rows per response of a worker that does not wait for all its environments; 0 for other workers."""
     rows_in_flight: set[int] = attrs.field(factory=set)
     """Rows in flight of a worker with a ``batch_size``. A row is removed when a response with it is delivered."""
-    attributes: list[tuple[str, Sequence[Any], Sequence[int]]] = attrs.field(factory=list)
-    """Arguments of the ``set_attr`` calls that a replacement must repeat, oldest first: name, values, rows."""
+    attributes: dict[tuple[str, tuple[int, ...]], Sequence[Any]] = attrs.field(factory=dict)
+    """Values that ``set_attr`` has set and a replacement sets again, by name and rows, in the order of the calls."""
+    has_attributes: bool = True
+    """Whether the environments have these values. False while a replacement sets them, and if that has failed."""
     batches: Sequence[Batch] = ()
     """Batches that hold the worker's last delivered rows, oldest first. They are needed if the worker is replaced."""
     steps: int = 0
@@ -118,6 +121,13 @@ class Entry:
     def waiting(self) -> bool:
         """Whether the trainer has yet to receive a response from the worker. The response may have arrived already."""
         return bool(_IS_WAITING[self.state])
+
+    def remember(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
+        """Store the arguments of a ``set_attr`` call. Values for the same rows take the place of those set before."""
+        for key in list(self.attributes):
+            if key[0] == name and set(key[1]) < set(rows):  # hidden by the new values
+                del self.attributes[key]
+        self.attributes[name, tuple(rows)] = snapshot(values)
 
     def require_alive(self) -> None:
         """Raise the error for which the worker was given up. If the worker was not given up, do nothing."""

@@ -25,6 +25,8 @@ THREAD_CAPS = (
     *("BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "OPENCV_FOR_THREADS_NUM"),
 )
 """Environment variables that limit the threads of math libraries and OpenCV. The default in workers is 1."""
+_LARGEST_HANDLER = 1 << 16
+"""Largest pickle, in bytes, of a logging handler that workers take over. A filter may refer to a whole trainer."""
 _FLAGS = (
     "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
     "v:verbose b:bytes_warning"
@@ -69,7 +71,8 @@ def _logging_settings() -> tuple[int, dict[str, int], bytes]:
     for each in reversed(root.handlers):
         with contextlib.suppress(Exception):  # it has no standard stream, or a filter that cannot be pickled
             stream = streams[id(each.stream)]  # type: ignore[attr-defined]
-            handler = cloudpickle.dumps((stream, each.level, each.formatter, each.filters))
+            pickled = cloudpickle.dumps((stream, each.level, each.formatter, each.filters))
+            handler = pickled if len(pickled) <= _LARGEST_HANDLER else handler
     return root.manager.disable, {"root": root.level, **levels}, handler
 
 
@@ -87,10 +90,19 @@ def take_over(inherited: Inheritance) -> None:
     warnings.filters[:] = inherited.warnings  # type: ignore[index]
     import logging
 
+    class Handler(logging.StreamHandler):  # type: ignore[type-arg]
+        """A StreamHandler whose filters may need what only the trainer has. Their errors are no environment's."""
+
+        def handle(self, record: logging.LogRecord) -> Any:
+            try:
+                return super().handle(record)
+            except Exception:
+                return self.handleError(record)
+
     disabled, levels, pickled = inherited.logging
     with contextlib.suppress(Exception):  # there is no handler, or a class that it needs cannot be imported here
         stream, level, formatter, filters = pickle.loads(pickled)
-        handler = logging.StreamHandler(getattr(sys, stream))
+        handler = Handler(getattr(sys, stream))
         handler.setLevel(level)
         handler.setFormatter(formatter)
         handler.filters[:] = filters

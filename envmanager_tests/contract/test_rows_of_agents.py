@@ -76,7 +76,7 @@ def test_recv_refuses_an_environment_that_no_longer_has_one_acting_agent(
         assert batch.env_ids.tolist() == [0, 1]
         manager.send(np.zeros(2, np.int64), batch.env_ids)
         for _ in range(2):  # nothing is delivered in part
-            with pytest.raises(UsageError, match=r"one agent each.*Use step\(\)"):
+            with pytest.raises(UsageError, match=r"one agent each.*use step\(\)"):
                 manager.recv("all")
         manager.set_policy("default", RandomPolicy(SPEC))
         manager.reset()
@@ -98,5 +98,5 @@ def test_recv_serves_an_environment_whose_only_agent_is_another_one_later(make_m
 def test_recv_refuses_an_environment_whose_only_agent_rests_at_first(make_manager: Any) -> None:
     with make_manager(lambda context: Turnover(context, [[-1]], 1), 2) as manager:
         manager.reset()
-        with pytest.raises(UsageError, match=r"one agent each.*Use step\(\)"):
+        with pytest.raises(UsageError, match=r"one agent each.*use step\(\)"):
             manager.recv("all")

@@ -174,6 +174,58 @@ def test_a_replacement_repeats_the_attributes_in_order_before_its_reset(transpor
         assert manager.get_attr("label") == ["env 0", "mine"]
 
 
+class Keeps(EchoEnvironment):
+    """Refuses a goal once, in its first replacement."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
+        self.refuses = context.generation == 1
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "goal" and self.refuses:
+            self.refuses = False
+            raise ValueError("no goal yet")
+        if name == "goal" and value == [-1]:
+            raise ValueError("a bad goal")
+        super().__setattr__(name, value)
+
+
+def test_a_replacement_gets_the_values_of_the_call_though_the_trainer_has_changed_them_since() -> None:
+    with SubprocessEnvManager(Keeps, 2, restarts=RestartPolicy(on_exception="restart", backoff_s=0)) as manager:
+        run = CheckedTrainer(manager)
+        run.reset()
+        goal = [3]
+        manager.set_attr("goal", [goal, goal])
+        goal[0] = 4
+        kill(manager, 1)
+        run.until_lost()
+        assert manager.get_attr("goal") == [[3], [3]]
+
+
+def test_a_reset_after_a_refused_attribute_brings_a_worker_with_all_of_them() -> None:
+    with SubprocessEnvManager(Keeps, 2) as manager:
+        run = CheckedTrainer(manager)
+        run.reset()
+        manager.set_attr("goal", [[3], [4]])
+        manager.set_attr("label", "mine", env_ids=[1])
+        kill(manager, 1)
+        with pytest.raises(EnvRaised, match="no goal yet"):
+            run.step_until(lambda: False)
+        run.reset()
+        assert (manager.get_attr("goal"), manager.get_attr("label")) == ([[3], [4]], ["env 0", "mine"])
+
+
+def test_attributes_that_some_workers_have_taken_hold_there_though_another_has_refused_them() -> None:
+    with SubprocessEnvManager(Keeps, 2) as manager:
+        run = CheckedTrainer(manager)
+        run.reset()
+        with pytest.raises(EnvRaised, match="a bad goal"):
+            manager.set_attr("goal", [[3], [-1]])
+        kill(manager, 0)
+        with pytest.raises(EnvRaised, match="no goal yet"):
+            run.step_until(lambda: False)
+
+
 def test_an_attribute_that_a_replacement_refuses_is_raised_as_by_set_attr() -> None:
     with SubprocessEnvManager(Picky, 2) as manager:
         run = CheckedTrainer(manager)

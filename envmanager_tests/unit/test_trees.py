@@ -1,7 +1,8 @@
 """Trees: taking them apart and putting them together."""
 
+import sys
 import threading
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -106,3 +107,21 @@ def test_a_snapshot_of_a_value_that_contains_itself_does_so_too():
 )
 def test_a_snapshot_is_equal_to_its_value(value):
     assert snapshot(value) == value
+
+
+class Celsius(tuple):
+    """A tuple that is made of one number."""
+
+    def __new__(cls, degrees):
+        return super().__new__(cls, [degrees, [degrees]])
+
+
+def test_a_snapshot_keeps_values_of_classes_with_ways_of_their_own():
+    counter, tuple_of_its_own = Counter(a=3, b=1), Celsius(5)
+    taken = snapshot([counter, tuple_of_its_own, sys.version_info, bytearray(b"ab")])
+    tuple_of_its_own[1].append(6)
+    counter["a"] = 9
+
+    assert taken[0] == Counter(a=3, b=1)
+    assert (type(taken[1]), taken[1][1]) == (Celsius, [5])
+    assert taken[2] is sys.version_info
