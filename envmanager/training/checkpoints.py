@@ -245,6 +245,8 @@ def pointed_at(pointer: Path) -> Path:
         name = os.readlink(pointer) if is_link else pointer.read_text(encoding="utf-8").partition("\n")[0].strip()
     except (OSError, ValueError) as error:
         raise UsageError(f"{pointer} cannot be read: {error}.") from error
+    if not Path(name).name:
+        raise UsageError(f"{pointer} is empty: write the name of a checkpoint beside it into it, such as 000000060000.")
     return pointer.parent / Path(name).name
 
 

@@ -385,6 +385,13 @@ def test_a_training_goes_on_from_the_checkpoint_whose_name_is_written_into_lates
     assert trained(config, tmp_path, more_steps=20).n_steps_before == 20
 
 
+def test_an_empty_latest_is_named(one_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(one_run, tmp_path / "run")
+    (run / "checkpoints" / "latest").write_text("")
+    with pytest.raises(UsageError, match=r"checkpoints/latest is empty: write the name"):
+        load_policy(run)
+
+
 def test_what_a_later_version_says_besides_is_passed_over(one_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(one_run, tmp_path / "run")
     facts = json.loads((checkpoint_in(run) / "state.json").read_text())
