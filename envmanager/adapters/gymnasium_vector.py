@@ -416,10 +416,11 @@ def info_rows(infos: Info, n: int) -> list[Info]:
     for key, value in infos.items():
         if key.startswith("_") and key[1:] in infos:
             continue
-        entries = info_rows(value, n) if isinstance(value, dict) else value
+        is_nested = isinstance(value, dict)
+        entries = info_rows(value, n) if is_nested else value
         mask = infos.get(f"_{key}")
         if not hasattr(entries, "__len__") or len(entries) != n:
             continue
         for number in range(n) if mask is None else np.flatnonzero(mask):
-            rows[number][key] = snapshot(entries[number])
+            rows[number][key] = entries[number] if is_nested else snapshot(entries[number])
     return rows

@@ -71,16 +71,21 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def _check_rows(self, entry: Entry, steps: AgentSteps | None, n: int) -> None:
-        """Raise UsageError unless ``steps`` has one row, of an acting agent, for each of ``n`` environments."""
-        worker_id, env_ids = entry.worker_id, [] if steps is None else steps.env_id.tolist()
+        """Raise UsageError unless ``steps`` has one row, of an acting agent, for each of ``n`` environments.
+
+        Rows of all environments must be in order, as those of a whole batch are taken to be. Their ids are then usual.
+        """
+        env_ids = [] if steps is None else steps.env_id.tolist()
         n_acting = 0 if steps is None else len(steps.acting_rows)
-        if not len(env_ids) == len(set(env_ids)) == n_acting == n:
+        is_whole = n == len(entry.env_ids)
+        is_distinct = len(env_ids) == len(set(env_ids)) == n
+        if n_acting != n or not (env_ids == list(entry.env_ids) if is_whole else is_distinct):
             raise UsageError(
-                f"send() and recv() serve environments of one agent each, but worker {worker_id} has returned "
+                f"send() and recv() serve environments of one agent each, but worker {entry.worker_id} has returned "
                 f"{len(env_ids)} agents, of which {n_acting} act, for {n} environments (env_ids {env_ids}). "
                 "Call reset(), and use step()."
             )
-        if steps is not None and n == len(entry.env_ids):
+        if steps is not None and is_whole:
             entry.usual_ids = steps.agent_id
 
     def offer_first_observations(self) -> None:

@@ -19,6 +19,7 @@ from envmanager import (
     UsageError,
 )
 from envmanager.data.steps import Steps
+from envmanager.environment import SideBySide
 
 SPEC = BehaviorSpec(ArraySpec((1,), np.float32), ArraySpec((), np.int64, 0, 1))
 
@@ -99,4 +100,21 @@ def test_recv_refuses_an_environment_whose_only_agent_rests_at_first(make_manage
     with make_manager(lambda context: Turnover(context, [[-1]], 1), 2) as manager:
         manager.reset()
         with pytest.raises(UsageError, match=r"one agent each.*use step\(\)"):
+            manager.recv("all")
+
+
+class Turned(SideBySide):
+    """A group whose steps, but not its first observations, have the rows in reverse."""
+
+    def step(self, actions: Any, rows: Any = None) -> Steps:
+        return {name: steps.take(np.arange(len(steps))[::-1]) for name, steps in super().step(actions, rows).items()}
+
+
+def test_recv_refuses_all_rows_of_a_worker_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envmanager.hosts.hosting.build_group", Turned)
+    with SimpleEnvManager(lambda context: Turnover(context, [[0]] * 3, 1), 3) as manager:
+        manager.reset()
+        batch = manager.recv("all")
+        manager.send(np.zeros(3, np.int64), batch.env_ids)
+        with pytest.raises(UsageError, match=r"one agent each.*env_ids \[2, 1, 0\]"):
             manager.recv("all")
