@@ -71,10 +71,7 @@ class BatchStepper:
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
     def _check_rows(self, entry: Entry, steps: AgentSteps | None, n: int) -> None:
-        """Raise UsageError unless ``steps`` has one row, of an acting agent, for each of ``n`` environments.
-
-        Rows of all environments must be in order, as those of a whole batch are taken to be. Their ids are then usual.
-        """
+        """Raise UsageError unless ``steps`` has an acting row for each of ``n`` environments, in order if n are all."""
         env_ids = [] if steps is None else steps.env_id.tolist()
         n_acting = 0 if steps is None else len(steps.acting_rows)
         is_whole = n == len(entry.env_ids)
