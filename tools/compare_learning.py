@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import runpy
@@ -133,6 +134,8 @@ def with_ours(task: dict[str, Any]) -> tuple[Act, list[float]]:
     torch.manual_seed(task["seed"])
     returns: list[float] = []
     space = gymnasium.make(task["env"]).action_space
+    if task["algorithm"] == "ppo" and isinstance(space, gymnasium.spaces.Box):
+        table["log_std_init"] = -math.log(space.high[0])  # 1 in the environment's units, as the others begin
     with SimpleEnvManager(task["env"], task["n_envs"], seed=task["seed"]) as manager:
         ((behavior, spec),) = manager.behavior_specs.items()
         trainer = make_trainer(behavior, spec, table, seed=task["seed"], device="cpu")

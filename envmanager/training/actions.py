@@ -69,12 +69,12 @@ class Continuous(nn.Module):
     For a float with two finite bounds, the raw values -1 and 1 correspond to the bounds. Other floats are not scaled.
     """
 
-    def __init__(self, spec: ArraySpec) -> None:
+    def __init__(self, spec: ArraySpec, log_std_init: float) -> None:
         super().__init__()
         self.spec = spec
         self.n_inputs = math.prod(spec.shape)
         self.raw = ArraySpec((self.n_inputs,), np.float32)
-        self.log_std = nn.Parameter(torch.zeros(self.n_inputs))
+        self.log_std = nn.Parameter(torch.full((self.n_inputs,), log_std_init))
         low, high = bounds_of(spec)
         is_bounded = np.isfinite(low) & np.isfinite(high)
         with np.errstate(invalid="ignore"):  # infinite bounds give NaN, which np.where replaces
@@ -113,12 +113,15 @@ class Continuous(nn.Module):
 
 
 class ActionHeads(nn.Module):
-    """The joint distribution of all leaves of an action, parametrized by ``n_inputs`` outputs of a network."""
+    """The joint distribution of all leaves of an action, parametrized by ``n_inputs`` outputs of a network.
 
-    def __init__(self, spec: Tree) -> None:
+    ``log_std_init`` is the logarithm of the initial standard deviations of raw floats.
+    """
+
+    def __init__(self, spec: Tree, log_std_init: float = 0.0) -> None:
         super().__init__()
         self.spec = spec
-        self.heads = nn.ModuleList([_head(leaf) for leaf in leaves(spec)])
+        self.heads = nn.ModuleList([_head(leaf, log_std_init) for leaf in leaves(spec)])
         self._sizes = [head.n_inputs for head in self._all]
         self.n_inputs = sum(self._sizes)
         self.raw_columns: dict[str, ArraySpec] = {f"raw{index}": head.raw for index, head in enumerate(self._all)}
@@ -194,13 +197,13 @@ def _summed(values: list[Tensor]) -> Tensor:
     return total
 
 
-def _head(spec: ArraySpec) -> nn.Module:
+def _head(spec: ArraySpec, log_std_init: float) -> nn.Module:
     if spec.is_object:
         raise UsageError(
             "actions that are texts or other objects cannot be learned by this trainer. Make them of numbers in a "
             "wrapper of the environment (gymnasium.ActionWrapper)."
         )
-    return Continuous(spec) if spec.dtype.kind == "f" else Discrete(spec)
+    return Continuous(spec, log_std_init) if spec.dtype.kind == "f" else Discrete(spec)
 
 
 def bounds_of(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:

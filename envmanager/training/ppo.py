@@ -66,6 +66,9 @@ class PPOOptions:
     policy_gain: float = 0.01
     """Initial scale of the weights in the policy's last layer. Near 0, all actions are about equally likely at first.
     At 1 and above, some actions are likelier, which helps agents that have to learn to communicate."""
+    log_std_init: float = 0.0
+    """Logarithm of the initial standard deviations of continuous actions. At 0 they are half the width of the bounds,
+    or 1 without bounds. Minus the logarithm of half the width makes them 1 with any bounds, as in most libraries."""
     normalize_observations: bool = False
     """Whether to normalize flat observations by their mean and standard deviation so far; images are left unchanged."""
     normalize_rewards: bool = False
@@ -80,7 +83,7 @@ class ActorCritic(nn.Module):
 
     def __init__(self, behavior: str, spec: BehaviorSpec, options: PPOOptions) -> None:
         super().__init__()
-        heads = ActionHeads(spec.action)
+        heads = ActionHeads(spec.action, options.log_std_init)
         self.mask = ActionMask(behavior, spec, heads.counts, enabled=options.action_mask)
         self.encoder = Encoder(
             spec.observation,

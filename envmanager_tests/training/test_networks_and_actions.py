@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,16 @@ def test_ppo_begins_with_orthogonal_weights() -> None:
     gains = [torch.linalg.svdvals(weight) for weight in weights]
     for gain, wanted in zip(gains, (2**0.5, 2**0.5, PPOOptions().policy_gain), strict=True):
         torch.testing.assert_close(gain, torch.full_like(gain, wanted))
+
+
+@pytest.mark.parametrize(("log_std_init", "spread"), [(0.0, 3.0), (-math.log(3.0), 1.0)])
+def test_ppo_begins_with_the_spread_of_continuous_actions_that_is_asked_for(log_std_init: float, spread: float) -> None:
+    torch.manual_seed(0)
+    spec = BehaviorSpec(OBSERVATIONS["vector"], ArraySpec((500,), np.float32, -3.0, 3.0))
+    model = PPO("default", spec, PPOOptions(log_std_init=log_std_init), device="cpu").model
+    raws, _ = model.heads.sample(torch.zeros(100, model.heads.n_inputs))
+    in_units_of_the_environment = 3.0 * raws["raw0"]  # before they are cut at the bounds
+    assert in_units_of_the_environment.std().item() == pytest.approx(spread, rel=0.02)
 
 
 def test_a_large_adam_epsilon_makes_the_steps_of_dqn_small() -> None:
