@@ -145,7 +145,7 @@ def figures() -> list[Figure]:
     return [
         Figure("lines of the kernel", n_lines(kernel()), 10_567, 8_800),
         Figure("modules of the kernel", len(kernel()), 50, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 35_731, 29_000),
+        Figure("lines of the package", n_lines(list(modules().values())), 35_737, 29_000),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
         Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 50, 50),
         Figure(f"% of functions with at most {SMALL_LINES} lines", round(small, 1), 40.5, 32),
