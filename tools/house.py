@@ -143,9 +143,9 @@ def figures() -> list[Figure]:
     """Measure everything."""
     small, once = shares_of_small_functions()
     return [
-        Figure("lines of the kernel", n_lines(kernel()), 10_567, 8_800),
+        Figure("lines of the kernel", n_lines(kernel()), 10_570, 8_800),
         Figure("modules of the kernel", len(kernel()), 50, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 35_737, 29_000),
+        Figure("lines of the package", n_lines(list(modules().values())), 35_740, 29_000),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
         Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 50, 50),
         Figure(f"% of functions with at most {SMALL_LINES} lines", round(small, 1), 40.5, 32),
