@@ -28,7 +28,7 @@ from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
 from envmanager.training.learners import LearnersChanged
-from envmanager.training.runs.figures import Clocks
+from envmanager.training.runs.figures import Clocks, Report
 from envmanager.training.runs.run import TrainingPlan, TrainingResult, TrainingRun
 
 
@@ -76,7 +76,7 @@ class Stopping(StopSignals):
         self._run.stop()
 
 
-class Lines:
+class Lines(Report):
     """A display of ``envmanager train`` that prints events as lines, and progress at most every ``EVERY_S`` seconds.
 
     Between checkpoints, ``show_update`` is called at most once per behavior in ``TOLD_EVERY_S`` seconds. When a

@@ -96,7 +96,7 @@ def test_it_is_refused_before_an_environment_is_made(tmp_path: Path) -> None:
 
 def test_a_run_that_left_only_episodes_is_not_overwritten_either(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
-        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
+        log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
 
     with pytest.raises(UsageError, match="no checkpoint: --resume cannot go on"):
         train(tmp_path)
@@ -270,14 +270,14 @@ def test_episodes_that_cannot_be_written_are_missing_and_the_training_goes_on(
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with EpisodeLog(tmp_path) as log:
-        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
+        log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
         resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / EPISODES).stat().st_size + 10, before[1]))
         try:
             for steps in (20, 30):
-                log.write(EpisodeEnd(steps, 1.0, "default", 0, 2.0, 5))
+                log.episode_ended(EpisodeEnd(steps, 1.0, "default", 0, 2.0, 5))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        log.write(EpisodeEnd(40, 1.0, "default", 0, 2.0, 5))
+        log.episode_ended(EpisodeEnd(40, 1.0, "default", 0, 2.0, 5))
 
     steps = [end.steps for end in read_episodes(tmp_path / EPISODES)]
     assert (steps[0], steps[-1]) == (10, 40), "once there is room again it goes on"
@@ -400,7 +400,7 @@ def test_the_list_of_episodes_that_is_somebody_elses_is_not_replaced(tmp_path: P
 
 def test_a_damaged_list_of_episodes_is_a_usage_error(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
-        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
+        log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
     (tmp_path / EPISODES).write_text((tmp_path / EPISODES).read_text() + "x,y,z,a,b,c,d\n")
 
     with pytest.raises(UsageError, match="cannot be read as a list of episodes"):
@@ -416,10 +416,10 @@ def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path: Path, victim: Path) 
 
 def test_the_list_of_a_resumed_run_has_a_new_file_with_the_mode_of_the_umask(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
-        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
+        log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
     os.chmod(tmp_path / EPISODES, 0o666)
     with (tmp_path / EPISODES).open() as reader, EpisodeLog(tmp_path, resumed_at=10) as log:
-        log.write(EpisodeEnd(20, 2.0, "default", 0, 3.0, 5))
+        log.episode_ended(EpisodeEnd(20, 2.0, "default", 0, 3.0, 5))
         assert len(reader.readlines()) == 2, "whoever reads the old file goes on reading the old file"
     mask = os.umask(0o022)
     os.umask(mask)
