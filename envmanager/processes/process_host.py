@@ -174,14 +174,14 @@ class ProcessHost(LinkHost[ProcessLink]):
         """Views of all workers' rows, by behavior and slot, for behaviors with one agent per environment."""
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
         """Workers' reward arrays, by behavior, slot and worker. ``whole`` uses them to find steps written in place."""
-        self.rewrites_arrays = False  # until memory is shared; fakes never share any
+        self.rewrites_arrays = not options.zero_copy
+        self.n_local = int(bool(options.local_envs))
 
     def open(self, context: HostContext) -> None:
         self._spin_ns = spin_ns(len(context.entries))
-        self._local_id = len(context.entries) - 1 if self.options.local_envs else None
         super().open(context)
-        if self._local_id is not None:
-            self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.poller)
+        if self.n_local:
+            self.step_queue = LocalStepQueue(self.workers, self._n_links, self._resources.poller)
 
     # Starting.
 
@@ -190,17 +190,17 @@ class ProcessHost(LinkHost[ProcessLink]):
             check_travel(self.factories)
         return super().launch(worker_id, generation)
 
-    def _replace(self, worker: Any) -> None:
-        if isinstance(worker, LocalWorker):
-            worker.close_quietly()
+    def _retire(self, worker_id: int) -> None:
+        if worker_id < self._n_links:
+            super()._retire(worker_id)
         else:
-            super()._replace(worker)
+            self.workers[worker_id].close_quietly()
 
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Return a new worker: a started process, or the local worker, which makes its environments when first used."""
         entry = self.context.entries[worker_id]
         factory = self.group_factory(entry)
-        if worker_id == self._local_id:
+        if worker_id >= self._n_links:
             return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self.options.zero_copy)
         return self._start_process(entry, factory)
 
@@ -223,25 +223,18 @@ class ProcessHost(LinkHost[ProcessLink]):
         return self.care_for(lambda: self.link_class(plan, pickled, self.context.events, entry.times))
 
     def await_start(self) -> dict[int, StartReport]:
-        if not self._starting:
-            return {}
         local = {each.worker_id: each.start() for each in self._local_workers()}  # while the processes start
         return {**super().await_start(), **local}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
-        """Allocate the shared memory for ``specs`` and attach all workers to it. Only the first call has an effect."""
-        if not self._starting:
-            return
+        """Allocate the shared memory for ``specs`` and attach all workers to it."""
         max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]
         layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
         allocate(self._memory, Block(layout).size_bytes)
         block = Block.shared(layout, self._memory)
         self._worker_rows = [SharedRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
-        self.rewrites_arrays = not self.options.zero_copy
-        workers: list[Any] = [*self._starting, *self._local_workers()]
-        for worker in workers:
+        for worker in self.workers:
             worker.attach(self._worker_rows[worker.worker_id])
-        self._starting = []
         self._know_whole(block)
 
     def _know_whole(self, block: Block) -> None:
@@ -257,24 +250,20 @@ class ProcessHost(LinkHost[ProcessLink]):
                 ]
 
     def _local_workers(self) -> list[LocalWorker]:
-        return [each for each in self.workers if isinstance(each, LocalWorker)]
+        return self.workers[self._n_links :]
 
     # Methods that the manager calls.
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         worker = self.workers[worker_id]
-        if isinstance(worker, ProcessLink):
+        if worker_id < self._n_links:
             # Only rows in the same slot can be returned as one view, so take the last slot that the others have used.
-            others = (each.slot for each in self.workers if isinstance(each, ProcessLink) and each is not worker)
+            others = (each.slot for each in self._links() if each is not worker)
             worker.slot = next(others, 0)
-            worker.rows_to_attach = self._worker_rows[worker_id] if self._worker_rows else None
-        elif self._worker_rows and isinstance(worker, LocalWorker):
+            worker.rows_to_attach = self._worker_rows[worker_id]
+        else:
             worker.attach(self._worker_rows[worker_id])
         return super().begin_again(worker_id, config)
-
-    def check_can_travel(self, payload: Any) -> None:
-        if payload is not None and self._worker_rows:
-            dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
         """Return one view of all workers' rows if it exists and all ``parts`` are in the same slot, else None."""
