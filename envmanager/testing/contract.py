@@ -27,7 +27,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRaised, ManagerClosed, UsageError
 from envmanager.options import Wait
-from envmanager.testing.contract_asking import AskingContract, NumberedActions, OwnManagers
+from envmanager.testing.contract_base import NumberedActions, OwnManagers
 from envmanager.testing.contract_data import DataContract
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 
@@ -220,97 +220,6 @@ class _StepContract(OwnManagers):
             assert sorted(zip(second.env_ids.tolist(), second.obs[:, 3].tolist(), strict=True)) == [(0, 0), (3, 30)]
 
 
-class _RefusalContract(OwnManagers):
-    """Tests that invalid calls raise an error and lose no step."""
-
-    @pytest.mark.parametrize(
-        ("actions", "env_ids"),
-        [
-            (np.zeros(2, np.int64), [0, 1, 2]),
-            (np.zeros((3, 1), np.int64), [0, 1, 2]),
-            (np.full(3, 0.5), [0, 1, 2]),
-            (None, [0, 1, 2]),
-            (np.zeros(3, np.int64), [0, 1, 3]),
-            (np.zeros(3, np.int64), [0, 1, -1]),
-            (np.zeros(3, np.int64), [0, 1, 1]),
-            (np.zeros(3, np.int64), ["0", "1", "2"]),
-            ({"a": np.zeros(3, np.int64)}, [0, 1, 2]),
-        ],
-        ids=["length", "shape", "dtype", "none", "unknown env", "negative env", "twice", "text", "structure"],
-    )
-    def test_bad_actions_are_refused_before_anything_is_sent(self, actions: Any, env_ids: Any) -> None:
-        with self.receiving(EchoEnvironment, 3) as manager:
-            with pytest.raises(BadAction):
-                manager.send(actions, env_ids)
-
-            manager.send(np.array([5, 6, 7]), [0, 1, 2])
-            batch = manager.recv(Wait.all())
-            assert batch.obs[:, 3].tolist() == [5, 6, 7]
-            assert batch.obs[:, 2].tolist() == [1, 1, 1]
-
-    def test_a_second_send_before_the_response_is_refused(self) -> None:
-        with self.receiving(EchoEnvironment, 2) as manager:
-            manager.send(np.array([1, 2]), [0, 1])
-            with pytest.raises(BadAction, match="waiting"):
-                manager.send(np.array([3, 4]), [0, 1])
-
-            assert manager.recv(Wait.all()).obs[:, 3].tolist() == [1, 2]
-
-    def test_a_policys_bad_action_is_refused_and_the_next_one_is_paired(self) -> None:
-        class Short:
-            def get_action(self, steps: AgentSteps) -> ActionInfo:
-                return ActionInfo(np.zeros(len(steps) + 1, np.int64))
-
-        policy, n_steps = NumberedActions(), Counter[int]()
-        with self.stepping(EchoEnvironment, 3, Short()) as manager:
-            with pytest.raises(BadAction):
-                manager.step(Wait.all())
-            manager.set_policy("default", policy)
-            for _ in range(5):
-                for info in manager.step(Wait.all()):
-                    check_echo(info, policy.given, n_steps)
-
-    def test_step_without_a_policy_says_so(self) -> None:
-        with self.make_manager(EchoEnvironment, 1) as manager:
-            manager.reset()
-            with pytest.raises(UsageError, match="set_policy"):
-                manager.step()
-
-    def test_calls_before_reset_say_so(self) -> None:
-        with self.make_manager(EchoEnvironment, 1) as manager:
-            manager.set_policy("default", NumberedActions())
-            with pytest.raises(UsageError, match="reset"):
-                manager.step()
-            with pytest.raises(UsageError, match="reset"):
-                manager.recv()
-            with pytest.raises(UsageError, match="reset"):
-                manager.send(np.zeros(1, np.int64), [0])
-            manager.reset()
-            assert len(manager.step()) == 1
-
-    def test_recv_with_nothing_in_flight_says_so(self) -> None:
-        with self.receiving(EchoEnvironment, 2) as manager, pytest.raises(UsageError, match="in flight"):
-            manager.recv()
-
-    def test_step_and_send_do_not_mix_between_two_resets(self) -> None:
-        with self.stepping(EchoEnvironment, 1) as manager:
-            manager.step()
-            with pytest.raises(UsageError, match="not both"):
-                manager.recv()
-            manager.reset()
-            assert len(manager.recv()) == 1
-
-    def test_multi_agent_environments_step_and_refuse_send(self) -> None:
-        policy, n_steps = NumberedActions(), Counter[int]()
-        with self.stepping(_two_agents, 3, policy) as manager:
-            for _ in range(20):
-                for info in manager.step():
-                    check_echo(info, policy.given, n_steps)
-            manager.reset()
-            with pytest.raises(UsageError, match=r"step\(\)"):
-                manager.recv()
-
-
 class _LifeContract(OwnManagers):
     """Tests of ``call`` and similar methods, of exceptions in environments, of ``stats()`` and of ``close()``."""
 
@@ -447,8 +356,8 @@ class _LifeContract(OwnManagers):
             self.make_manager(None, 1)
 
 
-class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingContract, DataContract):
-    """A test class to inherit. It tests a manager's steps, data, exceptions, closing, and refusal of invalid calls."""
+class ManagerContract(_StepContract, _LifeContract, DataContract):
+    """A test class to inherit. It tests a manager's steps, data, exceptions and closing."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -468,10 +377,6 @@ class EnvironmentContract:
         findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0, in_process=True)
         problems = [f"{each.text} {each.advice}" for each in findings if each.outcome == "problem"]
         assert not problems, "\n".join(problems)
-
-
-def _two_agents(context: EnvContext) -> EchoEnvironment:
-    return EchoEnvironment(context, n_agents=2)
 
 
 class _ReusesItsArrays:

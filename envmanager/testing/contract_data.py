@@ -17,7 +17,7 @@ from envmanager.environment import EnvContext, Environment
 from envmanager.errors import BadAction, BadObservation, RestartsExhausted
 from envmanager.observe.events import Started
 from envmanager.options import RestartPolicy, Wait
-from envmanager.testing.contract_asking import OwnManagers
+from envmanager.testing.contract_base import OwnManagers
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
 
