@@ -1,0 +1,223 @@
+"""How a manager takes arguments, and refuses invalid calls without losing a step. Kinds leave this to the kernel.
+
+A kind of manager cannot get it wrong, so it is no part of ManagerContract; here it runs over every manager.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from envmanager import ActionInfo, AgentSteps, BadAction, EnvContext, EnvRaised, UsageError, Wait
+from envmanager.data.steps import Steps
+from envmanager.testing import EchoEnvironment, FakeEnvironment
+from envmanager.testing.contract import check_echo
+from envmanager.testing.contract_base import NumberedActions, OwnManagers
+
+
+class KernelContract(OwnManagers):
+    # Invalid calls.
+
+    @pytest.mark.parametrize(
+        ("actions", "env_ids"),
+        [
+            (np.zeros(2, np.int64), [0, 1, 2]),
+            (np.zeros((3, 1), np.int64), [0, 1, 2]),
+            (np.full(3, 0.5), [0, 1, 2]),
+            (None, [0, 1, 2]),
+            (np.zeros(3, np.int64), [0, 1, 3]),
+            (np.zeros(3, np.int64), [0, 1, -1]),
+            (np.zeros(3, np.int64), [0, 1, 1]),
+            (np.zeros(3, np.int64), ["0", "1", "2"]),
+            ({"a": np.zeros(3, np.int64)}, [0, 1, 2]),
+        ],
+        ids=["length", "shape", "dtype", "none", "unknown env", "negative env", "twice", "text", "structure"],
+    )
+    def test_bad_actions_are_refused_before_anything_is_sent(self, actions: Any, env_ids: Any) -> None:
+        with self.receiving(EchoEnvironment, 3) as manager:
+            with pytest.raises(BadAction):
+                manager.send(actions, env_ids)
+
+            manager.send(np.array([5, 6, 7]), [0, 1, 2])
+            batch = manager.recv(Wait.all())
+            assert batch.obs[:, 3].tolist() == [5, 6, 7]
+            assert batch.obs[:, 2].tolist() == [1, 1, 1]
+
+    def test_a_second_send_before_the_response_is_refused(self) -> None:
+        with self.receiving(EchoEnvironment, 2) as manager:
+            manager.send(np.array([1, 2]), [0, 1])
+            with pytest.raises(BadAction, match="waiting"):
+                manager.send(np.array([3, 4]), [0, 1])
+
+            assert manager.recv(Wait.all()).obs[:, 3].tolist() == [1, 2]
+
+    def test_a_policys_bad_action_is_refused_and_the_next_one_is_paired(self) -> None:
+        class Short:
+            def get_action(self, steps: AgentSteps) -> ActionInfo:
+                return ActionInfo(np.zeros(len(steps) + 1, np.int64))
+
+        policy, n_steps = NumberedActions(), Counter[int]()
+        with self.stepping(EchoEnvironment, 3, Short()) as manager:
+            with pytest.raises(BadAction):
+                manager.step(Wait.all())
+            manager.set_policy("default", policy)
+            for _ in range(5):
+                for info in manager.step(Wait.all()):
+                    check_echo(info, policy.given, n_steps)
+
+    def test_step_without_a_policy_says_so(self) -> None:
+        with self.make_manager(EchoEnvironment, 1) as manager:
+            manager.reset()
+            with pytest.raises(UsageError, match="set_policy"):
+                manager.step()
+
+    def test_calls_before_reset_say_so(self) -> None:
+        with self.make_manager(EchoEnvironment, 1) as manager:
+            manager.set_policy("default", NumberedActions())
+            with pytest.raises(UsageError, match="reset"):
+                manager.step()
+            with pytest.raises(UsageError, match="reset"):
+                manager.recv()
+            with pytest.raises(UsageError, match="reset"):
+                manager.send(np.zeros(1, np.int64), [0])
+            manager.reset()
+            assert len(manager.step()) == 1
+
+    def test_recv_with_nothing_in_flight_says_so(self) -> None:
+        with self.receiving(EchoEnvironment, 2) as manager, pytest.raises(UsageError, match="in flight"):
+            manager.recv()
+
+    def test_step_and_send_do_not_mix_between_two_resets(self) -> None:
+        with self.stepping(EchoEnvironment, 1) as manager:
+            manager.step()
+            with pytest.raises(UsageError, match="not both"):
+                manager.recv()
+            manager.reset()
+            assert len(manager.recv()) == 1
+
+    def test_multi_agent_environments_step_and_refuse_send(self) -> None:
+        policy, n_steps = NumberedActions(), Counter[int]()
+        with self.stepping(_two_agents, 3, policy) as manager:
+            for _ in range(20):
+                for info in manager.step():
+                    check_echo(info, policy.given, n_steps)
+            manager.reset()
+            with pytest.raises(UsageError, match=r"step\(\)"):
+                manager.recv()
+
+    # Arguments of reset, call and set_attr.
+
+    def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
+        with self.make_manager(_Remembers, 3) as manager:
+            manager.reset({"seed": 4})
+            manager.reset(seed=4)
+            manager.reset(seed=[7, 8, 9], options={"level": 2})
+            manager.reset(options={"level": 3})
+
+            seeds = manager.get_attr("seeds")
+            assert all(first == again for first, again, *_ in seeds)
+            assert len({first for first, *_ in seeds}) == 3
+            assert [own[2:] for own in seeds] == [[7, None], [8, None], [9, None]]
+            assert manager.get_attr("levels") == [[None, None, 2, 3]] * 3
+
+    @pytest.mark.parametrize(
+        ("config", "named", "message"),
+        [
+            ({"seed": 1}, {"seed": 2}, "not both"),
+            ({"options": {}}, {"options": {}}, "not both"),
+            ({}, {"seed": 2}, "not both"),
+            (None, {"seed": [1]}, "1 seeds for 2 environments"),
+            (None, {"seed": -1}, "a seed must be"),
+            (None, {"options": 3}, "options must be a mapping"),
+        ],
+    )
+    def test_a_contradictory_reset_is_refused_and_nothing_begins(
+        self, config: Any, named: Mapping[str, Any], message: str
+    ) -> None:
+        with self.make_manager(_Remembers, 2) as manager:
+            manager.reset()
+            with pytest.raises(UsageError, match=message):
+                manager.reset(config, **named)
+            assert manager.get_attr("seeds") == [[None], [None]]
+            assert len(manager.recv("all")) == 2
+
+    def test_arguments_of_a_call_may_be_given_by_name(self) -> None:
+        with self.make_manager(_Talks, 3) as manager:
+            manager.reset()
+            assert manager.call("greet", "hello", sign="?", name="you") == [f"hello you? {i}" for i in range(3)]
+            assert manager.call("greet", word="bye", env_ids=[2, 0]) == ["bye nobody. 2", "bye nobody. 0"]
+            with pytest.raises(EnvRaised, match="no_such_argument"):
+                manager.call("greet", "hello", no_such_argument=1)
+            assert manager.call("greet", "hello", env_ids=[1]) == ["hello nobody. 1"]
+
+    def test_env_ids_is_never_an_argument_of_the_environments_method(self) -> None:
+        with self.make_manager(_Talks, 2) as manager:
+            manager.reset()
+            assert manager.call("gather", [5, 6], env_ids=[1]) == [[5, 6]]
+            with pytest.raises(EnvRaised, match="env_ids"):  # the manager takes env_ids, so the method lacks it
+                manager.call("gather", env_ids=[1])
+
+    def test_a_function_is_called_with_each_environment_and_with_arguments_by_name(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset()
+            assert manager.call(lambda env, word, *, sign: f"{word}, {env.label}{sign}", "hello", sign="!") == [
+                "hello, env 0!",
+                "hello, env 1!",
+            ]
+
+    @pytest.mark.parametrize("value", ["xy", 2, 0.5, True, None, {"x": 1, "y": 2}], ids=repr)
+    def test_a_value_that_is_no_sequence_is_set_in_all_environments(self, value: Any) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_attr("label", value)
+            assert manager.get_attr("label") == [value, value]
+
+    def test_one_value_is_set_in_the_environments_asked_for(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_attr("label", "x", env_ids=[2, 0])
+            assert manager.get_attr("label") == ["x", "env 1", "x"]
+
+    def test_a_sequence_is_one_value_for_each_environment(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_attr("label", ("x", "y"))
+            assert manager.get_attr("label") == ["x", "y"]
+            manager.set_attr("label", [["a", "b"]] * 2)
+            assert manager.get_attr("label") == [["a", "b"]] * 2
+
+    @pytest.mark.parametrize("values", [["x"], ("x", "y", "z"), []], ids=repr)
+    def test_a_sequence_of_another_length_is_refused_and_nothing_is_set(self, values: Any) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            with pytest.raises(UsageError, match="one value for each of 2"):
+                manager.set_attr("label", values)
+            assert manager.get_attr("label") == ["env 0", "env 1"]
+
+
+def _two_agents(context: EnvContext) -> EchoEnvironment:
+    return EchoEnvironment(context, n_agents=2)
+
+
+class _Remembers(FakeEnvironment):
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels: list[Any] = []
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self.levels.append((options or {}).get("level"))
+        return super().reset(seeds=seeds, options=options)
+
+
+class _Talks(EchoEnvironment):
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
+        self._number = context.env_id
+
+    def greet(self, word: str, *, sign: str = ".", name: str = "nobody") -> str:
+        """Return a greeting. ``call`` has a parameter ``name`` too, which must cause no conflict."""
+        return f"{word} {name}{sign} {self._number}"
+
+    def gather(self, env_ids: list[int]) -> list[int]:
+        """Return ``env_ids``. Pass them to ``call`` by position, because ``call`` has a keyword ``env_ids`` too."""
+        return env_ids
