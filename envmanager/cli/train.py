@@ -27,9 +27,9 @@ from envmanager.cli.wrapping import NAMES, describe_notice, print_pairs, print_t
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
-from envmanager.training.figures import Clocks
 from envmanager.training.learners import LearnersChanged
-from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
+from envmanager.training.runs.figures import Clocks
+from envmanager.training.runs.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
