@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 
 from envmanager.check.environment import check_environment
-from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
+from envmanager.data.steps import StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
-from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRaised, ManagerClosed, UsageError
+from envmanager.errors import BadObservation, EnvRaised, ManagerClosed
 from envmanager.options import Wait
 from envmanager.testing.contract_base import NumberedActions, OwnManagers
 from envmanager.testing.contract_data import DataContract
@@ -84,13 +84,6 @@ class _StepContract(OwnManagers):
             assert [env_id for info in infos for env_id in info.current["default"].env_id] == [0, 1, 2, 3, 4]
             assert all(info.previous is None and info.actions is None for info in infos)
 
-    def test_before_the_first_action_transitions_have_no_rows_and_the_specs_shapes(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            for info in manager.reset():
-                made = info.transitions("default")
-                assert (made.obs.shape, made.next_obs.shape, made.action.shape) == ((0, 5), (0, 5), (0,))
-                assert [part.dtype for part in (made.obs, made.action, made.reward)] == [np.int64, np.int64, np.float32]
-
     @pytest.mark.parametrize("wait", [Wait.any(), Wait.all(), Wait(min_ready=2, max_ready=2)], ids=["any", "all", "2"])
     def test_every_step_belongs_to_its_environment_and_its_action(self, wait: Wait) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
@@ -113,43 +106,6 @@ class _StepContract(OwnManagers):
             assert reference() is None, "something refers back to the manager"
         finally:
             gc.enable()
-
-    def test_previous_is_the_current_of_the_workers_last_step(self) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_policy("default", NumberedActions())
-            last = {info.worker_id: info for info in manager.reset()}
-            for _ in range(20):
-                for info in manager.step():
-                    assert info.previous is last[info.worker_id].current
-                    last[info.worker_id] = info
-
-    def test_the_policys_outputs_come_back_with_the_step(self) -> None:
-        with self.stepping(EchoEnvironment, 2) as manager:
-            (info, *_) = manager.step(Wait.all())
-
-            assert info.actions is not None
-            taken = info.actions["default"]
-            assert (taken.outputs["twice"] == 2 * taken.action).all()
-            assert taken.version == 3
-
-    def test_a_policy_may_return_the_same_arrays_again(self) -> None:
-        with self.stepping(EchoEnvironment, 3, _ReusesItsArrays()) as manager:
-            infos = [info for _ in range(20) for info in manager.step()]
-
-        for info in infos:
-            assert info.previous is not None
-            assert info.actions is not None
-            taken, number = info.actions["default"], info.previous["default"].obs[:, 2]
-            assert taken.outputs["twice"].tolist() == (2 * number).tolist()
-            assert taken.action.tolist() == number.tolist() == info.current["default"].obs[:, 3].tolist()
-
-    @pytest.mark.parametrize("n_envs", [1, 3])
-    def test_a_policy_may_write_into_its_steps(self, n_envs: int) -> None:
-        policy, n_steps = _WritesIntoItsSteps(), Counter[int]()
-        with self.stepping(EchoEnvironment, n_envs, policy) as manager:
-            for _ in range(10):
-                for info in manager.step(Wait.all()):
-                    check_echo(info, policy.given, n_steps)
 
     def test_earlier_steps_stay_unchanged(self) -> None:
         with self.stepping(EchoEnvironment, 2) as manager:
@@ -253,12 +209,6 @@ class _LifeContract(OwnManagers):
                 assert batch.obs[:, 3].tolist() == [number] * 3
                 assert batch.obs[:, 2].tolist() == [number] * 3
 
-    def test_a_refused_call_leaves_open_which_way_to_step(self) -> None:
-        with self.stepping(EchoEnvironment, 2) as manager:
-            with pytest.raises(BadAction):
-                manager.send(np.zeros(1, np.int64), [0, 1])
-            assert manager.step(Wait.all())
-
     def test_an_exception_in_a_call_leaves_the_worker_usable(self) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
         with self.stepping(EchoEnvironment, 2, policy) as manager:
@@ -303,14 +253,6 @@ class _LifeContract(OwnManagers):
         assert raised.value.phase == "start"
         assert isinstance(raised.value.__cause__, RuntimeError) or not self.exceptions_travel
 
-    def test_a_factory_without_a_return_is_named(self) -> None:
-        with pytest.raises(UsageError, match="returned None"):
-            self.make_manager(lambda: None, 1)
-
-    def test_an_environment_instead_of_a_factory_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="Pass a function that makes one"):
-            self.make_manager(FakeEnvironment(), 1)
-
     def test_an_observation_that_breaks_its_spec_is_named(self) -> None:
         with self.stepping(_BreaksItsSpec, 1) as manager:
             with pytest.raises(BadObservation) as raised:
@@ -320,10 +262,6 @@ class _LifeContract(OwnManagers):
             assert raised.value.got == "float32[1, 2]"
             manager.reset()
             assert manager.get_attr("closed") == [False]
-
-    def test_max_ready_limits_what_is_delivered(self) -> None:
-        with self.stepping(EchoEnvironment, 3) as manager:
-            assert all(len(manager.step(Wait(max_ready=1))) == 1 for _ in range(12))
 
     def test_stats_count_what_was_delivered(self) -> None:
         with self.stepping(EchoEnvironment, 3) as manager:
@@ -351,10 +289,6 @@ class _LifeContract(OwnManagers):
             with pytest.raises(ManagerClosed):
                 call()
 
-    def test_errors_are_all_of_one_family(self) -> None:
-        with pytest.raises(EnvManagerError):
-            self.make_manager(None, 1)
-
 
 class ManagerContract(_StepContract, _LifeContract, DataContract):
     """A test class to inherit. It tests a manager's steps, data, exceptions and closing."""
@@ -377,27 +311,6 @@ class EnvironmentContract:
         findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0, in_process=True)
         problems = [f"{each.text} {each.advice}" for each in findings if each.outcome == "problem"]
         assert not problems, "\n".join(problems)
-
-
-class _ReusesItsArrays:
-    """A policy whose actions are the step numbers in the observations. It returns the same two arrays every time."""
-
-    def __init__(self) -> None:
-        self._action, self._twice = np.zeros(8, np.int64), np.zeros(8, np.int64)
-
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        action, twice = self._action[: len(steps)], self._twice[: len(steps)]
-        action[:] = steps.obs[:, 2]
-        twice[:] = 2 * action
-        return ActionInfo(action, {"twice": twice})
-
-
-class _WritesIntoItsSteps(NumberedActions):
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        taken = super().get_action(steps)
-        for array in (steps.agent_id, steps.obs, steps.reward):
-            array[:] = -7
-        return taken
 
 
 class _FailsFirstReset(FakeEnvironment):

@@ -21,6 +21,7 @@ from envmanager import (
     BadObservation,
     BehaviorSpec,
     EnvContext,
+    EnvManagerError,
     EnvRaised,
     UsageError,
     Wait,
@@ -34,6 +35,56 @@ from envmanager.testing.contract_base import NumberedActions, OwnManagers
 
 
 class KernelContract(OwnManagers):
+    # Policies and what a step refers to.
+
+    def test_before_the_first_action_transitions_have_no_rows_and_the_specs_shapes(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            for info in manager.reset():
+                made = info.transitions("default")
+                assert (made.obs.shape, made.next_obs.shape, made.action.shape) == ((0, 5), (0, 5), (0,))
+                assert [part.dtype for part in (made.obs, made.action, made.reward)] == [np.int64, np.int64, np.float32]
+
+    def test_previous_is_the_current_of_the_workers_last_step(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", NumberedActions())
+            last = {info.worker_id: info for info in manager.reset()}
+            for _ in range(20):
+                for info in manager.step():
+                    assert info.previous is last[info.worker_id].current
+                    last[info.worker_id] = info
+
+    def test_the_policys_outputs_come_back_with_the_step(self) -> None:
+        with self.stepping(EchoEnvironment, 2) as manager:
+            (info, *_) = manager.step(Wait.all())
+
+            assert info.actions is not None
+            taken = info.actions["default"]
+            assert (taken.outputs["twice"] == 2 * taken.action).all()
+            assert taken.version == 3
+
+    def test_a_policy_may_return_the_same_arrays_again(self) -> None:
+        with self.stepping(EchoEnvironment, 3, _ReusesItsArrays()) as manager:
+            infos = [info for _ in range(20) for info in manager.step()]
+
+        for info in infos:
+            assert info.previous is not None
+            assert info.actions is not None
+            taken, number = info.actions["default"], info.previous["default"].obs[:, 2]
+            assert taken.outputs["twice"].tolist() == (2 * number).tolist()
+            assert taken.action.tolist() == number.tolist() == info.current["default"].obs[:, 3].tolist()
+
+    @pytest.mark.parametrize("n_envs", [1, 3])
+    def test_a_policy_may_write_into_its_steps(self, n_envs: int) -> None:
+        policy, n_steps = _WritesIntoItsSteps(), Counter[int]()
+        with self.stepping(EchoEnvironment, n_envs, policy) as manager:
+            for _ in range(10):
+                for info in manager.step(Wait.all()):
+                    check_echo(info, policy.given, n_steps)
+
+    def test_max_ready_limits_what_is_delivered(self) -> None:
+        with self.stepping(EchoEnvironment, 3) as manager:
+            assert all(len(manager.step(Wait(max_ready=1))) == 1 for _ in range(12))
+
     # Invalid calls.
 
     @pytest.mark.parametrize(
@@ -122,6 +173,24 @@ class KernelContract(OwnManagers):
             manager.reset()
             with pytest.raises(UsageError, match=r"step\(\)"):
                 manager.recv()
+
+    def test_a_refused_call_leaves_open_which_way_to_step(self) -> None:
+        with self.stepping(EchoEnvironment, 2) as manager:
+            with pytest.raises(BadAction):
+                manager.send(np.zeros(1, np.int64), [0, 1])
+            assert manager.step(Wait.all())
+
+    def test_a_factory_without_a_return_is_named(self) -> None:
+        with pytest.raises(UsageError, match="returned None"):
+            self.make_manager(lambda: None, 1)
+
+    def test_an_environment_instead_of_a_factory_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="Pass a function that makes one"):
+            self.make_manager(FakeEnvironment(), 1)
+
+    def test_errors_are_all_of_one_family(self) -> None:
+        with pytest.raises(EnvManagerError):
+            self.make_manager(None, 1)
 
     # Arguments of reset, call and set_attr.
 
@@ -336,3 +405,24 @@ class _Informs(FakeEnvironment):
 class _Fives:
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         return ActionInfo(np.full(len(steps), 5, np.int64))
+
+
+class _ReusesItsArrays:
+    """A policy whose actions are the step numbers in the observations. It returns the same two arrays every time."""
+
+    def __init__(self) -> None:
+        self._action, self._twice = np.zeros(8, np.int64), np.zeros(8, np.int64)
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        action, twice = self._action[: len(steps)], self._twice[: len(steps)]
+        action[:] = steps.obs[:, 2]
+        twice[:] = 2 * action
+        return ActionInfo(action, {"twice": twice})
+
+
+class _WritesIntoItsSteps(NumberedActions):
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        taken = super().get_action(steps)
+        for array in (steps.agent_id, steps.obs, steps.reward):
+            array[:] = -7
+        return taken
