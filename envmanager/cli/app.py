@@ -20,15 +20,15 @@ from rich.console import Console
 from envmanager import __version__
 from envmanager.cli.check import check
 from envmanager.cli.config_files import TRAINING_TABLES, load_config, override, run_folder_of
-from envmanager.cli.display import LiveDisplay, PlainDisplay
+from envmanager.cli.display import RunDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.loading import loading
+from envmanager.cli.output import output_for, show
 from envmanager.cli.plan import RESTARTS, Plan, check_out, restarts_table
 from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
 from envmanager.cli.trained import VerboseOption, evaluate_command, export_command, play_command
 from envmanager.cli.tune import TunePlan, tune
-from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
-from envmanager.cli.wrapping import show
+from envmanager.cli.tune_display import TuneDisplay
 from envmanager.errors import EnvManagerError
 from envmanager.system.machine import advice
 
@@ -224,9 +224,7 @@ def run_command(
     }
     run_flags = {"steps": steps, "seed": seed, "policy": policy}
     plan = Plan.parse(_with(tables["manager"], manager_flags), _with(tables["run"], run_flags), out=out)
-    console = Console(highlight=False)
-    display = PlainDisplay() if _is_plain(console, plain) else LiveDisplay(console, _errors())
-    raise typer.Exit(run(plan, display, verbose=verbose))
+    raise typer.Exit(run(plan, RunDisplay(output_for(Console(highlight=False), plain=plain)), verbose=verbose))
 
 
 @app.command("check")
@@ -269,9 +267,7 @@ def tune_command(
     SIGTERM. After an error or a signal, the fastest combination so far is shown.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
-    console = Console(highlight=False)
-    display = PlainTuneDisplay() if _is_plain(console, plain) else LiveTuneDisplay(console, _errors())
-    raise typer.Exit(tune(plan, display))
+    raise typer.Exit(tune(plan, TuneDisplay(output_for(Console(highlight=False), plain=plain))))
 
 
 @app.command("train")
@@ -332,8 +328,7 @@ def train_command(
     with loading():
         train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
     plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
-    console = Console(highlight=False)
-    display = train.Lines() if _is_plain(console, plain) else train.Screen(console)
+    display = train.TrainDisplay(output_for(Console(highlight=False), plain=plain))
     raise typer.Exit(train.train(plan, display, out=out, verbose=verbose))
 
 
@@ -367,11 +362,3 @@ def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
     if max_restarts is None or not isinstance(as_table, Mapping):
         return table
     return {**as_table, "max_restarts": max_restarts}
-
-
-def _is_plain(console: Console, plain: bool) -> bool:
-    return plain or not console.is_terminal or console.is_dumb_terminal
-
-
-def _errors() -> Console:
-    return Console(stderr=True, highlight=False)
