@@ -125,7 +125,7 @@ class WorkerHost(ABC):
     """Factories of all environments, for hosts whose workers run Python environments."""
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
-    hands_on_foreign = False
+    accepts_device_arrays = False
     """Whether PyTorch and JAX arrays of actions reach the environments without conversion to NumPy."""
 
     context: HostContext
