@@ -182,15 +182,10 @@ class WorkerLife(ABC):
         if response.name is CommandName.FAILED or not self._first_commands:
             self.awaited.clear()
             return response
-        if response.name is CommandName.START:
-            self.have_started_again()
         command, payload = self._first_commands.pop(0)
         self.send(command, payload)
         self.await_response(self.asked.ticket, command, self.asked.deadline)
         return None
-
-    def have_started_again(self) -> None:  # noqa: B027  (few workers need it)
-        """Prepare a started replacement worker for its reset. Does nothing unless overridden."""
 
     # The end.
 

@@ -77,7 +77,7 @@ class ProcessLink(Link):
         self._plan = plan
         self._worker_rows: SharedRows | None = None
         self.rows_to_attach: SharedRows | None = None
-        """Rows to attach once a replacement has started; None if the manager's steps are not in shared memory."""
+        """Rows to attach once a replacement has started."""
         descriptors.require_room(_DESCRIPTORS_TO_START)
         descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
         self._log, output_fd = None, None
@@ -138,9 +138,10 @@ class ProcessLink(Link):
         message = COMMAND.pack(self.ticket, ATTACH_CODE, self.slot, 0, 0, len(data)) + data
         self.channel.push(message, time.monotonic() + self._timeouts_s[CommandName.CALL])
 
-    def have_started_again(self) -> None:
-        if self.rows_to_attach is not None:
+    def first_response(self, response: EnvironmentResponse) -> EnvironmentResponse | None:
+        if response.name is CommandName.START and self.rows_to_attach is not None:
             self.attach(self.rows_to_attach)
+        return super().first_response(response)
 
     def output_tail(self) -> str:
         """Return the end of the worker's log file, or "" without ``log_dir``."""
@@ -208,8 +209,9 @@ class ProcessHost(LinkHost[ProcessLink]):
         self.context.calls.require_open("the start of a worker")
         options = self.options
         environ = dict(os.environ) if options.worker_env is None else options.worker_env
-        plan = LaunchPlan(
-            **attrs.asdict(self.plan_of(entry), recurse=False),
+        plan = self.plan_of(
+            entry,
+            LaunchPlan,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
             start_method=options.start_method,
             memory=self._memory,
