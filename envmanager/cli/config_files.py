@@ -34,8 +34,8 @@ from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError
 from envmanager.importing import SIMILAR, nearest, needed_by
 from envmanager.registry import ManagerOptions
-from envmanager.training import records
-from envmanager.training.plan import TrainingOptions
+from envmanager.training.runs import records
+from envmanager.training.runs.plan import TrainingOptions
 
 RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")

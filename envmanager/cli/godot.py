@@ -93,7 +93,7 @@ def watch_command(
     usage error, 130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():  # PyTorch takes a second to import
-        from envmanager.training.watching import Watching, WatchPlan
+        from envmanager.training.policies.watching import Watching, WatchPlan
     plan = WatchPlan(
         directory=directory, checkpoint=checkpoint, shown=shown, binary=binary, headless=headless, steps=steps
     )

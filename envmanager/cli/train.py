@@ -23,9 +23,9 @@ from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, StopSignals, exi
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
-from envmanager.training.figures import Clocks
 from envmanager.training.learners import LearnersChanged
-from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
+from envmanager.training.runs.figures import Clocks
+from envmanager.training.runs.run import TrainingPlan, TrainingResult, TrainingRun
 
 
 def train(plan: TrainingPlan, display: TrainDisplay, *, out: Path | None, verbose: bool = False) -> int:

@@ -29,7 +29,7 @@ from envmanager.training.evaluation import evaluate, mean_and_spread, shares
 if TYPE_CHECKING:
     import numpy as np
 
-    from envmanager.training.playing import PlayedEpisode
+    from envmanager.training.policies.playing import PlayedEpisode
 
 N_CHECKED = 300
 """Minimum number of recorded observations on which an exported policy must choose the same actions as the original."""
@@ -88,7 +88,7 @@ def evaluate_command(
     """
     check_out(out)
     with loading():
-        from envmanager.training.saved import SavedTraining, with_n_envs
+        from envmanager.training.policies.saved import SavedTraining, with_n_envs
     with Notices(PlainOutput(), verbose=verbose), StopSignals():
         leave_cores()
         training = SavedTraining.open(directory, checkpoint)
@@ -164,8 +164,8 @@ def play_command(
     and 143 after SIGTERM.
     """
     with loading():
-        from envmanager.training.playing import FRAMES, WINDOW, has_display, play, require_video
-        from envmanager.training.saved import SavedTraining
+        from envmanager.training.policies.playing import FRAMES, WINDOW, has_display, play, require_video
+        from envmanager.training.policies.saved import SavedTraining
     leave_cores()
     if not has_display():
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own default needs a screen
@@ -210,7 +210,7 @@ class Show:
             self._write(self._video)
 
     def _write(self, file: Path) -> None:
-        from envmanager.training.playing import save_video
+        from envmanager.training.policies.playing import save_video
 
         assert self._fps is not None
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -253,8 +253,8 @@ def export_command(
     130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():
-        from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record
-        from envmanager.training.saved import SavedTraining
+        from envmanager.training.policies.exporting import ONNX, SUFFIXES, check_format, export_policy, record
+        from envmanager.training.policies.saved import SavedTraining
     check_format(to, opset)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime sends usage data
     leave_cores()

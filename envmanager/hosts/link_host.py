@@ -25,7 +25,8 @@ from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import ManagerClosed, UsageError
 from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
-from envmanager.hosts.link import SIGKILL, Link, State, WorkerPlan
+from envmanager.hosts.life import State, WorkerPlan
+from envmanager.hosts.link import SIGKILL, Link
 from envmanager.hosts.poller import AnyLink, Poller
 from envmanager.hosts.wire import dumps_command
 from envmanager.kernel.calls import weak_callback

@@ -278,13 +278,13 @@ class PortablePoller(Poller["PortableLink"]):
     """A poller with a fast path for steps that are entirely in shared memory."""
 
     def pump(self, link: PortableLink) -> None:
-        step = link.channel.take_step(link.step_ticket) if link.step_ticket else None
+        step = link.channel.take_step(link.awaited.ticket) if link.awaited.ticket else None
         if step is None:
             super().pump(link)
             return
         flags, n_ended, busy_ns, ended_ns = step
         link.times.stepped(busy_ns, ended_ns)
-        link.await_nothing()
+        link.awaited.clear()
         self.arrived.append(link.decoder.record(link.slot, flags, n_ended))
 
 

@@ -28,7 +28,8 @@ from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, 
 from envmanager.errors import WorkerTimedOut
 from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
-from envmanager.hosts.link import Link, WorkerPlan, WorkerProcess
+from envmanager.hosts.life import WorkerPlan
+from envmanager.hosts.link import Link, WorkerProcess
 from envmanager.hosts.link_host import LinkHost
 from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
 from envmanager.hosts.shared_rows import Block, BlockLayout, SharedRows, allocate
@@ -115,10 +116,10 @@ class ProcessLink(Link):
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
-        deadline = time.monotonic() + self._step_s
+        deadline = time.monotonic() + self._timeouts_s[_STEP]
         ticket = self.ticket + 1
         message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
-        self.ticket = self.step_ticket = ticket  # here, because to pack the message may raise MemoryError
+        self.ticket = ticket  # here, because to pack the message may raise MemoryError
         try:
             n_written = descriptors.write(self.channel.fd, message)
         except OSError:  # the socket is full, or the worker has ended
@@ -126,7 +127,7 @@ class ProcessLink(Link):
         if n_written < len(message):
             self.channel.push(message[n_written:], deadline)
         self.slot = slot
-        self._await(_STEP, deadline)
+        self.await_response(ticket, _STEP, deadline)
 
     def attach(self, worker_rows: SharedRows) -> None:
         """Use ``worker_rows`` for all later steps, and send the layout of the shared memory to the worker."""
@@ -135,7 +136,7 @@ class ProcessLink(Link):
         data = pickle.dumps(worker_rows.layout)
         self.ticket += 1
         message = COMMAND.pack(self.ticket, ATTACH_CODE, self.slot, 0, 0, len(data)) + data
-        self.channel.push(message, time.monotonic() + self._timeouts.call_s)
+        self.channel.push(message, time.monotonic() + self._timeouts_s[CommandName.CALL])
 
     def have_started_again(self) -> None:
         if self.rows_to_attach is not None:

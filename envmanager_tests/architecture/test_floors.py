@@ -38,8 +38,16 @@ FLOORS = {
 
 ROOMS = [
     "adapters", "data", "godot", "hosts", "kernel", "observe", "placing", "processes", "ray_cluster", "system",
+    "training.algorithms", "training.policies", "training.runs",
 ]  # fmt: skip
 """Their folders hold modules, and do nothing themselves."""
+
+
+TRAINING = ["the loop", "algorithms", "runs", "policies"]
+"""The rooms of ``training``, lowest first. A module in one imports only from it and those before it.
+
+The loop (the modules directly in ``training``) needs no PyTorch, but for the learner's process.
+"""
 
 
 def floor_of(module: str) -> int:
@@ -100,6 +108,19 @@ def test_a_module_imports_only_from_its_own_floor_and_those_below(path: Path) ->
         return
     for imported in imports_of(path):
         assert floor_of(imported) <= floor_of(module), f"{module} imports {imported} from a floor above"
+
+
+def room_of(module: str) -> int:
+    _, room, *inner = module.split(".")
+    return TRAINING.index(room) if inner or room in TRAINING else 0
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if "training" in path.parts], ids=name_of)
+def test_a_module_of_training_imports_only_from_its_own_room_and_those_below(path: Path) -> None:
+    module = name_of(path)
+    for imported in imports_of(path):
+        if module != "training" and imported.startswith("training."):
+            assert room_of(imported) <= room_of(module), f"{module} imports {imported} from a room above"
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=name_of)

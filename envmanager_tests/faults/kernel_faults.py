@@ -19,7 +19,7 @@ from envmanager.errors import BadAction, BadObservation, EnvRaised, ManagerClose
 from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.testing.bad_steps import BAD_KEYED_STEPS, BAD_STEPS, NOT_FINITE, KeyedFaultyEnvironment
 from envmanager.testing.contract import calls_of_an_open_manager
-from envmanager.testing.contract_asking import NumberedActions
+from envmanager.testing.contract_base import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise
 from envmanager.testing.fault_checks import FaultyManagers, check_error, returns_within
 from envmanager.testing.faults import Change, faulty

@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager import UsageError
-from envmanager.training import checkpoints
-from envmanager.training.control import EVERY_S, LARGEST, Control, ControlFile
 from envmanager.training.learners import LearnersState
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs import checkpoints
+from envmanager.training.runs.control import EVERY_S, LARGEST, Control, ControlFile
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.envs import Duel
 
 
@@ -210,7 +210,7 @@ class Steered(Report):
 
 @pytest.fixture
 def looked_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envmanager.training.control.EVERY_S", 0.0)
+    monkeypatch.setattr("envmanager.training.runs.control.EVERY_S", 0.0)
 
 
 def tables_of(*, kind: str = "simple", steps: int = 1200, frozen: bool = False) -> dict[str, Any]:
