@@ -46,6 +46,7 @@ CheckpointOption = Annotated[
 OtherEnvOption = Annotated[
     str | None, typer.Option("--env", metavar="ENV", help="Another environment; the training's if unset.")
 ]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")]
 VerboseOption = Annotated[
     bool,
     typer.Option(
