@@ -31,21 +31,13 @@ from envmanager.system.machine import advice
 _NEVER = math.inf
 
 
-class State(enum.Enum):
-    """A stage in the life of a worker, from its start to its exit."""
+class State(enum.IntEnum):
+    """A stage in the life of a worker, from its start to its exit. A worker may skip stages, but never goes back."""
 
-    STARTING = enum.auto()
-    RUNNING = enum.auto()
-    CLOSING = enum.auto()
-    GONE = enum.auto()
-
-
-_MOVES = {
-    State.STARTING: {State.RUNNING, State.CLOSING, State.GONE},
-    State.RUNNING: {State.CLOSING, State.GONE},
-    State.CLOSING: {State.GONE},
-    State.GONE: set(),
-}
+    STARTING = 0
+    RUNNING = 1
+    CLOSING = 2
+    GONE = 3
 
 
 class Await:
@@ -124,7 +116,7 @@ class WorkerLife(ABC):
 
     def move(self, to: State) -> None:
         """Change the state. Raises RuntimeError for an invalid transition."""
-        if to not in _MOVES[self.state]:
+        if to <= self.state:
             raise RuntimeError(f"worker {self.worker_id} cannot go from {self.state.name} to {to.name}")
         self.state = to
 
