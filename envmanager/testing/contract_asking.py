@@ -1,4 +1,4 @@
-"""Base class and policy for ManagerContract's tests, and tests of arguments of ``reset``, ``call`` and ``set_attr``."""
+"""Base class and policy for ManagerContract's tests, and tests of arguments of ``reset`` and ``call``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from envmanager.data.steps import ActionInfo, AgentSteps, Steps
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
-from envmanager.errors import EnvRaised, UsageError
+from envmanager.errors import EnvRaised
 from envmanager.options import Wait
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 
@@ -58,10 +58,10 @@ class OwnManagers:
 
 
 class AskingContract(OwnManagers):
-    """Tests of keyword arguments for ``reset`` and ``call``, and of single values and sequences for ``set_attr``."""
+    """Tests of keyword arguments for ``reset`` and ``call``."""
 
     def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
-        with self.make_manager(_Remembers, 3) as manager:
+        with self.make_manager(Remembers, 3) as manager:
             manager.reset({"seed": 4})
             manager.reset(seed=4)
             manager.reset(seed=[7, 8, 9], options={"level": 2})
@@ -72,27 +72,6 @@ class AskingContract(OwnManagers):
             assert len({first for first, *_ in seeds}) == 3
             assert [own[2:] for own in seeds] == [[7, None], [8, None], [9, None]]
             assert manager.get_attr("levels") == [[None, None, 2, 3]] * 3
-
-    @pytest.mark.parametrize(
-        ("config", "named", "message"),
-        [
-            ({"seed": 1}, {"seed": 2}, "not both"),
-            ({"options": {}}, {"options": {}}, "not both"),
-            ({}, {"seed": 2}, "not both"),
-            (None, {"seed": [1]}, "1 seeds for 2 environments"),
-            (None, {"seed": -1}, "a seed must be"),
-            (None, {"options": 3}, "options must be a mapping"),
-        ],
-    )
-    def test_a_contradictory_reset_is_refused_and_nothing_begins(
-        self, config: Any, named: Mapping[str, Any], message: str
-    ) -> None:
-        with self.make_manager(_Remembers, 2) as manager:
-            manager.reset()
-            with pytest.raises(UsageError, match=message):
-                manager.reset(config, **named)
-            assert manager.get_attr("seeds") == [[None], [None]]
-            assert len(manager.recv("all")) == 2
 
     def test_arguments_of_a_call_may_be_given_by_name(self) -> None:
         with self.make_manager(_Talks, 3) as manager:
@@ -118,33 +97,10 @@ class AskingContract(OwnManagers):
                 "hello, env 1!",
             ]
 
-    @pytest.mark.parametrize("value", ["xy", 2, 0.5, True, None, {"x": 1, "y": 2}], ids=repr)
-    def test_a_value_that_is_no_sequence_is_set_in_all_environments(self, value: Any) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.set_attr("label", value)
-            assert manager.get_attr("label") == [value, value]
 
-    def test_one_value_is_set_in_the_environments_asked_for(self) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_attr("label", "x", env_ids=[2, 0])
-            assert manager.get_attr("label") == ["x", "env 1", "x"]
+class Remembers(FakeEnvironment):
+    """A FakeEnvironment that records the level of each reset."""
 
-    def test_a_sequence_is_one_value_for_each_environment(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.set_attr("label", ("x", "y"))
-            assert manager.get_attr("label") == ["x", "y"]
-            manager.set_attr("label", [["a", "b"]] * 2)
-            assert manager.get_attr("label") == [["a", "b"]] * 2
-
-    @pytest.mark.parametrize("values", [["x"], ("x", "y", "z"), []], ids=repr)
-    def test_a_sequence_of_another_length_is_refused_and_nothing_is_set(self, values: Any) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            with pytest.raises(UsageError, match="one value for each of 2"):
-                manager.set_attr("label", values)
-            assert manager.get_attr("label") == ["env 0", "env 1"]
-
-
-class _Remembers(FakeEnvironment):
     def __init__(self) -> None:
         super().__init__()
         self.levels: list[Any] = []

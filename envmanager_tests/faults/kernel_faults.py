@@ -18,11 +18,11 @@ from envmanager import ActionInfo, AgentSteps, ArraySpec, BehaviorSpec, EnvManag
 from envmanager.errors import BadAction, BadObservation, EnvRaised, ManagerClosed, UsageError
 from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.testing.bad_steps import BAD_STEPS
-from envmanager.testing.contract import calls_of_an_open_manager
 from envmanager.testing.contract_asking import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise
 from envmanager.testing.fault_checks import FaultyManagers, check_error, returns_within
 from envmanager.testing.faults import Change, faulty
+from envmanager_tests.contract.kernel_contract import calls_of_an_open_manager
 from envmanager_tests.faults.bad_keyed_steps import BAD_KEYED_STEPS, NOT_FINITE, KeyedFaultyEnvironment
 
 
