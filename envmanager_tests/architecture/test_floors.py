@@ -23,13 +23,14 @@ FLOORS = {
     "kernel": ["kernel", "env_manager"],
     "workers": ["hosts"],
     "processes": ["processes"],
+    "placement": ["placing"],
     "managers": [
+        "auto_env_manager",
         "godot",
         "ray_cluster",
         "simple_env_manager",
         "subprocess_env_manager",
         "registry",
-        "placing",
     ],
     "tools": ["check", "testing", "interop", "training", "cli"],
 }

@@ -1,6 +1,6 @@
-"""Cases 29 to 31, 33, 36, 37 and 43 of docs/failures.md: options, values, specs, calls, which kinds leave to the kernel.
+"""Cases 29 to 31, 33, 36, 37 and 43 of docs/failures.md: options, factories, values, specs and calls.
 
-A kind of manager cannot get them wrong, so they are no part of FaultContract; here they run over every manager.
+A kind of manager leaves them to the kernel, so they are no part of FaultContract; here they run over every manager.
 """
 
 from __future__ import annotations
