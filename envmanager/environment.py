@@ -7,7 +7,7 @@ chooses the adapter for a user's object.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -59,7 +59,7 @@ class Environment(ABC):
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
     casting: Casting | None = None
-    """Casting that the adapter uses, or None if the worker casts the values."""
+    """Casting that the adapter uses, which then also copies objects; None if the worker casts and copies the values."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -89,10 +89,25 @@ class Environment(ABC):
     def close(self) -> None:
         """Release the environment's resources."""
 
+    # A step in halves: ``steps_of(wrapped.step(action_of(actions)))`` is what ``step(actions)`` returns.
+
+    @property
+    def wrapped(self) -> Any:
+        """The environment to step, which an adapter wraps. An Environment that wraps none is its own."""
+        return self
+
+    def action_of(self, actions: Mapping[str, Tree]) -> Any:
+        """Return ``actions`` in the form that ``wrapped.step`` takes. By default, return them unchanged."""
+        return actions
+
+    def steps_of(self, result: Any) -> Steps:
+        """Convert the result of ``wrapped.step`` to the result of ``step``. By default, return it unchanged."""
+        return result  # type: ignore[no-any-return]
+
     @property
     def subject(self) -> Any:
-        """The object on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act."""
-        return self
+        """The object on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act: by default ``wrapped``."""
+        return self.wrapped
 
 
 class EnvGroup(Environment):
@@ -111,7 +126,7 @@ class EnvGroup(Environment):
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
 
-    def hand_on_foreign(self) -> bool:
+    def accept_device_arrays(self) -> bool:
         """Stop converting PyTorch and JAX arrays to NumPy, if supported. Return whether this group supports it."""
         return False
 
@@ -127,11 +142,16 @@ class EnvGroup(Environment):
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Accept a buffer into which the group may write its next steps. The base class ignores the buffer."""
 
-    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
+    def _each(self, rows: Iterable[int]) -> Iterator[int]:
+        """Yield each of ``rows``. Meanwhile ``current_env_id`` is the id of the environment at that row."""
         for row in rows:
             self.current_env_id = self.env_ids[row]
-            yield self.subjects[row]
+            yield row
         self.current_env_id = None
+
+    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
+        subjects = self.subjects
+        return (subjects[row] for row in self._each(rows))
 
     def call(
         self,
@@ -166,17 +186,68 @@ def attribute_of(subject: Any, name: str) -> Any:
     return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
 
 
-class SideBySide(EnvGroup):
-    """A group that steps its environments one after another, and concatenates their rows by behavior."""
+class RowGroup(EnvGroup):
+    """A group that can step its environments one by one. A step has two halves, which a caller may also use itself.
+
+    ::
+
+        actions ── actions_of ──▶ an action each ── envs[row].step(action) ──▶ a result each ── joined ──▶ Steps
+
+    ``step`` steps the environments in turn. Another caller may step them in its own way in between, for example all at
+    the same time. Checks of results, ends of episodes, infos and the resets that follow are in ``joined``.
+    """
+
+    _environments: Sequence[Any]
+
+    @property
+    def envs(self) -> Sequence[Any]:
+        """The objects whose ``step`` takes an action from ``actions_of``, one per environment."""
+        return self._environments
+
+    @abstractmethod
+    def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
+        """Return the action of each environment at ``rows`` (None: all), in the form that its own ``step`` takes."""
+
+    @abstractmethod
+    def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
+        """Check the results of ``step`` of each environment at ``rows`` (None: all), and join them to Steps.
+
+        If an episode ended, the environment is reset. The results are read one by one, in the order of ``rows``.
+        """
+
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
+        envs = self.envs
+        if rows is not None:
+            envs = [envs[row] for row in rows.tolist()]
+        own_actions = zip(envs, self.actions_of(actions, rows), strict=True)
+        return self.joined((env.step(action) for env, action in own_actions), rows)
+
+    def close(self) -> None:
+        """Close all environments, even if some raise, then raise the first error."""
+        first_error: BaseException | None = None
+        for env_id, environment in zip(self.env_ids, self._environments, strict=True):
+            try:
+                environment.close()
+            except (Exception, SystemExit) as error:
+                if first_error is None:
+                    first_error, self.current_env_id = error, env_id
+        if first_error is not None:
+            raise first_error
+
+
+class SideBySide(RowGroup):
+    """A group of any environments. It concatenates their rows by behavior."""
 
     def __init__(
         self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
     ) -> None:
-        self._environments = list(environments)
+        self._environments: Sequence[Environment] = list(environments)
         self.env_ids = tuple(env_ids)
+        self._all = range(len(self._environments))
         self._infos = infos
         self._check_values = check_values
         self._last: list[Steps] = []
+        """The last result of each environment."""
         self.casting = Casting(strict=check_values)
         for environment in self._environments:
             if environment.casting is not None:
@@ -184,8 +255,7 @@ class SideBySide(EnvGroup):
         self.partial_actions = all(environment.partial_actions for environment in self._environments)
         self._specs: dict[str, BehaviorSpec] = {}
         self._n_known = [0] * len(self._environments)
-        for row, environment in enumerate(self._environments):
-            self._learn(row, environment.behavior_specs)
+        self._learn_all()
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
@@ -200,57 +270,24 @@ class SideBySide(EnvGroup):
         return total
 
     @property
+    def envs(self) -> Sequence[Any]:
+        return [environment.wrapped for environment in self._environments]
+
+    @property
     def subjects(self) -> Sequence[Any]:
         return [environment.subject for environment in self._environments]
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        results = []
-        for row, environment in enumerate(self._environments):
-            self.current_env_id = self.env_ids[row]
-            results.append(self._checked(row, environment.reset(seeds=[seeds[row]], options=options)))
-        self.current_env_id = None
-        self._last = results
-        return self._joined(results, range(len(results)))
+        self._last = [
+            self._checked(row, self._environments[row].reset(seeds=[seeds[row]], options=options))
+            for row in self._each(self._all)
+        ]
+        return self._together(self._all)
 
-    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        chosen = range(len(self._environments)) if rows is None else rows.tolist()
-        results = []
-        for row, own in zip(chosen, self._split_actions(actions, chosen), strict=True):
-            self.current_env_id = self.env_ids[row]
-            self._last[row] = self._checked(row, self._environments[row].step(own))
-            results.append(self._last[row])
-        self.current_env_id = None
-        return self._joined(results, chosen)
-
-    def close(self) -> None:
-        """Close all environments, even if some raise, then raise the first error."""
-        errors: list[BaseException] = []
-        for environment in self._environments:
-            try:
-                environment.close()
-            except (Exception, SystemExit) as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
-        yield from super()._at(rows)
-        for row, environment in enumerate(self._environments):  # a call may have added agents
-            self.current_env_id = self.env_ids[row]
-            self._learn(row, environment.behavior_specs)
-        self.current_env_id = None
-
-    def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Add the environment's ``specs`` to the group. Raises SpecConflict if a behavior already has another spec."""
-        if len(specs) != self._n_known[row]:
-            merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
-            self._n_known[row] = len(specs)
-
-    def _split_actions(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
-        """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
+    def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         taken = dict.fromkeys(actions, 0)
         shares = []
-        for row in rows:
+        for row in self._each(self._all if rows is None else rows.tolist()):
             own = {}
             for behavior, steps in self._last[row].items():
                 if behavior in actions:
@@ -258,8 +295,28 @@ class SideBySide(EnvGroup):
                     taken[behavior] = stop = start + len(steps.acting_rows)
                     # A copy, because an environment may keep or change its action.
                     own[behavior] = copy_tree(take_rows(actions[behavior], slice(start, stop)))
-            shares.append(own)
+            shares.append(self._environments[row].action_of(own))
         return shares
+
+    def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
+        chosen = self._all if rows is None else rows.tolist()
+        for row, result in zip(self._each(chosen), results, strict=True):
+            self._last[row] = self._checked(row, self._environments[row].steps_of(result))
+        return self._together(chosen)
+
+    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
+        yield from super()._at(rows)
+        self._learn_all()  # a call may have added agents
+
+    def _learn_all(self) -> None:
+        for row in self._each(self._all):
+            self._learn(row, self._environments[row].behavior_specs)
+
+    def _learn(self, row: int, specs: BehaviorSpecs) -> None:
+        """Add the environment's ``specs`` to the group. Raises SpecConflict if a behavior already has another spec."""
+        if len(specs) != self._n_known[row]:
+            merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
+            self._n_known[row] = len(specs)
 
     def _checked(self, row: int, results: Steps) -> Steps:
         specs = self._environments[row].behavior_specs
@@ -282,14 +339,15 @@ class SideBySide(EnvGroup):
             if self._infos:
                 info, reset_info = snapshot(steps.info), snapshot(steps.reset_info)
             checked[behavior] = steps = attrs.evolve(steps, info=info, reset_info=reset_info)
-            if spec.has_objects:
+            if spec.has_objects and self._environments[row].casting is None:
                 steps.obs, steps.final_obs = snapshot(steps.obs), snapshot(steps.final_obs)
         return checked
 
-    def _joined(self, results: list[Steps], rows: Iterable[int]) -> Steps:
+    def _together(self, rows: Iterable[int]) -> Steps:
+        """Return the last steps of the environments at ``rows``, concatenated by behavior."""
         parts: dict[str, list[AgentSteps]] = {}
-        for row, steps_by_behavior in zip(rows, results, strict=True):
-            for behavior, steps in steps_by_behavior.items():
+        for row in rows:
+            for behavior, steps in self._last[row].items():
                 own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
                 parts.setdefault(behavior, []).append(own)
         return {behavior: concat_steps(steps) for behavior, steps in parts.items()}

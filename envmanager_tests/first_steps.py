@@ -267,14 +267,14 @@ def the_command_line_runs_checks_and_tunes() -> None:
 
 def files_are_replaced_and_folders_locked() -> None:
     from envmanager import UsageError
-    from envmanager.observe.files import write_anew
+    from envmanager.observe.files import write_atomically
     from envmanager.training.runs import lock
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run" / "config.toml"
         with lock.held(path.parent):
             for text in ("first", "µ"):
-                write_anew(path, text)
+                write_atomically(path, text)
             told = "two training runs may write into one folder"
             try:
                 with lock.held(path.parent):

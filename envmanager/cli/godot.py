@@ -13,8 +13,8 @@ from envmanager.check.game import check_game
 from envmanager.cli.check import show_finding, show_verdict
 from envmanager.cli.display import of_behavior
 from envmanager.cli.loading import loading
-from envmanager.cli.run import Notices, Stopped, StopSignals
-from envmanager.cli.wrapping import describe_notice, print_text
+from envmanager.cli.output import describe_notice, print_text
+from envmanager.cli.run import Notices, StopSignals
 from envmanager.godot.games import find_major, install_addon, new_project
 from envmanager.training.evaluation import mean_and_spread
 
@@ -99,10 +99,7 @@ def watch_command(
     )
     lines = Lines()
     with Notices(lines), StopSignals():
-        try:
-            Watching(plan, lines).go()
-        except Stopped as stopped:
-            raise typer.Exit(stopped.exit_code) from None
+        Watching(plan, lines).go()
 
 
 class Lines:

@@ -143,7 +143,7 @@ from envmanager.training.runs import metrics
 uses = {
     "gymnasium": lambda: envmanager.adapters.names.find_environment("CartPole-v1"),
     "envpool": lambda: envmanager.adapters.names.find_vector("envpool:Pong-v5"),
-    "yaml": lambda: envmanager.cli.config_files.read_yaml("1", "--set"),
+    "yaml": lambda: envmanager.cli.config_files.parse("1", "YAML", "--set"),
     "tensorboardX": lambda: tensorboard.make_writer("there"),
     "wandb": lambda: metrics.require(metrics.parse(["wandb"])),
     "stable_baselines3": lambda: envmanager.interop.as_sb3_vec_env(None),

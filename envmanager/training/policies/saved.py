@@ -258,7 +258,7 @@ def _named(name: str, there: Iterable[Path]) -> Path | None:
         if path.name == name:
             return path
         steps, _, number = path.name.partition("-")
-        if steps.isdecimal() and name.isdecimal() and int(steps) == int(name):
+        if steps.isdecimal() and name.isdecimal() and steps.lstrip("0") == name.lstrip("0"):
             of_that_step.append((int(number) if number.isdecimal() else 1, path))
     return max(of_that_step)[1] if of_that_step else None
 

@@ -13,7 +13,6 @@ and the training continues unchanged.
 from __future__ import annotations
 
 import logging
-import re
 import stat
 import sys
 from collections.abc import Callable, Collection
@@ -49,24 +48,6 @@ class Control:
     checkpoint: bool = False
 
 
-@attrs.frozen
-class _Source:
-    """The path and the text of a control file, for error messages that name a line."""
-
-    path: Path
-    text: str
-
-    def wrong(self, what: str, *sought: str) -> ConfigError:
-        """Return a ConfigError that says ``what`` and names a line of the file.
-
-        The named line is the first that contains ``sought[0]``, or else ``sought[1]`` and so on, or else line 1.
-        """
-        lines = [line.partition("#")[0] for line in self.text.splitlines()]
-        patterns = [rf"(?<!\w){re.escape(each)}(?!\w)" for each in sought]
-        found = (number for pattern in patterns for number, line in enumerate(lines, 1) if re.search(pattern, line))
-        return ConfigError(f"{self.path}, line {next(found, 1)}: {what} {ALLOWED} Nothing in it was carried out.")
-
-
 class ControlFile:
     """A reader of the control file at ``path``. ``seen``: the ``state`` of a version to skip, which was read before."""
 
@@ -90,19 +71,14 @@ class ControlFile:
             return
         self._due = now + EVERY_S
         try:
-            source = self._changed()
-            if source is None:
-                return
-            control = _understood(source, self._behaviors)
-            try:
-                carry_out(control)
-            except UsageError as error:
-                raise source.wrong(str(error), "frozen") from error
-        except ConfigError as error:  # a mistake in the file must not end the training
-            _logger.warning("%s", error)
+            text = self._changed()
+            if text is not None:
+                carry_out(_understood(text, self._behaviors))
+        except UsageError as error:  # a mistake in the file must not end the training
+            _logger.warning("%s: %s %s Nothing in it was carried out.", self._path, error, ALLOWED)
 
-    def _changed(self) -> _Source | None:
-        """Return the control file if it exists and has changed, else None. Raises ConfigError if it cannot be read."""
+    def _changed(self) -> str | None:
+        """Return the file's text if it exists and has changed, else None. Raises ConfigError if it cannot be read."""
         try:
             found = self._path.stat()
         except OSError:  # usually the file does not exist
@@ -112,33 +88,29 @@ class ControlFile:
             return None
         self._state = state
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
-            raise ConfigError(f"{self._path} was not read: it is not a file of at most {LARGEST:,} bytes. {ALLOWED}")
+            raise ConfigError(f"this is not a file of at most {LARGEST:,} bytes.")
         try:
-            return _Source(self._path, self._path.read_text(encoding="utf-8"))
+            return self._path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{self._path} cannot be read: {error}. {ALLOWED}") from error
+            raise ConfigError(f"this cannot be read: {error}.") from error
 
 
-def _understood(source: _Source, behaviors: Collection[str]) -> Control:
-    """Parse and check a control file, and return its requests. Raises ConfigError for a mistake in the file."""
+def _understood(text: str, behaviors: Collection[str]) -> Control:
+    """Parse and check the text of a control file, and return its requests. Raises ConfigError for a mistake."""
     try:
-        tables = tomllib.loads(source.text)
+        tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: also too many digits, too deep nesting
-        found = re.search(r"at line (\d+)", str(error))
-        line = found[1] if found else source.text.count("\n") + 1
-        raise ConfigError(
-            f"{source.path}, line {line}: this is not valid TOML: {error}. {ALLOWED} Nothing in it was carried out."
-        ) from error
+        raise ConfigError(f"this is not valid TOML: {error}.") from error
     for key in tables:
         if key not in ("frozen", "checkpoint"):
-            raise source.wrong(f"there is no option {key!r}.", key)
+            raise ConfigError(f"there is no option {key!r}.")
     names, checkpoint = tables.get("frozen"), tables.get("checkpoint", False)
     if names is not None:
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise source.wrong(f"frozen should be a list of behaviors, but is {describe_value(names)}.", "frozen")
+            raise ConfigError(f"frozen should be a list of behaviors, but is {describe_value(names)}.")
         for name in names:
             if name not in behaviors:
-                raise source.wrong(f"frozen names {unknown_behavior(name, list(behaviors))}", name, "frozen")
+                raise ConfigError(f"frozen names {unknown_behavior(name, list(behaviors))}")
     if not isinstance(checkpoint, bool):
-        raise source.wrong(f"checkpoint should be true or false, but is {describe_value(checkpoint)}.", "checkpoint")
+        raise ConfigError(f"checkpoint should be true or false, but is {describe_value(checkpoint)}.")
     return Control(None if names is None else frozenset(names), checkpoint)

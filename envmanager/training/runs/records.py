@@ -28,7 +28,7 @@ import numpy as np
 
 from envmanager import __version__
 from envmanager.errors import UsageError
-from envmanager.observe.files import reporting, write_anew
+from envmanager.observe.files import reporting, write_atomically
 from envmanager.options import Wait
 from envmanager.training.algorithms.states import checksum_of
 from envmanager.training.runs.metrics import Metrics
@@ -52,7 +52,7 @@ def write(directory: Path, config: Mapping[str, Any]) -> None:
         with reporting(path):
             directory.mkdir(parents=True, exist_ok=True)
             told = {OURS: {**about, "checksum": checksum_of(content)}, **content}
-            write_anew(path, json.dumps(told, indent=2) + "\n")
+            write_atomically(path, json.dumps(told, indent=2) + "\n")
 
 
 def read(directory: Path) -> dict[str, Any] | None:

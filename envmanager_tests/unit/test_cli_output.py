@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from envmanager.cli.wrapping import print_pairs, print_text, show
+from envmanager.cli.output import print_pairs, print_text, show
 
 LINE = "worker 2 died in step (SIGSEGV); restart 1 (at most 3 in 60 s)"
 
