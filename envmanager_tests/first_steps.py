@@ -282,9 +282,9 @@ def files_are_replaced_and_folders_locked() -> None:
             except UsageError as error:
                 told = str(error)
             assert f"a training run is in progress in {run}" in told, told
-        with folder.held(run, resume=False, force=True) as renamed:
-            assert renamed is not None
-        assert (renamed / "config.json").read_text(encoding="utf-8") == "µ"
+        with folder.held(run, resume=False, force=True):
+            assert not (run / "config.json").exists()
+        assert (Path(temporary) / "run.1" / "config.json").read_text(encoding="utf-8") == "µ"
 
 
 def the_contract_of_managers_holds_in_this_process() -> None:

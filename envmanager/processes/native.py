@@ -54,7 +54,7 @@ class NativeLink(ProcessLink):
                     process = start(
                         plan.start_method or "forkserver",
                         f"envmanager-worker-{plan.worker_id}",
-                        "envmanager.processes.child:main",
+                        "envmanager.processes.child:run_worker",
                         (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
                         fds=(theirs.fileno(), plan.memory, *plan.shared_fds),
                         output=(1, 2) if output_fd is None else (output_fd, output_fd),

@@ -3,7 +3,7 @@
 ::
 
     trainer                                                             worker
-    PortableProcess ── standard input: a call; it stays open ─────────▶ boot.run ──▶ child.main
+    PortableProcess ── standard input: a call; it stays open ─────────▶ boot ──▶ child.run_worker
       its thread    ── waits for the end of the process
                        and then closes the peer of the socket ``pidfd``
     Channel ◀────────── a socket: COMMANDs and MESSAGEs ──────────────▶ TrainerConnection
@@ -202,7 +202,7 @@ def _start_python(
         executable, needed["__PYVENV_LAUNCHER__"] = sys._base_executable, sys.executable
     with blocked_in_children():
         return subprocess.Popen(
-            python(executable, "boot import run; run"),
+            python(executable, "boot", "run"),
             env={**needed, **environ},
             pass_fds=kept,
             stdin=stdin_fd,
@@ -301,7 +301,7 @@ class PortableLink(ProcessLink):
             ours.setblocking(False)
             process = PortableProcess(
                 f"envmanager-worker-{plan.worker_id}",
-                "envmanager.processes.child:main",
+                "envmanager.processes.child:run_worker",
                 (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
                 connection=theirs,
                 memory=plan.memory,

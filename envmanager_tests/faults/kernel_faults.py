@@ -1,6 +1,6 @@
-"""Cases 29 to 31, 33, 37 and 43 of docs/failures.md: options, values, specs and calls, which kinds leave to the kernel.
+"""Cases 29 to 31, 33, 36, 37 and 43 of docs/failures.md: options, factories, values, specs and calls.
 
-A kind of manager cannot get them wrong, so they are no part of FaultContract; here they run over every manager.
+A kind of manager leaves them to the kernel, so they are no part of FaultContract; here they run over every manager.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import pytest
 from envmanager import ActionInfo, AgentSteps, ArraySpec, BehaviorSpec, EnvManager
 from envmanager.errors import BadAction, BadObservation, EnvRaised, ManagerClosed, UsageError
 from envmanager.options import RestartPolicy, Timeouts, Wait
-from envmanager.testing.bad_steps import BAD_KEYED_STEPS, BAD_STEPS, NOT_FINITE, KeyedFaultyEnvironment
+from envmanager.testing.bad_steps import BAD_STEPS
 from envmanager.testing.contract import calls_of_an_open_manager
 from envmanager.testing.contract_base import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise
 from envmanager.testing.fault_checks import FaultyManagers, check_error, returns_within
 from envmanager.testing.faults import Change, faulty
+from envmanager_tests.faults.bad_keyed_steps import BAD_KEYED_STEPS, NOT_FINITE, KeyedFaultyEnvironment
 
 
 class KernelFaults(FaultyManagers):
@@ -197,6 +198,21 @@ class KernelFaults(FaultyManagers):
                     manager.send(np.array([1]), [1])
                 with pytest.raises(EnvRaised, match="gear 7 broke"):
                     manager.get_attr("label", env_ids=[1])
+
+    # Factories.
+
+    def test_case_36_a_factory_that_makes_nothing_is_refused(self) -> None:
+        factories: list[Any] = [None, lambda: None, FakeEnvironment(), 7, "no:where", []]
+        for factory in factories:
+            with pytest.raises(UsageError):
+                self.make_manager(factory, 1)
+
+    def test_case_36_one_environment_for_two_is_refused(self) -> None:
+        if self.has_processes:
+            pytest.skip("each worker has a copy")
+        one = FakeEnvironment()
+        with pytest.raises(UsageError, match="same environment"):
+            self.make_manager(lambda: one, 2)
 
 
 def _error_of_step(manager: EnvManager) -> BaseException:

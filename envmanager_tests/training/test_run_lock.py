@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def held(directory: Path) -> AbstractContextManager[Path | None]:
+def held(directory: Path) -> AbstractContextManager[None]:
     return folder.held(directory, resume=True, force=False)
 
 
@@ -83,11 +83,13 @@ def test_a_training_that_has_renamed_its_folder_is_left_alone_too(tmp_path: Path
 def test_the_old_folder_is_locked_too_as_long_as_the_new_training_runs(tmp_path: Path) -> None:
     run = tmp_path / "run"
     TrainingRun(TrainingPlan.parse(CONFIG, run), OthersBegin()).go()
-    with folder.held(run, resume=False, force=True) as renamed:
-        assert renamed is not None
-        with pytest.raises(UsageError, match="is in progress in"), folder.held(renamed, resume=True, force=False):
-            pass
-    with held(renamed), held(run):
+    with (
+        folder.held(run, resume=False, force=True),
+        pytest.raises(UsageError, match="is in progress in"),
+        held(tmp_path / "run.1"),
+    ):
+        pass
+    with held(tmp_path / "run.1"), held(run):
         pass
 
 

@@ -55,24 +55,24 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 
 @contextmanager
-def held(directory: Path, *, resume: bool, force: bool) -> Iterator[Path | None]:
+def held(directory: Path, *, resume: bool, force: bool) -> Iterator[None]:
     """Return a context in which no other training run writes in ``directory``, which is made if necessary.
 
-    With ``force``, a folder that holds a training run is renamed, and a new one is made. The context's value is the new
-    path of the old folder, or None. Raises the errors of ``check``, UsageError if another training run (even in this
-    process) is in progress, and NotWritten if the folder cannot be made, written or renamed. If the file system has no
-    locks, only a warning is logged.
+    With ``force``, a folder that holds a training run is renamed to NAME.1, or the first such name that is free, and a
+    new one is made. Raises the errors of ``check``, UsageError if another training run (even in this process) is in
+    progress, and NotWritten if the folder cannot be made, written or renamed. If the file system has no locks, only a
+    warning is logged.
     """
     with _locked(directory) as lock:
         check(directory, resume=resume, force=force)
         if not force or not _found_in(directory):
-            yield None
+            yield
             return
         if sys.platform == "win32":  # renames no folder in which a file is open
             lock.release()
-        renamed = _renamed(directory)
+        _rename(directory.resolve())
         with _locked(directory):
-            yield renamed
+            yield
 
 
 def _found_in(directory: Path) -> list[str]:
@@ -102,17 +102,15 @@ def _locked(directory: Path) -> Iterator[FileLock]:
         lock.release()
 
 
-def _renamed(directory: Path) -> Path:
-    """Rename ``directory`` to NAME.1, or the first such name that is free, and return the new path."""
-    directory = directory.resolve()
+def _rename(directory: Path) -> None:
     numbered = (directory.with_name(f"{directory.name}.{number}") for number in itertools.count(1))
     to = next(path for path in numbered if not os.path.lexists(path))
-    if Path.cwd().is_relative_to(directory):
-        raise UsageError(f"{directory} is the current folder, and cannot be renamed: train elsewhere (--dir).")
     try:
+        if Path.cwd().is_relative_to(directory):
+            raise UsageError(f"{directory} is the current folder, and cannot be renamed: train elsewhere (--dir).")
         directory.rename(to)
     except OSError as error:
         raise NotWritten(
             f"{directory} cannot be renamed to {to}: {error.strerror or error}. Train elsewhere (--dir)."
         ) from error
-    return to
+    _logger.warning("the earlier training run is in %s now.", to)

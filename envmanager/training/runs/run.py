@@ -180,9 +180,7 @@ class TrainingRun:
             n_steps = checkpoints.load_latest(self.plan.checkpoints).training.n_steps
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
-        with folder.held(directory, resume=self.plan.resume, force=self.plan.force) as renamed:
-            if renamed is not None:
-                _logger.warning("the earlier training run is in %s now.", renamed)
+        with folder.held(directory, resume=self.plan.resume, force=self.plan.force):
             return self._train(training)
 
     def _train(self, training: TrainingOptions) -> TrainingResult:
