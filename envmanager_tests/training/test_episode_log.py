@@ -7,7 +7,6 @@ from pathlib import Path
 import attrs
 
 from envmanager.training.runs.figures import EPISODES, EpisodeEnd, EpisodeLog, read_episodes
-from envmanager.training.runs.writers import holds_rows
 
 ENDS = [EpisodeEnd(100, 1.5, "talker", 7, -3.25, 40), EpisodeEnd(220, 2.5, "walker", 1 << 32, 12.0, 60)]
 
@@ -59,8 +58,3 @@ def test_a_last_line_that_was_cut_before_its_length_is_left_out(tmp_path: Path) 
     for n in range(last, whole.rindex(b",") + 2):
         path.write_bytes(whole[:n])
         assert read_episodes(path) == ENDS[:1]
-
-
-def test_a_file_without_an_episode_holds_none(tmp_path: Path) -> None:
-    assert not holds_rows(written(tmp_path))
-    assert not holds_rows(tmp_path / "nothing")

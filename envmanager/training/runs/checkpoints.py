@@ -39,14 +39,14 @@ from envmanager.observe.files import write_atomically
 from envmanager.options import at_least
 from envmanager.training.algorithms.states import checksum_of, from_plain, to_plain
 from envmanager.training.learners import LearnersChanged, LearnersState
-from envmanager.training.runs.plan import SavedPlan
+from envmanager.training.runs.plan import LATEST, SavedPlan
 from envmanager.training.trainer import Arrays, Trainer
 
 with needed_by("envmanager.training", extra="torch"):
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
-LATEST, BEST, STATE = "latest", "best", "state.json"
+BEST, STATE = "best", "state.json"
 _CONTROLLER, _TRAINER = "controller", "trainer-"
 """Name of the controller's part of a checkpoint, and prefix of the name of each trainer's part."""
 _UNFINISHED = ".unfinished"

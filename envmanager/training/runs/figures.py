@@ -33,7 +33,7 @@ from envmanager.observe.tensorboard import scalars_of
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.evaluation import Evaluation, mean_and_spread
 from envmanager.training.learners import LearnersChanged
-from envmanager.training.runs.writers import CsvFile, MetricsWriter, is_of_others, rows_of
+from envmanager.training.runs.writers import CsvFile, MetricsWriter, rows_of
 
 _logger = logging.getLogger("envmanager")
 EPISODES = "episodes.csv"
@@ -92,7 +92,7 @@ class EpisodeLog(Report):
     """A writer that replaces ``directory/episodes.csv``. Drops old episodes except any up to agent step ``resumed_at``.
 
     The time of the last kept episode is added to the times of new episodes. Raises NotWritten if the file cannot be
-    created, and UsageError if the existing file is not an episode log.
+    created, and UsageError if the file of the resumed run cannot be read.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
@@ -100,8 +100,6 @@ class EpisodeLog(Report):
         self._is_incomplete = False
         kept = [] if resumed_at is None else [end for end in read_episodes(path) if end.steps <= resumed_at]
         self._seconds_before = kept[-1].seconds if kept else 0.0
-        if is_of_others(path, COLUMNS):
-            raise UsageError(f"{path} is not a list of episodes of a training run: move it, or train elsewhere.")
         self._file = CsvFile(path, COLUMNS, [_row(end, end.seconds) for end in kept])
 
     def __enter__(self) -> EpisodeLog:
@@ -186,10 +184,6 @@ class Figures(Report):
     def __exit__(self, *_: object) -> None:
         for name in list(self._writers):
             self._try(name, lambda writer: writer.close())
-
-    def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
-        """Add writers by name. They receive later metrics and are closed when the context ends."""
-        self._writers.update(writers)
 
     def started(self, run: Any) -> None:
         self._rate_from = time.monotonic(), self._controller.n_steps

@@ -41,7 +41,7 @@ from envmanager.training.evaluation import (
     shares,
 )
 from envmanager.training.learners import KEPT, LearnersChanged, unknown_behavior
-from envmanager.training.runs import checkpoints, folder, lock, metrics, records
+from envmanager.training.runs import checkpoints, folder, metrics, records
 from envmanager.training.runs.checkpoints import Checkpoint, TrainingState
 from envmanager.training.runs.control import Control, ControlFile
 from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog, Figures, Report
@@ -157,9 +157,7 @@ class TrainingRun:
             n_steps = checkpoints.load_latest(self.plan.checkpoints).training.n_steps
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
-        with lock.held(directory):
-            # Checked again under the lock, because another training run may have written there since the first check.
-            folder.check(directory, resume=self.plan.resume, force=self.plan.force)
+        with folder.held(directory, resume=self.plan.resume, force=self.plan.force):
             return self._train(training)
 
     def _train(self, training: TrainingOptions) -> TrainingResult:
@@ -219,14 +217,9 @@ class TrainingRun:
             self._evaluator = stack.enter_context(evaluator)
         resumed_at = controller.n_steps if plan.resume else None
         facts = RunFacts(directory, self._id, config, resumed_at)
-        elsewhere = [each for each in training.metrics if not each.writes_files]
-        figures = stack.enter_context(Figures(controller, metrics.open_writers(elsewhere, facts)))
-        if plan.force:
-            folder.clear(directory)
+        figures = stack.enter_context(Figures(controller, metrics.open_writers(training.metrics, facts)))
         records.write(directory, config)
         log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at))
-        here = [each for each in training.metrics if each.writes_files]
-        figures.add_writers(metrics.open_writers(here, facts))
         self._reports = [figures, log, *self._reports]
         controller.episodes.on_end = self._episode_ended
         return controller
