@@ -120,7 +120,7 @@ class EnvGroup(Environment):
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
 
-    def hand_on_foreign(self) -> bool:
+    def accept_device_arrays(self) -> bool:
         """Stop converting PyTorch and JAX arrays to NumPy, if supported. Return whether this group supports it."""
         return False
 

@@ -268,21 +268,21 @@ def the_command_line_runs_checks_and_tunes() -> None:
 def files_are_replaced_and_folders_locked() -> None:
     from envmanager import UsageError
     from envmanager.observe.files import write_anew
-    from envmanager.training import run_lock
+    from envmanager.training.runs import lock
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run" / "config.toml"
-        with run_lock.held(path.parent):
+        with lock.held(path.parent):
             for text in ("first", "µ"):
                 write_anew(path, text)
             told = "two training runs may write into one folder"
             try:
-                with run_lock.held(path.parent):
+                with lock.held(path.parent):
                     pass
             except UsageError as error:
                 told = str(error)
             assert f"process {os.getpid()}" in told, told
-        with run_lock.held(path.parent):
+        with lock.held(path.parent):
             pass
         assert path.read_text(encoding="utf-8") == "µ"
 

@@ -44,7 +44,7 @@ _ADDON, _PLUGIN = b"addons/envmanager/bridge.gd", b"addons/godot_rl_agents/sync.
 AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
 HERE = Path(__file__).parent
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
-_TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d+)", re.MULTILINE)
+_TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d{1,9})", re.MULTILINE)
 _DEMO = "demo:"
 _IMPORTED = {
     *(".import", ".png", ".jpg", ".jpeg", ".svg", ".webp", ".bmp", ".tga", ".exr", ".hdr", ".wav", ".ogg", ".mp3"),
@@ -256,7 +256,7 @@ def major_of(project: Path) -> int:
     file = project / "project.godot"
     if not file.is_file():
         raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")
-    found = re.search(r"^config_version\s*=\s*(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(r"^config_version\s*=\s*(\d{1,9})", file.read_text(encoding="utf-8"), re.MULTILINE)
     version = int(found[1]) if found else 0
     if version - 1 not in BY_MAJOR:
         raise UsageError(

@@ -55,7 +55,7 @@ class PolicyStepper:
             infos.append(entry.previous_step)
         with allow_interrupts():
             self._check_policies(infos)
-            foreign = self.host.hands_on_foreign
+            foreign = self.host.accepts_device_arrays
             taken = call_policies(infos, self.policies, table.specs, self._check_values, foreign)
         self._calls.require_open("step")
         payloads = []

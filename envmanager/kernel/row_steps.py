@@ -107,7 +107,7 @@ class BatchStepper:
             self._find_behavior(is_begun=begin is None)
             behavior = self.behavior
         n, groups = self._env_rows.grouped(env_ids, BadAction)
-        actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.hands_on_foreign)
+        actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
         entries, sent = table.entries, []
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]

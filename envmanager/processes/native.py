@@ -54,7 +54,7 @@ class NativeLink(ProcessLink):
                     process = start(
                         plan.start_method or "forkserver",
                         f"envmanager-worker-{plan.worker_id}",
-                        "envmanager.processes.child:main",
+                        "envmanager.processes.child:run_worker",
                         (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
                         fds=(theirs.fileno(), plan.memory, *plan.shared_fds),
                         output=(1, 2) if output_fd is None else (output_fd, output_fd),
@@ -103,21 +103,20 @@ class StepPipePoller(Poller[ProcessLink]):
         except BlockingIOError:
             return
         if len(data) != RECORD.size or data[: len(RECORD_MARK)] != RECORD_MARK or self._rest:  # else one record
-            data = self._without_strays(self._rest + data)
+            data, self._rest = self._rest + data, b""
+            if data.count(RECORD_MARK) * RECORD.size != len(data) or not data.startswith(RECORD_MARK, -RECORD.size):
+                data = self._without_strays(data)
         for _, ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
             link = self.links.get(worker_id)
-            if link is None or ticket != link.step_ticket or generation != link.generation:
+            if link is None or ticket != link.awaited.ticket or generation != link.generation:
                 self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
                 continue
             link.times.stepped(busy_ns, ended_ns)
-            link.await_nothing()
+            link.awaited.clear()
             self.arrived.append(link.decoder.record(slot, flags, n_ended))
 
     def _without_strays(self, data: bytes) -> bytes:
         """Return the records in ``data``. Keep the end for the next read if it may belong to a record; log the rest."""
-        self._rest = b""
-        if data.count(RECORD_MARK) * RECORD.size == len(data) and data.startswith(RECORD_MARK, -RECORD.size):
-            return data
         records = list(_RECORDS.finditer(data))
         end = records[-1].end() if records else 0
         self._rest = data[max(end, len(data) - RECORD.size + 1) :]

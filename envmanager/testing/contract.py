@@ -15,6 +15,7 @@ import gc
 import weakref
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,9 @@ from envmanager.check.environment import check_environment
 from envmanager.data.steps import StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
-from envmanager.errors import EnvRaised, UsageError
+from envmanager.errors import BadObservation, EnvRaised, ManagerClosed
 from envmanager.options import Wait
-from envmanager.testing.contract_asking import AskingContract, NumberedActions, OwnManagers
+from envmanager.testing.contract_base import NumberedActions, OwnManagers
 from envmanager.testing.contract_data import DataContract
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 
@@ -55,6 +56,21 @@ def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
     assert (made.next_obs[:, 3] == made.action).all()
     assert (made.next_obs[:, 2] == made.obs[:, 2] + 1).all()
     assert (made.next_obs[:, 4] == made.obs[:, 4]).all(), "a transition crosses the end of an episode"
+
+
+def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
+    """Return functions, each of which calls a method of ``manager`` and must raise ManagerClosed after ``close()``."""
+    return [
+        manager.reset,
+        manager.step,
+        manager.recv,
+        manager.render,
+        lambda: manager.send(np.zeros(1, np.int64), [0]),
+        lambda: manager.call("who", ""),
+        lambda: manager.get_attr("label"),
+        lambda: manager.set_attr("label", ["x"]),
+        lambda: manager.set_policy("default", NumberedActions()),
+    ]
 
 
 class _StepContract(OwnManagers):
@@ -159,16 +175,6 @@ class _StepContract(OwnManagers):
             assert sorted(zip(first.env_ids.tolist(), first.obs[:, 3].tolist(), strict=True)) == [(1, 10), (2, 20)]
             assert sorted(zip(second.env_ids.tolist(), second.obs[:, 3].tolist(), strict=True)) == [(0, 0), (3, 30)]
 
-    def test_multi_agent_environments_step_and_refuse_send(self) -> None:
-        policy, n_steps = NumberedActions(), Counter[int]()
-        with self.stepping(_two_agents, 3, policy) as manager:
-            for _ in range(20):
-                for info in manager.step():
-                    check_echo(info, policy.given, n_steps)
-            manager.reset()
-            with pytest.raises(UsageError, match=r"step\(\)"):
-                manager.recv()
-
 
 class _LifeContract(OwnManagers):
     """Tests of ``call`` and similar methods, of exceptions in environments, of ``stats()`` and of ``close()``."""
@@ -247,6 +253,16 @@ class _LifeContract(OwnManagers):
         assert raised.value.phase == "start"
         assert isinstance(raised.value.__cause__, RuntimeError) or not self.exceptions_travel
 
+    def test_an_observation_that_breaks_its_spec_is_named(self) -> None:
+        with self.stepping(_BreaksItsSpec, 1) as manager:
+            with pytest.raises(BadObservation) as raised:
+                manager.step()
+            assert raised.value.path == "obs"
+            assert "float32[1, 3]" in raised.value.expected
+            assert raised.value.got == "float32[1, 2]"
+            manager.reset()
+            assert manager.get_attr("closed") == [False]
+
     def test_stats_count_what_was_delivered(self) -> None:
         with self.stepping(EchoEnvironment, 3) as manager:
             n_steps = Counter(info.worker_id for _ in range(10) for info in manager.step())
@@ -265,9 +281,17 @@ class _LifeContract(OwnManagers):
         manager.close()
         self.make_manager(EchoEnvironment, 1).close()
 
+    def test_every_call_after_close_says_so(self) -> None:
+        manager = self.make_manager(EchoEnvironment, 1)
+        manager.reset()
+        manager.close()
+        for call in calls_of_an_open_manager(manager):
+            with pytest.raises(ManagerClosed):
+                call()
 
-class ManagerContract(_StepContract, _LifeContract, AskingContract, DataContract):
-    """A test class to inherit. It tests a manager's steps, data, calls, exceptions and closing."""
+
+class ManagerContract(_StepContract, _LifeContract, DataContract):
+    """A test class to inherit. It tests a manager's steps, data, exceptions and closing."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -289,13 +313,16 @@ class EnvironmentContract:
         assert not problems, "\n".join(problems)
 
 
-def _two_agents(context: EnvContext) -> EchoEnvironment:
-    return EchoEnvironment(context, n_agents=2)
-
-
 class _FailsFirstReset(FakeEnvironment):
     def reset(self, **arguments: Any) -> Any:
         self.seeds.append(None)
         if len(self.seeds) == 1:
             raise RuntimeError("not yet")
         return super().reset(**arguments)
+
+
+class _BreaksItsSpec(FakeEnvironment):
+    def step(self, actions: Any) -> Any:
+        results = super().step(actions)
+        results["default"].obs = results["default"].obs[:, :2]
+        return results

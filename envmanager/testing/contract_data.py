@@ -1,4 +1,4 @@
-"""Tests of how managers handle empty spaces, and behaviors that appear late."""
+"""Tests of how managers handle empty spaces and behaviors that appear late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import BadObservation, RestartsExhausted
 from envmanager.options import RestartPolicy, Wait
-from envmanager.testing.contract_asking import OwnManagers
+from envmanager.testing.contract_base import OwnManagers
 
 
 class DataContract(OwnManagers):

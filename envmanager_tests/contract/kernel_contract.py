@@ -1,45 +1,42 @@
-"""What the kernel does for every kind of manager: refusals, copies, casts, and the order of StepInfos.
+"""How a manager takes arguments, and refuses invalid calls without losing a step. Kinds leave this to the kernel.
 
-A kind of manager cannot get it wrong, so it is no part of ManagerContract; here it is tested over every manager.
+A kind of manager cannot get it wrong, so it is no part of ManagerContract; here it runs over every manager.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 
-from envmanager import ActionInfo, AgentSteps, ArraySpec, BehaviorSpec, EnvManager
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    ArraySpec,
+    BadAction,
+    BadObservation,
+    BehaviorSpec,
+    EnvContext,
+    EnvManagerError,
+    EnvRaised,
+    UsageError,
+    Wait,
+)  # fmt: skip
 from envmanager.data.steps import Steps
 from envmanager.data.trees import Tree
-from envmanager.errors import BadAction, BadObservation, EnvManagerError, ManagerClosed, UsageError
 from envmanager.observe.events import Started
-from envmanager.options import Wait
+from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager.testing.contract import check_echo
-from envmanager.testing.contract_asking import NumberedActions, OwnManagers, Remembers
-from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
-
-
-def calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
-    """Return functions, each of which calls a method of ``manager`` and must raise ManagerClosed after ``close()``."""
-    return [
-        manager.reset,
-        manager.step,
-        manager.recv,
-        manager.render,
-        lambda: manager.send(np.zeros(1, np.int64), [0]),
-        lambda: manager.call("who", ""),
-        lambda: manager.get_attr("label"),
-        lambda: manager.set_attr("label", ["x"]),
-        lambda: manager.set_policy("default", NumberedActions()),
-    ]
+from envmanager.testing.contract_base import NumberedActions, OwnManagers
 
 
 class KernelContract(OwnManagers):
+    # Policies and what a step refers to.
+
     def test_before_the_first_action_transitions_have_no_rows_and_the_specs_shapes(self) -> None:
         with self.make_manager(EchoEnvironment, 2) as manager:
             for info in manager.reset():
@@ -88,7 +85,7 @@ class KernelContract(OwnManagers):
         with self.stepping(EchoEnvironment, 3) as manager:
             assert all(len(manager.step(Wait(max_ready=1))) == 1 for _ in range(12))
 
-    # Refusals.
+    # Invalid calls.
 
     @pytest.mark.parametrize(
         ("actions", "env_ids"),
@@ -167,6 +164,16 @@ class KernelContract(OwnManagers):
             manager.reset()
             assert len(manager.recv()) == 1
 
+    def test_multi_agent_environments_step_and_refuse_send(self) -> None:
+        policy, n_steps = NumberedActions(), Counter[int]()
+        with self.stepping(_two_agents, 3, policy) as manager:
+            for _ in range(20):
+                for info in manager.step():
+                    check_echo(info, policy.given, n_steps)
+            manager.reset()
+            with pytest.raises(UsageError, match=r"step\(\)"):
+                manager.recv()
+
     def test_a_refused_call_leaves_open_which_way_to_step(self) -> None:
         with self.stepping(EchoEnvironment, 2) as manager:
             with pytest.raises(BadAction):
@@ -185,13 +192,20 @@ class KernelContract(OwnManagers):
         with pytest.raises(EnvManagerError):
             self.make_manager(None, 1)
 
-    def test_every_call_after_close_says_so(self) -> None:
-        manager = self.make_manager(EchoEnvironment, 1)
-        manager.reset()
-        manager.close()
-        for call in calls_of_an_open_manager(manager):
-            with pytest.raises(ManagerClosed):
-                call()
+    # Arguments of reset, call and set_attr.
+
+    def test_seed_and_options_of_a_reset_may_be_given_by_name(self) -> None:
+        with self.make_manager(_Remembers, 3) as manager:
+            manager.reset({"seed": 4})
+            manager.reset(seed=4)
+            manager.reset(seed=[7, 8, 9], options={"level": 2})
+            manager.reset(options={"level": 3})
+
+            seeds = manager.get_attr("seeds")
+            assert all(first == again for first, again, *_ in seeds)
+            assert len({first for first, *_ in seeds}) == 3
+            assert [own[2:] for own in seeds] == [[7, None], [8, None], [9, None]]
+            assert manager.get_attr("levels") == [[None, None, 2, 3]] * 3
 
     @pytest.mark.parametrize(
         ("config", "named", "message"),
@@ -207,14 +221,36 @@ class KernelContract(OwnManagers):
     def test_a_contradictory_reset_is_refused_and_nothing_begins(
         self, config: Any, named: Mapping[str, Any], message: str
     ) -> None:
-        with self.make_manager(Remembers, 2) as manager:
+        with self.make_manager(_Remembers, 2) as manager:
             manager.reset()
             with pytest.raises(UsageError, match=message):
                 manager.reset(config, **named)
             assert manager.get_attr("seeds") == [[None], [None]]
             assert len(manager.recv("all")) == 2
 
-    # Values of an attribute.
+    def test_arguments_of_a_call_may_be_given_by_name(self) -> None:
+        with self.make_manager(_Talks, 3) as manager:
+            manager.reset()
+            assert manager.call("greet", "hello", sign="?", name="you") == [f"hello you? {i}" for i in range(3)]
+            assert manager.call("greet", word="bye", env_ids=[2, 0]) == ["bye nobody. 2", "bye nobody. 0"]
+            with pytest.raises(EnvRaised, match="no_such_argument"):
+                manager.call("greet", "hello", no_such_argument=1)
+            assert manager.call("greet", "hello", env_ids=[1]) == ["hello nobody. 1"]
+
+    def test_env_ids_is_never_an_argument_of_the_environments_method(self) -> None:
+        with self.make_manager(_Talks, 2) as manager:
+            manager.reset()
+            assert manager.call("gather", [5, 6], env_ids=[1]) == [[5, 6]]
+            with pytest.raises(EnvRaised, match="env_ids"):  # the manager takes env_ids, so the method lacks it
+                manager.call("gather", env_ids=[1])
+
+    def test_a_function_is_called_with_each_environment_and_with_arguments_by_name(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset()
+            assert manager.call(lambda env, word, *, sign: f"{word}, {env.label}{sign}", "hello", sign="!") == [
+                "hello, env 0!",
+                "hello, env 1!",
+            ]
 
     @pytest.mark.parametrize("value", ["xy", 2, 0.5, True, None, {"x": 1, "y": 2}], ids=repr)
     def test_a_value_that_is_no_sequence_is_set_in_all_environments(self, value: Any) -> None:
@@ -241,17 +277,7 @@ class KernelContract(OwnManagers):
                 manager.set_attr("label", values)
             assert manager.get_attr("label") == ["env 0", "env 1"]
 
-    # Data.
-
-    def test_an_observation_that_breaks_its_spec_is_named(self) -> None:
-        with self.stepping(_BreaksItsSpec, 1) as manager:
-            with pytest.raises(BadObservation) as raised:
-                manager.step()
-            assert raised.value.path == "obs"
-            assert "float32[1, 3]" in raised.value.expected
-            assert raised.value.got == "float32[1, 2]"
-            manager.reset()
-            assert manager.get_attr("closed") == [False]
+    # Values that do not fit, or are cast.
 
     @pytest.mark.parametrize(
         "change",
@@ -284,8 +310,8 @@ class KernelContract(OwnManagers):
             assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
 
 
-class CastsContract(OwnManagers):
-    """Casts of what environments return, in kinds of managers that cast in the worker and take ``check_values``."""
+class CastContract(OwnManagers):
+    """For managers that have the option ``check_values``."""
 
     def test_values_that_survive_a_cast_are_cast_silently(self) -> None:
         with self.make_manager(_OtherDtypes, 3) as manager:
@@ -314,37 +340,32 @@ class CastsContract(OwnManagers):
             manager.send(np.ones(1, np.int32), [0])
 
 
-class _Fives:
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        return ActionInfo(np.full(len(steps), 5, np.int64))
+def _two_agents(context: EnvContext) -> EchoEnvironment:
+    return EchoEnvironment(context, n_agents=2)
 
 
-class _ReusesItsArrays:
-    """A policy whose actions are the step numbers in the observations. It returns the same two arrays every time."""
-
+class _Remembers(FakeEnvironment):
     def __init__(self) -> None:
-        self._action, self._twice = np.zeros(8, np.int64), np.zeros(8, np.int64)
+        super().__init__()
+        self.levels: list[Any] = []
 
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        action, twice = self._action[: len(steps)], self._twice[: len(steps)]
-        action[:] = steps.obs[:, 2]
-        twice[:] = 2 * action
-        return ActionInfo(action, {"twice": twice})
-
-
-class _WritesIntoItsSteps(NumberedActions):
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        taken = super().get_action(steps)
-        for array in (steps.agent_id, steps.obs, steps.reward):
-            array[:] = -7
-        return taken
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self.levels.append((options or {}).get("level"))
+        return super().reset(seeds=seeds, options=options)
 
 
-class _BreaksItsSpec(FakeEnvironment):
-    def step(self, actions: Any) -> Any:
-        results = super().step(actions)
-        results["default"].obs = results["default"].obs[:, :2]
-        return results
+class _Talks(EchoEnvironment):
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(context)
+        self._number = context.env_id
+
+    def greet(self, word: str, *, sign: str = ".", name: str = "nobody") -> str:
+        """Return a greeting. ``call`` has a parameter ``name`` too, which must cause no conflict."""
+        return f"{word} {name}{sign} {self._number}"
+
+    def gather(self, env_ids: list[int]) -> list[int]:
+        """Return ``env_ids``. Pass them to ``call`` by position, because ``call`` has a keyword ``env_ids`` too."""
+        return env_ids
 
 
 class _OtherDtypes(FakeEnvironment):
@@ -379,3 +400,29 @@ class _Informs(FakeEnvironment):
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         return {"default": attrs.evolve(super().step(actions)["default"], info=[self._info])}
+
+
+class _Fives:
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(np.full(len(steps), 5, np.int64))
+
+
+class _ReusesItsArrays:
+    """A policy whose actions are the step numbers in the observations. It returns the same two arrays every time."""
+
+    def __init__(self) -> None:
+        self._action, self._twice = np.zeros(8, np.int64), np.zeros(8, np.int64)
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        action, twice = self._action[: len(steps)], self._twice[: len(steps)]
+        action[:] = steps.obs[:, 2]
+        twice[:] = 2 * action
+        return ActionInfo(action, {"twice": twice})
+
+
+class _WritesIntoItsSteps(NumberedActions):
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        taken = super().get_action(steps)
+        for array in (steps.agent_id, steps.obs, steps.reward):
+            array[:] = -7
+        return taken

@@ -28,7 +28,8 @@ from envmanager.errors import (
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.testing.bad_steps import BAD_STEPS
-from envmanager.testing.contract_asking import NumberedActions
+from envmanager.testing.contract import calls_of_an_open_manager
+from envmanager.testing.contract_base import NumberedActions
 from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, Raise
 from envmanager.testing.fault_checks import (
     NO_RESTARTS,
@@ -39,7 +40,6 @@ from envmanager.testing.fault_checks import (
 )
 from envmanager.testing.fault_contract_restarts import BROKEN, ON_EXCEPTION
 from envmanager.testing.faults import Change, faulty
-from envmanager_tests.contract.kernel_contract import calls_of_an_open_manager
 from envmanager_tests.faults.bad_keyed_steps import BAD_KEYED_STEPS, NOT_FINITE, KeyedFaultyEnvironment
 
 

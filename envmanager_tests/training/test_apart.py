@@ -28,13 +28,12 @@ from envmanager.cli.app import run_command_line
 from envmanager.options import TRANSPORTS
 from envmanager.processes.starting import start
 from envmanager.testing.fault_checks import is_gone, returns_within, until
-from envmanager.training import apart
-from envmanager.training.apart import Apart, LearnerFailed
+from envmanager.training import learner_process
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.ppo import PPO
+from envmanager.training.algorithms.trainers import check_tables, make_trainer
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
-from envmanager.training.message_pipe import MessagePipe
-from envmanager.training.ppo import PPO
-from envmanager.training.trainers import check_tables, make_trainer
+from envmanager.training.learner_process import Apart, LearnerFailed, MessagePipe
 from envmanager_tests.faults.scripts import announce, hold_the_gil, program
 from envmanager_tests.start_methods import loses
 
@@ -139,7 +138,7 @@ def test_closed_in_a_forked_process_it_goes_on_and_closed_twice_it_leaves_no_pro
 def test_one_that_is_stopped_with_all_its_pipe_full_is_closed_by_force(
     manager: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "_CLOSE_S", 0.5)
+    monkeypatch.setattr(learner_process, "_CLOSE_S", 0.5)
     with Apart(make(manager.behavior_specs["default"]), max_ahead=1_000_000) as trainer:
         trainer.pause()  # it is there
         os.kill(trainer._process.pid, signal.SIGSTOP)
@@ -224,9 +223,11 @@ def idle(_: Any) -> None:
 @pytest.fixture
 def faked(manager: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Apart]]:
     """Makes trainers whose learner is a function in a thread, which gets the learner's end of the pipe."""
-    monkeypatch.setattr(apart, "_CLOSE_S", 0.1)
-    monkeypatch.setattr(apart, "_START_S", 0.1)
-    monkeypatch.setattr(apart, "_start", lambda *_: (start("spawn", "idle", f"{__name__}:idle", ()), ours, []))
+    monkeypatch.setattr(learner_process, "_CLOSE_S", 0.1)
+    monkeypatch.setattr(learner_process, "_START_S", 0.1)
+    monkeypatch.setattr(
+        learner_process, "_start", lambda *_: (start("spawn", "idle", f"{__name__}:idle", ()), ours, [])
+    )
     ours, theirs = (MessagePipe(end.detach()) for end in socket.socketpair())
     threads: list[threading.Thread] = []
 
@@ -242,7 +243,7 @@ def faked(manager: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
 
 def send(pipe: MessagePipe, what: str, payload: Any = None) -> None:
-    apart._send_whole(pipe, what, payload)
+    learner_process._send_whole(pipe, what, payload)
 
 
 def next_of(pipe: MessagePipe) -> Any:
@@ -471,9 +472,9 @@ def test_the_learner_is_gone_when_its_trainer_is_killed_while_it_starts() -> Non
 SCRIPT = """
 import signal
 from envmanager import SimpleEnvManager
-from envmanager.training.apart import Apart
+from envmanager.training.learner_process import Apart
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
 
 signals = []
 for number in (signal.SIGINT, signal.SIGTERM):

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.godot.games import find_major
-from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NEEDS = {

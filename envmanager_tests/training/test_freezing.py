@@ -25,10 +25,10 @@ from envmanager import (
     make_manager,
 )
 from envmanager.observe.events import Note
-from envmanager.training.apart import Apart
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
-from envmanager.training.ppo import PPO, PPOOptions
+from envmanager.training.learner_process import Apart
 from envmanager.training.trainer import Trainer
 from envmanager_tests.envs import Duel
 from envmanager_tests.training.duels import DRAWN, GREEDY, Keeps

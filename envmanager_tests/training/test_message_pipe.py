@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from envmanager.testing.fault_checks import returns_within
-from envmanager.training.message_pipe import MessagePipe
+from envmanager.training.learner_process import MessagePipe
 from envmanager_tests.in_a_thread import lines_of, while_held_at
 from envmanager_tests.interrupting import interrupted
 

@@ -18,10 +18,10 @@ pytest.importorskip("torch")
 from envmanager import ConfigError, ManagerOptions, UsageError, Wait
 from envmanager.cli.app import run_command_line
 from envmanager.cli.config_files import TRAINING_TABLES, load_config, run_folder_of
-from envmanager.observe.metrics import Metrics
 from envmanager.options import RestartPolicy
-from envmanager.training import checkpoints, records
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs import checkpoints, records
+from envmanager.training.runs.metrics import Metrics
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.training.test_run_folder import files_of, put_things_of_others
 
 TABLES: dict[str, Any] = {
@@ -95,7 +95,7 @@ def test_the_versions_are_there(tmp_path: Path) -> None:
 
 
 def test_what_no_config_can_say_is_named() -> None:
-    assert records.plain(TrainingPlan) == "envmanager.training.plan:TrainingPlan"
+    assert records.plain(TrainingPlan) == "envmanager.training.runs.plan:TrainingPlan"
     assert records.plain(Path("a/b")) == "a/b"
     assert records.plain(np.arange(2)) == [0, 1]
     assert records.plain(Wait.any()) == "any"
@@ -196,12 +196,12 @@ def test_a_folder_with_ones_own_files_in_it_survives_every_command(tmp_path: Pat
 
 
 def test_force_deletes_what_a_training_left_and_nothing_else_of_ours_stays(tmp_path: Path) -> None:
-    from envmanager.training import run_folder, run_lock
+    from envmanager.training.runs import folder, lock
 
     train(tmp_path, with_tables(training={"metrics": ["csv", "tensorboard"]}))
-    run_folder.clear(tmp_path)
+    folder.clear(tmp_path)
 
-    assert [path.name for path in tmp_path.iterdir()] == [run_lock.FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [lock.FILE]
 
 
 def test_they_are_written_anew_with_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_a_mistake_in_the_metrics_is_named_before_anything_is_made(tmp_path: Pat
 def test_a_service_that_cannot_be_reached_is_known_before_force_deletes_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from envmanager.observe import metrics
+    from envmanager.training.runs import metrics
 
     def unreachable(facts: metrics.RunFacts) -> metrics.MetricsWriter:
         raise ConnectionError("nobody answers")

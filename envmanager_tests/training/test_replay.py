@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, ArraySpec, SimpleEnvManager
 from envmanager.testing import EchoEnvironment
-from envmanager.training.replay import Replay, SumTree
+from envmanager.training.algorithms.replay import Replay, SumTree
 
 COLUMNS = {"raw0": ArraySpec((1,), np.int64)}
 

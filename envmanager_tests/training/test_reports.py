@@ -19,8 +19,8 @@ from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
-from envmanager.training.figures import Figures
 from envmanager.training.learners import LearnersChanged
+from envmanager.training.runs.figures import Figures
 
 
 class Writer:

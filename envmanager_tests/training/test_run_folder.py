@@ -21,11 +21,11 @@ pytest.importorskip("torch")
 
 from envmanager import NotWritten, UsageError
 from envmanager.cli.app import run_command_line
-from envmanager.training import checkpoints, run_folder
-from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog, read
-from envmanager.training.plan import CHECKPOINTS
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.saved import find
+from envmanager.training.policies.saved import find
+from envmanager.training.runs import checkpoints, folder
+from envmanager.training.runs.figures import EPISODES, EpisodeEnd, EpisodeLog, read_episodes
+from envmanager.training.runs.plan import CHECKPOINTS
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 CONFIG: dict[str, Any] = {
     "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"},
@@ -81,7 +81,7 @@ def test_a_second_training_is_refused_and_changes_nothing(tmp_path: Path) -> Non
     with pytest.raises(UsageError) as caught:
         train(tmp_path)
 
-    assert all(word in str(caught.value) for word in ("--resume", "--force", "--dir", "000000000300", FILE))
+    assert all(word in str(caught.value) for word in ("--resume", "--force", "--dir", "000000000300", EPISODES))
     assert files_of(tmp_path) == before
 
 
@@ -120,7 +120,7 @@ def test_force_begins_anew_and_leaves_what_others_put_there(tmp_path: Path) -> N
     assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 200
     assert first.controller is not None
     assert second.controller is not None
-    n_lines = len((tmp_path / FILE).read_text().splitlines())
+    n_lines = len((tmp_path / EPISODES).read_text().splitlines())
     assert n_lines == 1 + second.controller.episodes.count
 
 
@@ -140,7 +140,7 @@ def test_force_leaves_an_empty_folder_of_what_only_a_run_wrote(tmp_path: Path) -
     with EpisodeLog(tmp_path):
         pass
 
-    run_folder.clear(tmp_path)
+    folder.clear(tmp_path)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -191,7 +191,7 @@ def test_a_folder_that_holds_only_a_copy_of_the_users_own_holds_no_training(tmp_
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "mine").rename(tmp_path / "run" / "checkpoints" / "mine")
 
-    run_folder.check(tmp_path / "run", resume=False, force=False)
+    folder.check(tmp_path / "run", resume=False, force=False)
 
 
 def test_a_resumed_training_removes_the_checkpoint_that_it_went_on_from(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_episodes_that_cannot_be_written_are_missing_and_the_training_goes_on(
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with EpisodeLog(tmp_path) as log:
         log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
-        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / FILE).stat().st_size + 10, before[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / EPISODES).stat().st_size + 10, before[1]))
         try:
             for steps in (20, 30):
                 log.write(EpisodeEnd(steps, 1.0, "default", 0, 2.0, 5))
@@ -279,7 +279,7 @@ def test_episodes_that_cannot_be_written_are_missing_and_the_training_goes_on(
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         log.write(EpisodeEnd(40, 1.0, "default", 0, 2.0, 5))
 
-    steps = [end.steps for end in read(tmp_path / FILE)]
+    steps = [end.steps for end in read_episodes(tmp_path / EPISODES)]
     assert (steps[0], steps[-1]) == (10, 40), "once there is room again it goes on"
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
@@ -332,7 +332,7 @@ def victim(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    "name", [FILE, "checkpoints/latest", "checkpoints/best", "config.json", "versions.json", "metrics.csv"]
+    "name", [EPISODES, "checkpoints/latest", "checkpoints/best", "config.json", "versions.json", "metrics.csv"]
 )
 def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
     place = tmp_path / "run" / name
@@ -388,20 +388,20 @@ def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_the_list_of_episodes_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("season,episode\n1,2\n")
+    (tmp_path / EPISODES).write_text("season,episode\n1,2\n")
 
     for how in ({}, {"force": True}, {"resume": True}):
         with pytest.raises(UsageError, match="was not written by a training run"):
             train(tmp_path, **how)
     with pytest.raises(UsageError, match="move it"):
         EpisodeLog(tmp_path)
-    assert (tmp_path / FILE).read_text() == "season,episode\n1,2\n"
+    assert (tmp_path / EPISODES).read_text() == "season,episode\n1,2\n"
 
 
 def test_a_damaged_list_of_episodes_is_a_usage_error(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
         log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
-    (tmp_path / FILE).write_text((tmp_path / FILE).read_text() + "x,y,z,a,b,c,d\n")
+    (tmp_path / EPISODES).write_text((tmp_path / EPISODES).read_text() + "x,y,z,a,b,c,d\n")
 
     with pytest.raises(UsageError, match="cannot be read as a list of episodes"):
         EpisodeLog(tmp_path, resumed_at=100)
@@ -417,14 +417,14 @@ def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path: Path, victim: Path) 
 def test_the_list_of_a_resumed_run_has_a_new_file_with_the_mode_of_the_umask(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
         log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
-    os.chmod(tmp_path / FILE, 0o666)
-    with (tmp_path / FILE).open() as reader, EpisodeLog(tmp_path, resumed_at=10) as log:
+    os.chmod(tmp_path / EPISODES, 0o666)
+    with (tmp_path / EPISODES).open() as reader, EpisodeLog(tmp_path, resumed_at=10) as log:
         log.write(EpisodeEnd(20, 2.0, "default", 0, 3.0, 5))
         assert len(reader.readlines()) == 2, "whoever reads the old file goes on reading the old file"
     mask = os.umask(0o022)
     os.umask(mask)
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o666 & ~mask
-    assert len((tmp_path / FILE).read_text().splitlines()) == 3
+    assert (tmp_path / EPISODES).stat().st_mode & 0o777 == 0o666 & ~mask
+    assert len((tmp_path / EPISODES).read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

@@ -17,8 +17,8 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager import UsageError
-from envmanager.training import run_lock
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs import lock
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 CONFIG: dict[str, Any] = {
     "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 2, "wait": "all"},
@@ -60,21 +60,21 @@ def test_a_training_that_runs_is_left_alone_and_the_other_one_names_folder_and_p
 
 
 def test_two_that_begin_in_an_empty_folder_do_not_both_train(tmp_path: Path) -> None:
-    with run_lock.held(tmp_path / "run"), pytest.raises(UsageError, match="is in progress in"):
+    with lock.held(tmp_path / "run"), pytest.raises(UsageError, match="is in progress in"):
         TrainingRun(TrainingPlan.parse(CONFIG, tmp_path / "run"), OthersBegin()).go()
 
 
 def test_a_folder_in_which_nothing_was_written_is_removed_again(tmp_path: Path) -> None:
-    with run_lock.held(tmp_path / "run"):
+    with lock.held(tmp_path / "run"):
         pass
     assert not (tmp_path / "run").exists()
-    with run_lock.held(tmp_path / "run"):
+    with lock.held(tmp_path / "run"):
         (tmp_path / "run" / "notes").touch()
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"notes", run_lock.FILE}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"notes", lock.FILE}
 
 
 def test_force_and_a_training_that_has_ended_leave_the_lock_file(tmp_path: Path) -> None:
-    file = tmp_path / run_lock.FILE
+    file = tmp_path / lock.FILE
     TrainingRun(TrainingPlan.parse(CONFIG, tmp_path), OthersBegin()).go()
     inode = file.stat().st_ino
     TrainingRun(TrainingPlan.parse(CONFIG, tmp_path, force=True), OthersBegin()).go()
@@ -85,8 +85,8 @@ HOLDS = """
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from envmanager.training import run_lock
-with run_lock.held(Path(sys.argv[1])):
+from envmanager.training.runs import lock
+with lock.held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -97,19 +97,19 @@ def test_the_lock_is_gone_with_a_process_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(UsageError, match=f"process {other.pid} "), run_lock.held(tmp_path):
+        with pytest.raises(UsageError, match=f"process {other.pid} "), lock.held(tmp_path):
             pass
         other.send_signal(signal.SIGKILL)
         other.wait()
-        with run_lock.held(tmp_path):
+        with lock.held(tmp_path):
             pass
 
 
 ORPHANS = """
 import os, sys
 from pathlib import Path
-from envmanager.training import run_lock
-with run_lock.held(Path(sys.argv[1])):
+from envmanager.training.runs import lock
+with lock.held(Path(sys.argv[1])):
     if os.fork() == 0:
         print("forked", flush=True)
         sys.stdin.read()
@@ -126,7 +126,7 @@ def test_a_forked_child_that_outlives_the_training_does_not_hold_the_lock(tmp_pa
         assert other.stdout.readline() == "forked\n"
         other.send_signal(signal.SIGKILL)
         other.wait()
-        with run_lock.held(tmp_path):
+        with lock.held(tmp_path):
             pass
         other.stdin.close()
         assert other.stdout.read() == "", "the child lived until now, and has ended"
@@ -134,15 +134,15 @@ def test_a_forked_child_that_outlives_the_training_does_not_hold_the_lock(tmp_pa
 
 def test_a_forked_child_that_leaves_the_context_does_not_release_the_lock(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        stack.enter_context(run_lock.held(tmp_path))
-        before = (tmp_path / run_lock.FILE).read_bytes()
+        stack.enter_context(lock.held(tmp_path))
+        before = (tmp_path / lock.FILE).read_bytes()
         pid = os.fork()
         if pid == 0:
             stack.close()
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
-        assert (tmp_path / run_lock.FILE).read_bytes() == before
-        with pytest.raises(UsageError, match="is in progress in"), run_lock.held(tmp_path):
+        assert (tmp_path / lock.FILE).read_bytes() == before
+        with pytest.raises(UsageError, match="is in progress in"), lock.held(tmp_path):
             pass
 
 
@@ -152,15 +152,15 @@ def test_where_there_are_no_locks_a_training_goes_on_with_a_warning(
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(run_lock.fcntl, "flock", refuse)
-    with run_lock.held(tmp_path):
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with lock.held(tmp_path):
         pass
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
 
 @pytest.mark.parametrize("what", ["text", "link", "folder", "fifo"])
 def test_something_of_others_under_the_name_of_the_lock_is_refused_and_stays(tmp_path: Path, what: str) -> None:
-    path, target = tmp_path / run_lock.FILE, tmp_path / "target"
+    path, target = tmp_path / lock.FILE, tmp_path / "target"
     make = {
         "text": lambda: path.write_text("mine"),
         "link": lambda: path.symlink_to(target),
@@ -169,7 +169,7 @@ def test_something_of_others_under_the_name_of_the_lock_is_refused_and_stays(tmp
     }
     make[what]()
     before = os.lstat(path)
-    with pytest.raises(UsageError, match=run_lock.FILE), run_lock.held(tmp_path):
+    with pytest.raises(UsageError, match=lock.FILE), lock.held(tmp_path):
         pass
     assert os.lstat(path).st_ino == before.st_ino
     assert os.lstat(path).st_mtime_ns == before.st_mtime_ns

@@ -20,9 +20,9 @@ torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, UsageError
 from envmanager.cli.app import run_command_line
-from envmanager.training import checkpoints, episode_log
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.trainers import known_kinds, make_trainer
+from envmanager.training.algorithms.trainers import known_kinds, make_trainer
+from envmanager.training.runs import checkpoints, figures
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.envs import Duel
 
 CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
@@ -303,7 +303,7 @@ def test_updates_are_at_multiples_of_train_every_from_learning_starts_on(
 def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp_path: Path) -> None:
     run = training(tmp_path, SMALL_PPO)
     run.go()
-    episodes = episode_log.read(tmp_path / episode_log.FILE)
+    episodes = figures.read_episodes(tmp_path / figures.EPISODES)
     recent = run.controller.episodes.recent  # type: ignore[union-attr]
     assert [(end.env_id, end.total, end.length) for end in episodes] == [
         (end.env_id, end.total, end.length) for end in recent
@@ -311,7 +311,7 @@ def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp
     assert all(end.length == end.total for end in episodes), "as CartPole has it"
     assert all(0 < before.steps <= after.steps <= 400 for before, after in itertools.pairwise(episodes))
     training(tmp_path, SMALL_PPO, resume=True, steps=600).go()
-    longer = episode_log.read(tmp_path / episode_log.FILE)
+    longer = figures.read_episodes(tmp_path / figures.EPISODES)
     assert longer[: len(episodes)] == episodes
     assert 400 < longer[-1].steps <= 600
 
@@ -480,7 +480,7 @@ def test_options_of_the_command_line_change_any_table(tmp_path: Path, config: Pa
         "env_kwargs": {"max_episode_steps": 9},
         "wrappers": ["gymnasium.wrappers:TimeAwareObservation"],
     }
-    ends = episode_log.read(tmp_path / "run" / episode_log.FILE)
+    ends = figures.read_episodes(tmp_path / "run" / figures.EPISODES)
     assert max(end.total for end in ends) <= 9
 
 

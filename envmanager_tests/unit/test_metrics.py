@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
 import subprocess
@@ -17,9 +16,10 @@ import pytest
 
 from envmanager import importing
 from envmanager.errors import MissingExtra, UsageError
-from envmanager.observe import csv_metrics, metrics, tensorboard
-from envmanager.observe.metrics import Metrics, open_writers, parse
-from envmanager.observe.metrics_writer import RunFacts
+from envmanager.observe import tensorboard
+from envmanager.training.runs import metrics, writers
+from envmanager.training.runs.metrics import Metrics, open_writers, parse
+from envmanager.training.runs.writers import RunFacts
 
 CONFIG = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
 
@@ -65,13 +65,9 @@ def test_anything_else_is_a_usage_error(given: Any, words: str):
 
 def test_an_option_that_a_writer_has_not_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match=r"no option metrics\.mlflow\.experimnt; did you mean experiment\?"):
-        metrics._check_options(Metrics("mlflow", {"experimnt": "x"}), importlib_class("trackers", "MlflowMetrics"))
+        metrics._check_options(Metrics("mlflow", {"experimnt": "x"}), writers.MlflowMetrics)
     with pytest.raises(UsageError, match=r"no option metrics\.csv\.file\. It has none"):
         metrics.require(parse([{"csv": {"file": "x"}}]))
-
-
-def importlib_class(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"envmanager.observe.{module}"), name)
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow"])
@@ -205,7 +201,7 @@ def test_somebodys_table_of_that_name_is_not_replaced(tmp_path: Path):
     with pytest.raises(UsageError, match="move it"):
         written(tmp_path)
     assert (tmp_path / "metrics.csv").read_text() == "steps,metric\n"
-    assert csv_metrics.is_of_others(tmp_path / "metrics.csv")
+    assert writers.is_of_others(tmp_path / "metrics.csv", writers.COLUMNS)
 
 
 # TensorBoard.
@@ -244,8 +240,8 @@ def test_only_what_a_training_wrote_is_removed_of_tensorboards_files(tmp_path: P
     (folder / "events.out.tfevents.1.host.envmanager-0123abcd").symlink_to(folder / "notes.txt")
     assert len(list(folder.iterdir())) == 4
 
-    tensorboard.remove_events(folder)
-    tensorboard.remove_events(tmp_path / "nothing")
+    writers.remove_events(folder)
+    writers.remove_events(tmp_path / "nothing")
 
     assert len(list(folder.iterdir())) == 3
     assert (folder / "notes.txt").read_text() == "mine"
@@ -256,8 +252,8 @@ def test_only_what_a_training_wrote_is_removed_of_tensorboards_files(tmp_path: P
 USE_WANDB = """
 import json, sys
 from pathlib import Path
-from envmanager.observe.metrics import open_writers, parse
-from envmanager.observe.metrics_writer import RunFacts
+from envmanager.training.runs.metrics import open_writers, parse
+from envmanager.training.runs.writers import RunFacts
 
 directory = Path(sys.argv[1])
 facts = RunFacts(directory, "0123456789abcdef", {"manager": {"env": "CartPole-v1"}})
@@ -304,8 +300,8 @@ USE_MLFLOW = """
 import json, sys
 from mlflow.tracking import MlflowClient
 from pathlib import Path
-from envmanager.observe.metrics import open_writers, parse
-from envmanager.observe.metrics_writer import RunFacts
+from envmanager.training.runs.metrics import open_writers, parse
+from envmanager.training.runs.writers import RunFacts
 
 directory, uri = Path(sys.argv[1]), sys.argv[2]
 config = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
@@ -359,6 +355,6 @@ def test_mlflow_keeps_the_scalars_without_a_server_and_goes_on_with_its_run(tmp_
 
 
 def test_nothing_of_the_services_is_imported_before_it_is_chosen():
-    code = "import sys, envmanager.observe.metrics as m; m.parse(['wandb', 'mlflow', 'csv']); print(*sys.modules)"
+    code = "import sys, envmanager.training.runs.metrics as m; m.parse(['wandb', 'mlflow', 'csv']); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"wandb", "mlflow", "tensorboardX"} & set(loaded)
