@@ -187,8 +187,8 @@ class RowGroup(EnvGroup):
 
         actions ── actions_of ──▶ an action each ── envs[row].step(action) ──▶ a result each ── joined ──▶ Steps
 
-    ``step`` steps the environments in turn. Another caller may step them in its own way in between, for example all at
-    the same time. Checks of results, ends of episodes, infos and the resets that follow are in ``joined``.
+    ``step`` does it with the environments in turn. Another caller may step them in its own way in between, for example
+    all at the same time. Checks of results, ends of episodes, infos and the resets that follow are in ``joined``.
     """
 
     _environments: Sequence[Any]
@@ -208,13 +208,6 @@ class RowGroup(EnvGroup):
 
         If an episode ended, the environment is reset. The results are read one by one, in the order of ``rows``.
         """
-
-    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        envs = self.envs
-        if rows is not None:
-            envs = [envs[row] for row in rows.tolist()]
-        own_actions = zip(envs, self.actions_of(actions, rows), strict=True)
-        return self.joined((env.step(action) for env, action in own_actions), rows)
 
     def close(self) -> None:
         """Close all environments, even if some raise, then raise the first error."""

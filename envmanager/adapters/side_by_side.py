@@ -34,7 +34,7 @@ class SideBySide(RowGroup):
         self._all = range(len(self._environments))
         self._infos = infos
         self._check_values = check_values
-        self._last: list[Steps] = []
+        self._last: list[Steps] = [{} for _ in self._all]
         """The last result of each environment."""
         self.casting = Casting(strict=check_values)
         for environment in self._environments:
@@ -66,16 +66,29 @@ class SideBySide(RowGroup):
         return [environment.subject for environment in self._environments]
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._last = [
-            self._checked(row, self._environments[row].reset(seeds=[seeds[row]], options=options))
-            for row in self._each(self._all)
-        ]
-        return self._together(self._all)
+        environments = zip(self._environments, seeds, strict=True)
+        return self._joined((each.reset(seeds=[seed], options=options) for each, seed in environments), self._all)
+
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
+        chosen = self._all if rows is None else rows.tolist()
+        shares = zip(chosen, self._shares(actions, chosen), strict=True)
+        return self._joined((self._environments[row].step(own) for row, own in shares), chosen)
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
+        chosen = self._all if rows is None else rows.tolist()
+        shares = zip(self._each(chosen), self._shares(actions, chosen), strict=True)
+        return [self._environments[row].action_of(own) for row, own in shares]
+
+    def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
+        chosen = self._all if rows is None else rows.tolist()
+        own_results = zip(chosen, results, strict=True)
+        return self._joined((self._environments[row].steps_of(result) for row, result in own_results), chosen)
+
+    def _shares(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
+        """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
         taken = dict.fromkeys(actions, 0)
         shares = []
-        for row in self._each(self._all if rows is None else rows.tolist()):
+        for row in rows:
             own = {}
             for behavior, steps in self._last[row].items():
                 if behavior in actions:
@@ -83,14 +96,18 @@ class SideBySide(RowGroup):
                     taken[behavior] = stop = start + len(steps.acting_rows)
                     # A copy, because an environment may keep or change its action.
                     own[behavior] = copy_tree(take_rows(actions[behavior], slice(start, stop)))
-            shares.append(self._environments[row].action_of(own))
+            shares.append(own)
         return shares
 
-    def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
-        chosen = self._all if rows is None else rows.tolist()
-        for row, result in zip(self._each(chosen), results, strict=True):
-            self._last[row] = self._checked(row, self._environments[row].steps_of(result))
-        return self._together(chosen)
+    def _joined(self, results: Iterable[Steps], rows: Iterable[int]) -> Steps:
+        """Check the steps of the environments at ``rows``, and concatenate their rows by behavior."""
+        parts: dict[str, list[AgentSteps]] = {}
+        for row, result in zip(self._each(rows), results, strict=True):
+            self._last[row] = self._checked(row, result)
+            for behavior, steps in self._last[row].items():
+                own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
+                parts.setdefault(behavior, []).append(own)
+        return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         yield from super()._at(rows)
@@ -130,15 +147,6 @@ class SideBySide(RowGroup):
             if spec.has_objects and self._environments[row].casting is None:
                 steps.obs, steps.final_obs = snapshot(steps.obs), snapshot(steps.final_obs)
         return checked
-
-    def _together(self, rows: Iterable[int]) -> Steps:
-        """Return the last steps of the environments at ``rows``, concatenated by behavior."""
-        parts: dict[str, list[AgentSteps]] = {}
-        for row in rows:
-            for behavior, steps in self._last[row].items():
-                own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
-                parts.setdefault(behavior, []).append(own)
-        return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
