@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import LARGEST_REWARD, check_info, real_number
+from envmanager.adapters.rows import LARGEST_REWARD, check_info, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.data.casting import Casting, fitting_array, fitting_foreign
 from envmanager.data.specs import (
@@ -248,7 +248,8 @@ class VectorGroup(EnvGroup):
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
         final_obs = infos["final_obs"]
         if isinstance(final_obs, np.ndarray) and final_obs.dtype.kind == "O":  # of Gymnasium: an observation per row
-            final_obs = self._stacked([final_obs[number] for number in numbers])
+            own = [final_obs[number] for number in numbers]
+            final_obs = stack_rows(self._spec, own, ["final_obs"] * len(own), self.casting)
         else:
             final_obs = take_rows(self._fitting(final_obs, "final_obs", self._n), numbers)
         self._put_final(steps, final_obs)
@@ -284,18 +285,6 @@ class VectorGroup(EnvGroup):
             (column, *_) = leaves(final_obs) or [()]
             steps.final_obs = take_rows(self._buffer.final_obs, slice(len(column)))
             _copy_into(steps.final_obs, final_obs)
-
-    def _stacked(self, values: Sequence[Any]) -> Tree:
-        for value in values:
-            check_structure(self._spec, value, "final_obs")
-        columns = zip(*(leaves_like(self._spec, value) for value in values), strict=True)
-        stacked = []
-        for leaf, column, path in zip(self._leaves, columns, paths(self._spec, "final_obs"), strict=True):
-            if leaf.is_object:
-                stacked.append(object_array(column))
-            else:
-                stacked.append(np.array([fitting_array(leaf, each, path, self.casting) for each in column], leaf.dtype))
-        return build(self._spec, stacked)
 
     # Calls of the VectorEnv, which EnvPool's group replaces by its own.
 
