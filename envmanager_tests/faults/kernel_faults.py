@@ -1,4 +1,4 @@
-"""Cases 29 to 31, 33, 36, 37 and 43 of docs/failures.md: options, values, specs, calls, which kinds leave to the kernel.
+"""Cases 29 to 31, 33, 36, 37 and 43 of docs/failures.md: options, values, specs, calls, which are left to the kernel.
 
 A kind of manager cannot get them wrong, so they are no part of FaultContract; here they run over every manager.
 """
@@ -21,12 +21,13 @@ from envmanager.testing.bad_steps import BAD_STEPS
 from envmanager.testing.contract import calls_of_an_open_manager
 from envmanager.testing.contract_base import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise
-from envmanager.testing.fault_checks import FaultyManagers, check_error, returns_within
+from envmanager.testing.fault_checks import check_error, returns_within
 from envmanager.testing.faults import Change, faulty
 from envmanager_tests.faults.bad_keyed_steps import BAD_KEYED_STEPS, NOT_FINITE, KeyedFaultyEnvironment
+from envmanager_tests.faults.kernel_restarts import KernelRestarts
 
 
-class KernelFaults(FaultyManagers):
+class KernelFaults(KernelRestarts):
     # Options.
 
     @pytest.mark.parametrize("field", ["start_s", "reset_s", "step_s", "call_s", "close_s"])
