@@ -144,16 +144,28 @@ def _connected_sockets() -> tuple[socket.socket, socket.socket]:
 
 
 def _locks_of_windows() -> Any:
-    """Return a module ``msvcrt`` that has only locks."""
-    flags = {0: fcntl.LOCK_UN, 2: fcntl.LOCK_EX | fcntl.LOCK_NB}
+    """Return a module ``filelock`` as far as training runs use it: that of Windows calls functions of its kernel."""
 
-    def locking(fd: int, mode: int, _: int) -> None:
-        try:
-            fcntl.flock(fd, flags[mode])
-        except BlockingIOError as error:
-            raise PermissionError(13, "Permission denied") from error
+    class Timeout(TimeoutError):
+        """Says that another file holds the lock."""
 
-    return SimpleNamespace(LK_UNLCK=0, LK_NBLCK=2, locking=locking)
+    class FileLock:
+        def __init__(self, path: Any, *, timeout: float, fallback_to_soft: bool) -> None:
+            assert (timeout, fallback_to_soft) == (0, False)
+            self._path, self._file = path, io.BytesIO()
+
+        def acquire(self) -> None:
+            self._file = open(self._path, "ab")  # noqa: SIM115
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                self._file.close()
+                raise Timeout from error
+
+        def release(self) -> None:
+            self._file.close()
+
+    return SimpleNamespace(FileLock=FileLock, Timeout=Timeout)
 
 
 def _become_windows() -> None:
@@ -169,7 +181,7 @@ def _become_windows() -> None:
         load(self, name, *arguments, **options)
 
     ctypes.CDLL.__init__ = load_by_name  # type: ignore[method-assign]
-    sys.modules["msvcrt"] = _locks_of_windows()
+    sys.modules["filelock"] = _locks_of_windows()
     socket.socketpair = _connected_sockets  # type: ignore[assignment]
     _refuse_to_move_open_files()
     _refuse_what_windows_refuses()

@@ -41,8 +41,8 @@ def config(manager="simple", **trainer):
     }
 
 
-def train(folder, **options):
-    plan = TrainingPlan.parse(config(**options), Path(folder))
+def train(folder, force=False, **options):
+    plan = TrainingPlan.parse(config(**options), Path(folder), force=force)
     TrainingRun(plan, Report()).go()
     load_policy(folder)
     return sorted(path.name for path in Path(folder).iterdir())
@@ -52,6 +52,7 @@ check_tables({"default": {"kind": "dqn", "apart": 100}})
 told = {
     "dqn": train(FOLDER + "/dqn", kind="dqn", learning_starts=20, capacity=1000),
     "ppo": train(FOLDER + "/ppo", kind="ppo", rollout=64),
+    "again": train(FOLDER + "/ppo", kind="ppo", rollout=64, force=True),
 }
 if sys.platform == "darwin":
     told["workers"] = train(FOLDER + "/workers", manager="subprocess", kind="ppo", rollout=64)
@@ -90,5 +91,6 @@ def test_trainings_work_also_with_a_learner_in_a_process_of_its_own(system: str,
     script = f"FOLDER = {str(tmp_path)!r}\n{SCRIPT}"
     told = json.loads(run_on(system, script, preloaded=OTHERS, preloaded_by_children=OTHERS))
 
-    assert set(told) == {"dqn", "ppo", *(["workers", "apart"] if system == "macos" else [])}
+    assert set(told) == {"dqn", "ppo", "again", *(["workers", "apart"] if system == "macos" else [])}
+    assert {path.name for path in (tmp_path / "ppo.1").iterdir()} >= {"checkpoints", "episodes.csv"}
     assert all("checkpoints" in files for files in told.values())

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.display import Rate
-from envmanager.cli.train import Lines, state_of
+from envmanager.cli.output import PlainOutput
+from envmanager.cli.train import TrainDisplay, state_of
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
@@ -44,9 +45,9 @@ class Writer:
         return [value for name, value, _ in self.written if name == tag]
 
 
-class Shown(Lines):
+class Shown(TrainDisplay):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(PlainOutput())
         self.updates: list[tuple[str, int]] = []
         self.lines: list[str] = []
 
