@@ -15,7 +15,6 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.training.algorithms.dqn import DQN, DQNOptions
 from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.algorithms.sac import SAC, SACOptions
-from envmanager.training.algorithms.trainers import restore
 from envmanager.training.controller import TrainerController
 from envmanager.training.runs import checkpoints
 from envmanager.training.runs.checkpoints import Checkpoint, TrainingState
@@ -161,7 +160,7 @@ def test_all_that_is_known_is_saved_and_a_restored_trainer_acts_alike(kind: str,
     trainer = trained(kind, normalize_observations=True, normalize_rewards=True)
     checkpoints.save(tmp_path, checkpoint_of(*trainer.state()))
     again = make(kind, normalize_observations=True, normalize_rewards=True)
-    restore(again, spec_of(kind), checkpoints.load_latest(tmp_path), tmp_path, "")
+    checkpoints.restore(again, spec_of(kind), checkpoints.load_latest(tmp_path), tmp_path, "")
     steps = some_steps(trainer)
 
     np.testing.assert_array_equal(
