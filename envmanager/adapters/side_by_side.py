@@ -13,13 +13,13 @@ from envmanager.data.specs import (
     BehaviorSpec,
     BehaviorSpecs,
     SpecMismatch,
-    check_structure,
     check_values,
     describe_value,
+    matched,
     merge_specs,
 )
 from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Steps, concat_steps
-from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, snapshot, take_rows
+from envmanager.data.trees import Tree, copy_tree, snapshot, take_rows
 from envmanager.environment import Environment, RowGroup
 
 
@@ -195,8 +195,7 @@ def _check_infos(infos: Any, n: int, name: str) -> None:
 
 
 def _check_rows(spec: Tree, value: Tree, n: int, root: str, check_numbers: bool) -> None:
-    check_structure(spec, value, root)
-    for leaf_spec, leaf, path in zip(leaves(spec), leaves_like(spec, value), paths(spec, root), strict=True):
+    for leaf_spec, leaf, path in matched(spec, value, root):
         expected = f"{leaf_spec.dtype}{[n, *leaf_spec.shape]}"
         if not isinstance(leaf, np.ndarray) or leaf.shape != (n, *leaf_spec.shape) or leaf.dtype != leaf_spec.dtype:
             raise SpecMismatch(path, expected, describe_value(leaf))

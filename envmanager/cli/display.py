@@ -117,7 +117,7 @@ class RunDisplay:
     def running(self, now: float) -> Iterator[None]:
         """Return a context in which :meth:`update` may be called. ``now`` is the time at which the steps begin."""
         self._started, self._rate = now, Rate(now)
-        self.due = now + self._output.EVERY_S
+        self.due = now + self._output.FIRST_S
         with self._output.drawing():
             yield
 

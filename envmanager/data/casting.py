@@ -23,13 +23,13 @@ from envmanager.data.specs import (
     BehaviorSpec,
     SpecMismatch,
     as_array,
-    check_structure,
     check_values,
     describe_value,
+    matched,
     object_array,
 )
 from envmanager.data.steps import COLUMNS, AgentSteps
-from envmanager.data.trees import Tree, build, copy_leaf, is_foreign, leaves, leaves_like, map_tree, paths, snapshot
+from envmanager.data.trees import Tree, build, copy_leaf, is_foreign, leaves, map_tree, snapshot
 from envmanager.errors import BadAction
 
 _NUMBERS = "biufc"
@@ -122,28 +122,20 @@ def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True,
     are cast to any integer dtype, and integers and floats to any float dtype. Floats are cast to integers only without
     ``strict``. With ``foreign``, only the shapes and dtypes of PyTorch and JAX arrays are checked.
     """
-    check_structure(spec, batch, path)
-    if isinstance(spec, dict):
-        return {
-            key: check_batch(child, batch[key], n, f"{path}[{key!r}]", strict, foreign) for key, child in spec.items()
-        }
-    if isinstance(spec, tuple):
-        parts = zip(spec, batch, strict=True)
-        return tuple(
-            check_batch(child, part, n, f"{path}[{index}]", strict, foreign)
-            for index, (child, part) in enumerate(parts)
-        )
-    if foreign and is_foreign(batch) and not spec.is_object:
-        return fitting_foreign(spec, batch, n, path)
-    return _check_batch_leaf(spec, batch, n, path, strict)
+    if isinstance(spec, ArraySpec):
+        return _check_leaf(spec, batch, n, path, strict, foreign)
+    parts = matched(spec, batch, path)
+    return build(spec, [_check_leaf(leaf, part, n, at, strict, foreign) for leaf, part, at in parts])
 
 
-def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str, strict: bool) -> Any:
+def _check_leaf(spec: ArraySpec, batch: Any, n: int, path: str, strict: bool, foreign: bool) -> Any:
     if spec.is_object:
         if not hasattr(batch, "__len__") or len(batch) != n:
             raise SpecMismatch(path, f"{n} objects", describe_value(batch))
         return object_array(batch)
     if batch.__class__ is not np.ndarray:
+        if foreign and is_foreign(batch):
+            return fitting_foreign(spec, batch, n, path)
         if batch is None:
             raise SpecMismatch(path, f"{n} rows of {spec}", "None")
         try:
@@ -210,10 +202,9 @@ def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> Agent
 
 def _cast_tree(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
     try:
-        check_structure(spec, tree, root)
+        parts = matched(spec, tree, root)
     except SpecMismatch:
         return tree
-    parts = zip(leaves(spec), leaves_like(spec, tree), paths(spec, root), strict=True)
     return build(spec, [_cast_column(leaf, part, path, casting) for leaf, part, path in parts])
 
 

@@ -33,7 +33,6 @@ from envmanager.testing.contract_base import NumberedActions
 from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, Raise
 from envmanager.testing.fault_checks import (
     NO_RESTARTS,
-    FaultyManagers,
     check_error,
     only_with_processes,
     returns_within,
@@ -41,9 +40,10 @@ from envmanager.testing.fault_checks import (
 from envmanager.testing.fault_contract_restarts import BROKEN, ON_EXCEPTION
 from envmanager.testing.faults import Change, faulty
 from envmanager_tests.faults.bad_keyed_steps import BAD_KEYED_STEPS, NOT_FINITE, KeyedFaultyEnvironment
+from envmanager_tests.faults.kernel_restarts import KernelRestarts
 
 
-class KernelFaults(FaultyManagers):
+class KernelFaults(KernelRestarts):
     # Options.
 
     @pytest.mark.parametrize("field", ["start_s", "reset_s", "step_s", "call_s", "close_s"])
