@@ -39,7 +39,7 @@ from envmanager.errors import (
     WorkerTimedOut,
 )
 from envmanager.kernel.host import WorkerHost
-from envmanager.kernel.table import Entry, Replacement, WorkerState, WorkerTable
+from envmanager.kernel.table import RECYCLED, Entry, Replacement, WorkerState, WorkerTable
 from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy
 
@@ -52,9 +52,6 @@ _FAILURES: dict[type[Exception], type[events.Failed]] = {
     NotPlaced: events.NotStarted,
     WorkerError: events.NotStarted,  # its process could not be started
 }
-
-_RECYCLED = "recycled"
-"""``phase`` of the error that is stored as the cause of a recycled worker's replacement."""
 
 
 @attrs.frozen
@@ -258,7 +255,7 @@ class Recovery:
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None
-        old = lost(last_steps(entry), with_new=replacement.cause.phase != _RECYCLED)
+        old = lost(last_steps(entry), with_new=not replacement.is_planned)
         return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
@@ -273,7 +270,7 @@ class Recovery:
         else:
             return
         generation, worker_id = entry.generation + 1, entry.worker_id
-        cause = _error(entry, f"was recycled after {n_steps} steps", _RECYCLED, f"{n_steps} steps")
+        cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
         entry.replacement = Replacement(generation, cause, time.monotonic())
         self._table.set_pending(entry, response)
         self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))

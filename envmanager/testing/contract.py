@@ -28,7 +28,6 @@ from envmanager.environment import EnvContext
 from envmanager.errors import BadObservation, EnvRaised, ManagerClosed
 from envmanager.options import Wait
 from envmanager.testing.contract_base import NumberedActions, OwnManagers
-from envmanager.testing.contract_data import DataContract
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 
 
@@ -290,8 +289,8 @@ class _LifeContract(OwnManagers):
                 call()
 
 
-class ManagerContract(_StepContract, _LifeContract, DataContract):
-    """A test class to inherit. It tests a manager's steps, data, exceptions and closing."""
+class ManagerContract(_StepContract, _LifeContract):
+    """A test class to inherit. It tests a manager's steps, exceptions and closing."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:

@@ -1,4 +1,4 @@
-"""Tests of how managers handle empty spaces and behaviors that appear late."""
+"""Tests of how managers handle behaviors that appear late."""
 
 from __future__ import annotations
 
@@ -17,26 +17,6 @@ from envmanager.environment import EnvContext, Environment
 from envmanager.errors import BadObservation, RestartsExhausted
 from envmanager.options import RestartPolicy, Wait
 from envmanager.testing.contract_base import OwnManagers
-
-
-class DataContract(OwnManagers):
-    """Tests of empty spaces. Part of ManagerContract."""
-
-    @pytest.mark.parametrize("nothing", [{}, (), {"a": (), "b": {}}], ids=repr)
-    def test_spaces_that_are_empty_work(self, nothing: Tree) -> None:
-        with self.make_manager(lambda: _Empty(nothing), 4) as manager:
-            manager.reset()
-            batch = manager.recv(Wait.all())
-            for env_ids in ([0, 1, 2, 3], [2, 1], [3], [0, 1, 2, 3]):
-                manager.send(nothing, env_ids)
-                batch = manager.recv(Wait.all())
-                assert sorted(batch.env_ids.tolist()) == sorted(env_ids)
-                assert batch.obs == nothing
-            assert manager.get_attr("n_steps") == [2, 3, 3, 3]
-            assert batch.terminated.any()
-            manager.set_policy("default", _Chooses(nothing))
-            manager.reset()
-            assert manager.step(Wait.all())[0].transitions().action == nothing
 
 
 class LateSpecsContract(OwnManagers):
@@ -114,16 +94,6 @@ class LateSpecsContract(OwnManagers):
 class _Fives:
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         return ActionInfo(np.full(len(steps), 5, np.int64))
-
-
-@attrs.frozen
-class _Chooses:
-    """A policy that always returns ``action``, a nested structure without arrays."""
-
-    action: Tree
-
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        return ActionInfo(self.action)
 
 
 class _Guests(Environment):
@@ -220,31 +190,3 @@ class _Disagrees(_Guests):
     def reset(self, **arguments: Any) -> Steps:
         (steps,) = super().reset(**arguments).values()
         return {"guest": attrs.evolve(steps, obs=np.zeros((1, *self.SPEC.observation.shape), np.float32))}
-
-
-class _Empty(Environment):
-    """An environment whose observations and actions have no arrays. Every third step ends an episode."""
-
-    def __init__(self, nothing: Tree) -> None:
-        self._nothing = nothing
-        self.n_steps = 0
-
-    @property
-    def behavior_specs(self) -> Mapping[str, BehaviorSpec]:
-        return {"default": BehaviorSpec(self._nothing, self._nothing)}
-
-    def reset(self, *, seeds: Any, options: Any) -> Steps:
-        return self._steps(ended=False)
-
-    def step(self, actions: Mapping[str, Tree]) -> Steps:
-        assert actions == {"default": self._nothing}
-        self.n_steps += 1
-        return self._steps(ended=self.n_steps % 3 == 0)
-
-    def close(self) -> None:
-        pass
-
-    def _steps(self, *, ended: bool) -> Steps:
-        flags = np.array([ended]), np.zeros(1, np.bool_)
-        final_obs = self._nothing if ended else None
-        return {"default": AgentSteps(np.zeros(1, np.int64), self._nothing, np.zeros(1, np.float32), *flags, final_obs)}
