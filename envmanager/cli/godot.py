@@ -32,7 +32,7 @@ def new_command(
     major: Major = None,
 ) -> None:
     """Create a small Godot game to start from, with the addon and an arena for one agent."""
-    version = major or find_major(None) or 4
+    version = major or find_major() or 4
     made = new_project(directory, version)
     typer.echo(f"{made} is a game for Godot {version}. Next: envmanager godot check {made}")
 
