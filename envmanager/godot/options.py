@@ -29,10 +29,18 @@ def _optional_text(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 def _json_object(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, Mapping):
         raise UsageError(f"{attribute.name} must be a mapping, not {type(value).__name__}.")
+    check_json(dict(value), attribute.name)
+
+
+def check_json(value: Any, what: str) -> None:
+    """Raise UsageError, which begins with ``what``, unless ``value`` can be sent as JSON."""
     try:
-        dump_json(dict(value))
+        dump_json({"value": value})
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{attribute.name} must be what JSON can say, but: {error}.") from error
+        raise UsageError(
+            f"{what} cannot travel into an engine: {error}. Only what JSON can say does: numbers, texts, true, false, "
+            "None, lists and dicts of these."
+        ) from error
 
 
 def _optional_address(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
