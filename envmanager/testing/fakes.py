@@ -236,9 +236,8 @@ class EchoEnvironment(Environment):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._episode += 1
         self._in_episode = self._n_steps = 0
-        return self._steps(
-            self._obs(np.zeros(self._n_agents, np.int64)), np.zeros(self._n_agents, np.int64), False, None
-        )
+        no_action = np.zeros(self._n_agents, np.int64)
+        return self._steps(self._obs(no_action), no_action, False, None)
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         if self._sleep_s:
