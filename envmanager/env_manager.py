@@ -31,7 +31,7 @@ from envmanager.data.trees import Tree
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.kernel.calls import Calls, Use, weak_callback
 from envmanager.kernel.collecting import Collector
-from envmanager.kernel.commands import Asker, Resets, one_for_each
+from envmanager.kernel.commands import Commands, one_for_each
 from envmanager.kernel.host import EnvWorker, FakeHost, HostContext, QueueSource, ResponseSource, StepQueue, WorkerHost
 from envmanager.kernel.policy_steps import PolicyStepper
 from envmanager.kernel.recovery import Recovery
@@ -97,8 +97,7 @@ class EnvManager(ABC):
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
         self._row_steps = BatchStepper(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
-        self._resets = Resets(table, recovery, collector, seed)
-        self._asker = Asker(table, recovery, collector, self._env_rows, self._named)
+        self._commands = Commands(table, recovery, collector, self._env_rows, self._calls, seed)
         self._leave_interrupts = interrupts.keep_handler_for(self)
         self._tracer = None if trace is None else Tracer(trace, self._env_rows.blocks)
         if self._tracer is not None:
@@ -118,7 +117,7 @@ class EnvManager(ABC):
             host = FakeHost(weakref.proxy(self), host)
         host.open(HostContext(self._table.entries, self._calls, self.events))
         self._host = host
-        for part in (self._recovery, self._policy_steps, self._row_steps, self._resets, self._asker):
+        for part in (self._recovery, self._policy_steps, self._row_steps, self._commands):
             part.host = host
         self.step_queue = host.step_queue
         try:
@@ -225,9 +224,9 @@ class EnvManager(ABC):
         has_begun = False
         try:
             with self._named["reset"]:
-                config, parsed = self._resets.checked(ResetConfig.given(config, seed=seed, options=options))
+                config, parsed = self._commands.checked(ResetConfig.given(config, seed=seed, options=options))
                 has_begun, self._use, self._undelivered = True, _RESETTING, None
-                infos = self._resets.reset(config, parsed)
+                infos = self._commands.reset(config, parsed)
                 if self._episodes is not None:
                     self._episodes.add_all(infos)
                 self._use = _UNDECIDED
@@ -354,11 +353,11 @@ class EnvManager(ABC):
         parameter of that name, pass it by position. A step in flight is completed first, within ``Timeouts.call_s``.
         Raises EnvRaised if a call raises; the worker stays usable. Raises another WorkerError if a worker fails.
         """
-        return self._asker.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
+        return self._commands.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """Return the attribute ``name`` of each environment, or each of ``env_ids``. Errors are as in ``call``."""
-        return self._asker.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
+        return self._commands.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set the attribute ``name`` in all environments, or only in ``env_ids``. Errors are as in ``call``.
@@ -368,13 +367,13 @@ class EnvManager(ABC):
         same list in n environments, pass ``[the_list] * n``. Raises UsageError for a wrong number of values, and for
         any other object with ``len()`` and ``[i]``.
         """
-        ids = self._asker.ids(env_ids)
+        ids = self._commands.ids(env_ids)
         each = one_for_each(values, len(ids))
-        self._asker.ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[place] for place in places], rows))
+        self._commands.ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[k] for k in places], rows))
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """Return the results of ``env.render()`` in all environments, or in ``env_ids``. Errors are as in ``call``."""
-        return self._asker.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
+        return self._commands.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
         """Return a ManagerStats with the counters and times of all workers and a verdict on what limits the speed."""

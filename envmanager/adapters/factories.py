@@ -5,7 +5,6 @@ The checks may import modules, but make no environment. Workers make environment
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
@@ -13,7 +12,8 @@ from typing import Any, get_type_hints
 import cloudpickle
 
 from envmanager.adapters.names import GymnasiumId, VectorId, find_environment, find_vector, loaded
-from envmanager.adapters.recipes import EnvRecipe, Prepared, prepare
+from envmanager.adapters.recipes import EnvRecipe, Prepared, name_of, prepare
+from envmanager.adapters.resets import signature_of
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
@@ -100,17 +100,14 @@ def call_factory(env_factory: Any, context: EnvContext) -> Any:
     made = env_factory(context) if _wants_context(env_factory) else env_factory()
     if made is None:
         raise UsageError(
-            f"env_factory {_name(env_factory)} returned None for env {context.env_id}; is a `return` missing?"
+            f"env_factory {name_of(env_factory)} returned None for env {context.env_id}; is a `return` missing?"
         )
     return made
 
 
 def _wants_context(env_factory: Any) -> bool:
     """Return whether to pass an EnvContext: to the only required argument, or to an optional first one of that type."""
-    try:
-        parameters = list(inspect.signature(env_factory).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature
-        return False
+    parameters = signature_of(env_factory) or []
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if not positional:
         return False
@@ -128,8 +125,3 @@ def _is_context(env_factory: Any, parameter: inspect.Parameter) -> bool:
         return get_type_hints(target).get(parameter.name) is EnvContext
     except Exception:  # the user's hint cannot be evaluated, so compare its text
         return parameter.annotation.rpartition(".")[2] == "EnvContext"
-
-
-def _name(env_factory: Any) -> str:
-    env_factory = env_factory.func if isinstance(env_factory, functools.partial) else env_factory
-    return str(getattr(env_factory, "__qualname__", None) or repr(env_factory))

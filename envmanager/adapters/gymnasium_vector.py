@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import LARGEST_REWARD, check_info, real_number
+from envmanager.adapters.rows import LARGEST_REWARD, check_info, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.data.casting import Casting, fitting_array, fitting_foreign
 from envmanager.data.specs import (
@@ -33,9 +33,9 @@ from envmanager.data.specs import (
     BehaviorSpecs,
     SpecMismatch,
     as_array,
-    check_structure,
     check_values,
     describe_value,
+    matched,
     object_array,
 )
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
@@ -48,7 +48,6 @@ from envmanager.data.trees import (
     leaves,
     leaves_like,
     map_tree,
-    paths,
     snapshot,
     take_rows,
     with_rows,
@@ -99,7 +98,6 @@ class VectorGroup(EnvGroup):
         spec = self._spec_of(vector_env)
         self.behavior_specs = {BEHAVIOR: spec}
         self._spec: Tree = spec.observation
-        self._leaves = leaves(spec.observation)
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object
         self._plain = (spec.observation.dtype, spec.observation.shape) if is_plain else None
         """Dtype and shape to check in each row if an observation is a single array of numbers, else None."""
@@ -195,7 +193,7 @@ class VectorGroup(EnvGroup):
             obs = self._fitting(obs, "obs", n)
         is_kept = obs.__class__ is not np.ndarray and self._accepts_device_arrays and any(map(is_foreign, leaves(obs)))
         if self._check_values:
-            for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
+            for leaf, part, path in matched(self._spec, obs, "obs"):
                 check_values(leaf, as_array(part), path)
         if reward.__class__ is not np.ndarray or reward.dtype.kind not in "fiu" or reward.shape != (n,):
             reward = fitting_array(ArraySpec((n,), np.float64), as_array(reward), "reward", self.casting)
@@ -224,9 +222,8 @@ class VectorGroup(EnvGroup):
 
     def _fitting(self, obs: Tree, root: str, n: int) -> Tree:
         """Return ``obs`` as a tree of arrays ``[n, …]`` with the spec's dtypes. Raises SpecMismatch for a bad array."""
-        check_structure(self._spec, obs, root)
         columns = []
-        for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
+        for leaf, part, path in matched(self._spec, obs, root):
             if is_foreign(part) and self._accepts_device_arrays:
                 columns.append(fitting_foreign(leaf, part, n, path))
             elif not leaf.is_object:
@@ -248,7 +245,8 @@ class VectorGroup(EnvGroup):
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
         final_obs = infos["final_obs"]
         if isinstance(final_obs, np.ndarray) and final_obs.dtype.kind == "O":  # of Gymnasium: an observation per row
-            final_obs = self._stacked([final_obs[number] for number in numbers])
+            last = [final_obs[number] for number in numbers]
+            final_obs = stack_rows(self._spec, last, ["final_obs"] * len(last), self.casting)
         else:
             final_obs = take_rows(self._fitting(final_obs, "final_obs", self._n), numbers)
         self._put_final(steps, final_obs)
@@ -284,18 +282,6 @@ class VectorGroup(EnvGroup):
             (column, *_) = leaves(final_obs) or [()]
             steps.final_obs = take_rows(self._buffer.final_obs, slice(len(column)))
             _copy_into(steps.final_obs, final_obs)
-
-    def _stacked(self, values: Sequence[Any]) -> Tree:
-        for value in values:
-            check_structure(self._spec, value, "final_obs")
-        columns = zip(*(leaves_like(self._spec, value) for value in values), strict=True)
-        stacked = []
-        for leaf, column, path in zip(self._leaves, columns, paths(self._spec, "final_obs"), strict=True):
-            if leaf.is_object:
-                stacked.append(object_array(column))
-            else:
-                stacked.append(np.array([fitting_array(leaf, each, path, self.casting) for each in column], leaf.dtype))
-        return build(self._spec, stacked)
 
     # Calls of the VectorEnv, which EnvPool's group replaces by its own.
 

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from envmanager.adapters.names import GymnasiumId, Importable, find_callable, import_all, loaded
+from envmanager.adapters.resets import signature_of
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
 
@@ -170,7 +171,7 @@ class Prepared:
             for call in self.wrappers:
                 wrapped = _bound(call)(environment)
                 if wrapped is None:
-                    raise UsageError(f"the wrapper {_name(call[0])} returned None; is a `return` missing?")
+                    raise UsageError(f"the wrapper {name_of(call[0])} returned None; is a `return` missing?")
                 environment = wrapped
         except BaseException:
             with suppress(Exception):  # the wrapper's error matters more
@@ -186,7 +187,7 @@ def prepare(recipe: EnvRecipe, resolve: Callable[[Any], Any]) -> Prepared:
     maker = _maker(factory)
     if arguments and maker is not None:
         known = _OF_GYMNASIUM_MAKE if isinstance(factory, GymnasiumId) else ()
-        _check_names(maker, arguments, f"env {_name(recipe.env)}", also=known)
+        _check_names(maker, arguments, f"env {name_of(recipe.env)}", also=known)
         _check_render_mode(maker, arguments.get("render_mode"), recipe.env, by_id=isinstance(factory, GymnasiumId))
     return Prepared((factory, arguments), [_wrapper(entry) for entry in recipe.wrappers], recipe.imports)
 
@@ -212,7 +213,7 @@ def _maker(factory: Any) -> Any:
 
 def _wrapper(entry: Any) -> Call:
     target, arguments = call_of(entry, "wrappers")
-    what, meaning = f"the wrapper {_name(target)}", "a class or function that wraps an environment"
+    what, meaning = f"the wrapper {name_of(target)}", "a class or function that wraps an environment"
     found = find_callable(target, what, meaning) if isinstance(target, str) else target
     called = loaded(found)
     _check_names(called, arguments, what, skip=1)
@@ -224,7 +225,7 @@ def _check_names(
     called: Any, arguments: Mapping[str, Any], what: str, *, skip: int = 0, also: Iterable[str] = ()
 ) -> None:
     """Raise UsageError if an argument is neither in ``also`` nor among the parameters ``[skip:]`` of ``called``."""
-    parameters = _parameters(called)
+    parameters = signature_of(called)
     if parameters is None or any(each.kind is each.VAR_KEYWORD for each in parameters):
         return
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -236,20 +237,13 @@ def _check_names(
 
 
 def _check_complete(called: Any, arguments: Mapping[str, Any], what: str) -> None:
-    parameters = _parameters(called)
+    parameters = signature_of(called)
     if parameters is None:
         return
     try:
         inspect.Signature(parameters).bind(None, **arguments)
     except TypeError as error:
         raise UsageError(f"{what} cannot be called with an environment and {dict(arguments)!r}: {error}.") from error
-
-
-def _parameters(called: Any) -> list[inspect.Parameter] | None:
-    try:
-        return list(inspect.signature(called).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature
-        return None
 
 
 def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
@@ -261,7 +255,7 @@ def _check_render_mode(maker: Any, mode: Any, env: Any, *, by_id: bool) -> None:
     known = [*modes, *_made_by_gymnasium(modes)] if by_id else modes
     if mode not in known:
         raise UsageError(
-            f"env {_name(env)} has no render_mode {mode!r}{nearest(str(mode), known)} It has: {', '.join(known)}."
+            f"env {name_of(env)} has no render_mode {mode!r}{nearest(str(mode), known)} It has: {', '.join(known)}."
         )
 
 
@@ -286,8 +280,9 @@ def _own(value: Any) -> Any:
     return [_own(each) for each in value] if type(value) is list else value
 
 
-def _name(target: Any) -> str:
-    """Return the name of an environment or wrapper for an error message."""
+def name_of(target: Any) -> str:
+    """Return the name of an environment, factory or wrapper for an error message."""
+    target = target.func if isinstance(target, functools.partial) else target
     if isinstance(target, Importable):
         return f"'{target.module}:{target.attribute}'"
     return repr(target) if isinstance(target, str) else str(getattr(target, "__qualname__", None) or repr(target))

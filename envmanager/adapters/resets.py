@@ -45,9 +45,16 @@ def _is_there(value: Any) -> bool:
 
 def parameters_of(reset: Any) -> tuple[set[str], bool]:
     """Return the names of the parameters of ``reset`` that can be passed by name, and whether it takes ``**kwargs``."""
-    try:
-        parameters = inspect.signature(reset).parameters.values()
-    except (TypeError, ValueError):  # some builtins have no signature
+    parameters = signature_of(reset)
+    if parameters is None:
         return set(_ARGUMENTS), False
     named = {each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)}
     return named, any(each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+def signature_of(called: Any) -> list[inspect.Parameter] | None:
+    """Return the parameters of a callable, or None if it has no signature, as some builtins."""
+    try:
+        return list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return None

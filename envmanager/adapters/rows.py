@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from envmanager.data.casting import Casting, fitting_array
-from envmanager.data.specs import ArraySpec, SpecMismatch, check_structure, describe_value
-from envmanager.data.trees import Tree, build, leaves, leaves_like, paths
+from envmanager.data.specs import ArraySpec, SpecMismatch, describe_value, matched
+from envmanager.data.trees import Tree, build, leaves
 
 REAL_NUMBERS: frozenset[type] = frozenset({float, int, np.float64, np.float32, np.int64, np.int32, np.int16, np.int8})
 """Classes of most rewards: real numbers, which can be compared with ``LARGEST_REWARD``."""
@@ -71,12 +71,9 @@ def flag(value: Any, path: str, casting: Casting | None = None) -> bool:
 
 def stack_rows(spec: Tree, values: Sequence[Tree], roots: Sequence[str], casting: Casting | None = None) -> Tree:
     """Stack ``values`` into a tree of arrays ``[n, …]``. A bad value raises SpecMismatch with its name in ``roots``."""
-    leaf_specs = leaves(spec)
-    columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaf_specs]
+    columns = [np.empty((len(values), *leaf.shape), leaf.dtype) for leaf in leaves(spec)]
     for row, (value, root) in enumerate(zip(values, roots, strict=True)):
-        check_structure(spec, value, root)
-        own = zip(columns, leaf_specs, leaves_like(spec, value), paths(spec, root), strict=True)
-        for column, leaf, part, path in own:
+        for column, (leaf, part, path) in zip(columns, matched(spec, value, root), strict=True):
             column[row] = fitting_array(leaf, part, path, casting)
     return build(spec, columns)
 

@@ -310,7 +310,7 @@ def train_command(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Start over, and delete the files of an earlier training run in DIR.")
+        bool, typer.Option("--force", help="Start over; an earlier training run in DIR is renamed to DIR.1.")
     ] = False,
     board: Annotated[
         str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard to this folder.")

@@ -17,7 +17,6 @@ quoted. This module checks the names of tables and, in ``--set``, of trainers. O
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import importlib
 import importlib.util
@@ -32,7 +31,7 @@ import attrs
 from envmanager.cli.plan import RunOptions
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError
-from envmanager.importing import SIMILAR, nearest, needed_by
+from envmanager.importing import nearest, needed_by
 from envmanager.registry import ManagerOptions
 from envmanager.training.runs import records
 from envmanager.training.runs.plan import TrainingOptions
@@ -158,8 +157,7 @@ def nearest_place(name: str, tables: Iterable[str]) -> str:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
         places.update({field.alias: f"{table}.{field.alias}" for field in options})
     places.update({table: table for table in tables})
-    matches = difflib.get_close_matches(name, places, n=1, cutoff=SIMILAR)
-    return f"; did you mean {places[matches[0]]}?" if matches else "."
+    return nearest(name, places)
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:

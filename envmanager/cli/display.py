@@ -20,7 +20,7 @@ from envmanager.cli import output
 from envmanager.cli.output import PlainOutput
 from envmanager.cli.plan import Plan
 from envmanager.observe.episodes import Episodes
-from envmanager.observe.files import write_anew
+from envmanager.observe.files import write_atomically
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.placing.placement import describe_seconds
 from envmanager.training.evaluation import Evaluation, mean_and_spread
@@ -91,7 +91,7 @@ def json_safe(data: Any) -> Any:
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write ``data`` to ``path`` as JSON, one line per top-level key. Raises NotWritten if writing fails."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
-    write_anew(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 class RunDisplay:
@@ -117,7 +117,7 @@ class RunDisplay:
     def running(self, now: float) -> Iterator[None]:
         """Return a context in which :meth:`update` may be called. ``now`` is the time at which the steps begin."""
         self._started, self._rate = now, Rate(now)
-        self.due = now + self._output.EVERY_S
+        self.due = now + self._output.FIRST_S
         with self._output.drawing():
             yield
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.cli.plan import random_policy, set_policies
 from envmanager.data.steps import AgentSteps, Steps
 from envmanager.placing.pair import Hosted
-from envmanager.policy import RandomPolicy
 from envmanager.registry import make_manager
 
 
@@ -45,9 +45,5 @@ class HostedManager(Hosted):
         self._manager.close()
 
     def _step(self) -> None:
-        specs = self._manager.behavior_specs
-        if len(specs) > self._n_behaviors:
-            for behavior, spec in list(specs.items())[self._n_behaviors :]:
-                self._manager.set_policy(behavior, RandomPolicy(spec))
-            self._n_behaviors = len(specs)
+        self._n_behaviors = set_policies(self._manager, random_policy, self._n_behaviors)
         self._manager.step()

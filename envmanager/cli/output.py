@@ -45,8 +45,8 @@ class Table:
 class PlainOutput:
     """The output for files, pipes and logs: lines of text without control characters."""
 
-    EVERY_S = 2.0
-    """Seconds between two lines of progress."""
+    FIRST_S, EVERY_S = 2.0, 2.0
+    """Seconds until progress is shown for the first time, and then between two times."""
 
     def line(self, text: str, style: str = "", *, indent: int = 0) -> None:
         """Print ``text``. In a terminal, wrap long lines and indent their continuations by ``indent`` spaces."""
@@ -82,7 +82,7 @@ class LiveOutput(PlainOutput):
     Notices go to ``errors``, or to ``console`` if both are terminals, because they are printed above what is drawn.
     """
 
-    EVERY_S = 0.125
+    FIRST_S, EVERY_S = 0.0, 0.125
 
     def __init__(self, console: Console, errors: Console) -> None:
         self._console = console

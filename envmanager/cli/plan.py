@@ -6,9 +6,9 @@ The options are checked before the run starts, so that a mistake such as a missi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -19,6 +19,9 @@ from envmanager.errors import ConfigError, UsageError
 from envmanager.options import at_least, plain_numbers
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.registry import ManagerOptions, structure
+
+if TYPE_CHECKING:
+    from envmanager.env_manager import EnvManager
 
 
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
@@ -86,6 +89,19 @@ class Plan:
         if not hasattr(policy, "get_action"):
             raise UsageError(f"--policy made {describe_value(policy)} for {behavior!r}, which has no get_action.")
         return policy
+
+
+def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], n_known: int) -> int:
+    """Set a policy for each behavior except the first ``n_known``. Return the current number of behaviors."""
+    specs = manager.behavior_specs
+    if len(specs) > n_known:
+        for behavior, spec in list(specs.items())[n_known:]:
+            manager.set_policy(behavior, make_policy(behavior, spec))
+    return len(specs)
+
+
+def random_policy(_: str, spec: BehaviorSpec) -> Policy:
+    return RandomPolicy(spec)
 
 
 def check_out(out: Path | None) -> None:

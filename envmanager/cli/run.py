@@ -13,20 +13,17 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from envmanager.cli.display import RunDisplay, RunSummary, write_json
-from envmanager.cli.plan import Plan
-from envmanager.data.specs import BehaviorSpec
+from envmanager.cli.plan import Plan, set_policies
 from envmanager.errors import EnvManagerError, NotWritten, UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.stats import ManagerStats
-from envmanager.policy import Policy
 from envmanager.registry import make_manager
 
 if TYPE_CHECKING:
@@ -90,27 +87,18 @@ class _Run:
                 self.stats = manager.stats()
 
     def _step(self, manager: EnvManager) -> None:
-        n_behaviors = set_policies(manager, self.plan.make_policy)
+        n_behaviors = set_policies(manager, self.plan.make_policy, 0)
         self.episodes.add_all(manager.reset({"seed": self.plan.seed}))
         started = time.perf_counter()
         with self.display.running(started):
             try:
                 while self.episodes.env_steps < self.plan.steps:
-                    if len(manager.behavior_specs) > n_behaviors:
-                        n_behaviors = set_policies(manager, self.plan.make_policy, n_known=n_behaviors)
+                    n_behaviors = set_policies(manager, self.plan.make_policy, n_behaviors)
                     self.episodes.add_all(manager.step())
                     if time.perf_counter() >= self.display.due:
                         self.display.update(time.perf_counter(), self.episodes, manager.stats())
             finally:
                 self.wall_s = time.perf_counter() - started
-
-
-def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec], Policy], *, n_known: int = 0) -> int:
-    """Set a policy for each behavior except the first ``n_known``. Return the current number of behaviors."""
-    behaviors = list(manager.behavior_specs.items())
-    for behavior, spec in behaviors[n_known:]:
-        manager.set_policy(behavior, make_policy(behavior, spec))
-    return len(behaviors)
 
 
 class ShowsNotices(Protocol):

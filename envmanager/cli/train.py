@@ -24,7 +24,7 @@ from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
 from envmanager.training.learners import LearnersChanged
-from envmanager.training.runs.figures import Clocks
+from envmanager.training.runs.figures import Clocks, Report
 from envmanager.training.runs.run import TrainingPlan, TrainingResult, TrainingRun
 
 
@@ -72,7 +72,7 @@ class Stopping(StopSignals):
         self._run.stop()
 
 
-class TrainDisplay:
+class TrainDisplay(Report):
     """The display of ``envmanager train``: lines about events, and the progress.
 
     Between checkpoints, ``show_update`` is called at most once per behavior in ``TOLD_EVERY_S`` seconds. When a

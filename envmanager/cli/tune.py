@@ -25,8 +25,8 @@ import attrs
 
 from envmanager.cli.display import count
 from envmanager.cli.hosted import HostedManager
-from envmanager.cli.plan import check_out
-from envmanager.cli.run import EXIT_DONE, Notices, StopSignals, set_policies
+from envmanager.cli.plan import check_out, random_policy, set_policies
+from envmanager.cli.run import EXIT_DONE, Notices, StopSignals
 from envmanager.cli.tune_display import TuneDisplay
 from envmanager.cli.tuning import (
     RAY,
@@ -43,14 +43,12 @@ from envmanager.cli.tuning import (
     summarize_failures,
     trials_for,
 )
-from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, EnvManagerError, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe.events import Restarted
-from envmanager.observe.files import write_anew
+from envmanager.observe.files import write_atomically
 from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.placing.placement import IN_PROCESS, Probe
 from envmanager.placing.probing import ProbeEnded, measure
-from envmanager.policy import RandomPolicy
 from envmanager.ray_cluster.options import ClusterOptions
 from envmanager.registry import ManagerOptions, make_manager, structure
 from envmanager.subprocess_env_manager import SubprocessEnvManager
@@ -180,7 +178,7 @@ class _Tuning:
         if self.plan.out is None:
             return lines, command_line(settings)
         remark = f"Found by envmanager tune on {count(self.n_cores, 'core')}: {speed}."
-        write_anew(self.plan.out, config_text(settings, remark=remark))
+        write_atomically(self.plan.out, config_text(settings, remark=remark))
         return lines, shlex.join(["envmanager", "run", str(self.plan.out)])
 
     def _halve_until_the_end(self) -> None:
@@ -258,15 +256,14 @@ class _Tuning:
         Add the results to ``trial``. If it has no steps and a worker was restarted, raise the last restart's cause.
         """
         wait = attrs.evolve(Wait.parse(trial.candidate.wait), timeout_s=LOOK_S)
-        n_behaviors = set_policies(manager, _random_policy)
+        n_behaviors = set_policies(manager, random_policy, 0)
         before = manager.stats()
         manager.step(Wait.all(timeout_s=max(0.0, self.deadline - time.perf_counter())))  # so that all begin together
         n_before, n_seen = manager.stats().env_steps, 0
         started = now = time.perf_counter()
         try:
             while now < until or (n_seen < manager.n_workers and now < self.deadline):
-                if len(manager.behavior_specs) > n_behaviors:
-                    n_behaviors = set_policies(manager, _random_policy, n_known=n_behaviors)
+                n_behaviors = set_policies(manager, random_policy, n_behaviors)
                 n_seen += len(manager.step(wait))
                 now = time.perf_counter()
                 self.display.update(trial, is_done=False)
@@ -316,7 +313,3 @@ def _of_the_trainer(error: Exception) -> Exception:
     if isinstance(error, WorkerDied | WorkerTimedOut):
         return EnvManagerError(f"a failure in process would have ended the trainer ({error.cause})")
     return error.__cause__ if isinstance(error.__cause__, EnvManagerError) else error
-
-
-def _random_policy(_: str, spec: BehaviorSpec) -> RandomPolicy:
-    return RandomPolicy(spec)

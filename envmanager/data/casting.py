@@ -23,13 +23,14 @@ from envmanager.data.specs import (
     BehaviorSpec,
     SpecMismatch,
     as_array,
-    check_structure,
     check_values,
     describe_value,
+    matched,
     object_array,
 )
 from envmanager.data.steps import COLUMNS, AgentSteps
-from envmanager.data.trees import Tree, build, is_foreign, leaves, leaves_like, paths, snapshot
+from envmanager.data.trees import Tree, build, copy_leaf, is_foreign, leaves, map_tree, snapshot
+from envmanager.errors import BadAction
 
 _NUMBERS = "biufc"
 _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
@@ -121,28 +122,20 @@ def check_batch(spec: Tree, batch: Tree, n: int, path: str, strict: bool = True,
     are cast to any integer dtype, and integers and floats to any float dtype. Floats are cast to integers only without
     ``strict``. With ``foreign``, only the shapes and dtypes of PyTorch and JAX arrays are checked.
     """
-    check_structure(spec, batch, path)
-    if isinstance(spec, dict):
-        return {
-            key: check_batch(child, batch[key], n, f"{path}[{key!r}]", strict, foreign) for key, child in spec.items()
-        }
-    if isinstance(spec, tuple):
-        parts = zip(spec, batch, strict=True)
-        return tuple(
-            check_batch(child, part, n, f"{path}[{index}]", strict, foreign)
-            for index, (child, part) in enumerate(parts)
-        )
-    if foreign and is_foreign(batch) and not spec.is_object:
-        return fitting_foreign(spec, batch, n, path)
-    return _check_batch_leaf(spec, batch, n, path, strict)
+    if isinstance(spec, ArraySpec):
+        return _check_leaf(spec, batch, n, path, strict, foreign)
+    parts = matched(spec, batch, path)
+    return build(spec, [_check_leaf(leaf, part, n, at, strict, foreign) for leaf, part, at in parts])
 
 
-def _check_batch_leaf(spec: ArraySpec, batch: Any, n: int, path: str, strict: bool) -> Any:
+def _check_leaf(spec: ArraySpec, batch: Any, n: int, path: str, strict: bool, foreign: bool) -> Any:
     if spec.is_object:
         if not hasattr(batch, "__len__") or len(batch) != n:
             raise SpecMismatch(path, f"{n} objects", describe_value(batch))
         return object_array(batch)
     if batch.__class__ is not np.ndarray:
+        if foreign and is_foreign(batch):
+            return fitting_foreign(spec, batch, n, path)
         if batch is None:
             raise SpecMismatch(path, f"{n} rows of {spec}", "None")
         try:
@@ -172,6 +165,31 @@ def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, strict: bool) -> 
     return cast
 
 
+def checked_actions(
+    spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool, foreign: bool = False
+) -> Tree:
+    """Return ``action`` as new arrays ``[n, …]``, or unchanged if ``spec`` is None. Errors refer to it as ``what``.
+
+    With ``foreign``, PyTorch and JAX arrays are not converted to NumPy, and their values are not checked.
+
+    Raises BadAction for a wrong shape or value. With ``strict``, floats for an integer spec are also refused, not cast.
+    The arrays are copies, because a policy may write its next actions into the arrays that it returned.
+    """
+    if spec is None:
+        return action
+    only = spec.action
+    if only.__class__ is ArraySpec and only.is_choices(action) and len(action) == n:
+        return action.copy()
+    try:
+        checked = check_batch(spec.action, action, n, "action", strict, foreign)
+    except SpecMismatch as error:
+        raise BadAction(f"{what}: {error}. Nothing was sent; the manager is unchanged.") from error
+    if checked.__class__ is np.ndarray:
+        return checked.copy() if checked is action or checked.base is not None else checked
+    given = {id(leaf) for leaf in leaves(action)}
+    return map_tree(lambda leaf: copy_leaf(leaf) if id(leaf) in given or leaf.base is not None else leaf, checked)
+
+
 _COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
@@ -184,10 +202,9 @@ def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> Agent
 
 def _cast_tree(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
     try:
-        check_structure(spec, tree, root)
+        parts = matched(spec, tree, root)
     except SpecMismatch:
         return tree
-    parts = zip(leaves(spec), leaves_like(spec, tree), paths(spec, root), strict=True)
     return build(spec, [_cast_column(leaf, part, path, casting) for leaf, part, path in parts])
 
 

@@ -36,13 +36,6 @@ class EnvsOfWorker(NamedTuple):
     rows: np.ndarray
     places: Any
 
-    @property
-    def list_of_places(self) -> list[int]:
-        """The indices in ``places`` as a list of ints."""
-        if isinstance(self.places, slice):
-            return list(range(self.places.start, self.places.stop))
-        return self.places.tolist()  # type: ignore[no-any-return]
-
 
 class EnvIndex:
     """An index from each env_id to the worker that hosts the environment."""
@@ -104,7 +97,7 @@ class EnvIndex:
         return ids, numbers
 
     def by_worker(self, env_ids: np.ndarray) -> list[EnvsOfWorker]:
-        """Group ``env_ids``, which must be valid, by worker. Return the groups in order of worker_id."""
+        """Group valid ``env_ids`` by worker. Return the groups, with arrays of places, in order of worker_id."""
         order = np.argsort(env_ids, kind="stable")
         workers = self._worker_of[env_ids[order]]
         cuts = np.flatnonzero(np.diff(workers)) + 1

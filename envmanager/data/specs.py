@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.trees import Tree, as_numpy, is_foreign, leaves, map_tree, snapshot
+from envmanager.data.trees import Tree, as_numpy, is_foreign, leaves, leaves_like, map_tree, paths, snapshot
 from envmanager.errors import UsageError
 
 
@@ -49,7 +49,10 @@ _SMALL = 32
 """Number of array elements up to which a Python loop is faster than NumPy."""
 
 
-@attrs.frozen(eq=False)
+_SAME_ARRAY = attrs.cmp_using(eq=np.array_equal)
+
+
+@attrs.frozen
 class ArraySpec:
     """The shape, dtype and bounds of one array (leaf) of an observation or action, for one agent.
 
@@ -60,16 +63,16 @@ class ArraySpec:
 
     shape: tuple[int, ...] = attrs.field(default=(), converter=_shape)
     dtype: np.dtype[Any] = attrs.field(default=np.dtype(np.float32), converter=_dtype)
-    minimum: Any = attrs.field(default=None, converter=_bound)
-    maximum: Any = attrs.field(default=None, converter=_bound)
-    name: str = ""
-    whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False)
+    minimum: Any = attrs.field(default=None, converter=_bound, eq=_SAME_ARRAY, hash=False)
+    maximum: Any = attrs.field(default=None, converter=_bound, eq=_SAME_ARRAY, hash=False)
+    name: str = attrs.field(default="", eq=False)
+    whole_bounds: tuple[int, int] | None = attrs.field(init=False, repr=False, eq=False)
     """Minimum and maximum of an integer array if both are given as scalars, else None."""
-    span: tuple[float, float] | None = attrs.field(init=False, repr=False)
+    span: tuple[float, float] | None = attrs.field(init=False, repr=False, eq=False)
     """Range of finite numbers in the bounds; None for array bounds, or if the dtype is neither integer nor float."""
-    is_object: bool = attrs.field(init=False, repr=False)
+    is_object: bool = attrs.field(init=False, repr=False, eq=False)
     """Whether the leaf holds Python objects."""
-    _choices: frozenset[int] = attrs.field(init=False, repr=False)
+    _choices: frozenset[int] = attrs.field(init=False, repr=False, eq=False)
     """Valid values of a scalar integer if there are at most ``_FEW``, else empty."""
 
     def __attrs_post_init__(self) -> None:
@@ -96,19 +99,6 @@ class ArraySpec:
             and batch.ndim == 1
             and self._choices.issuperset(batch.tolist())
         )
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ArraySpec):
-            return NotImplemented
-        return (
-            self.shape == other.shape
-            and self.dtype == other.dtype
-            and np.array_equal(self.minimum, other.minimum)
-            and np.array_equal(self.maximum, other.maximum)
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.shape, self.dtype))
 
     def __str__(self) -> str:
         if self.is_object:
@@ -201,6 +191,12 @@ def check_structure(spec: Tree, value: Tree, path: str) -> None:
             raise SpecMismatch(path, f"a tuple of {len(spec)}", describe_value(value))
         for index, child in enumerate(spec):
             check_structure(child, value[index], f"{path}[{index}]")
+
+
+def matched(spec: Tree, value: Tree, path: str) -> list[tuple[ArraySpec, Any, str]]:
+    """Return each leaf of ``spec`` with that of ``value`` and its path. Raises SpecMismatch as ``check_structure``."""
+    check_structure(spec, value, path)
+    return list(zip(leaves(spec), leaves_like(spec, value), paths(spec, path), strict=True))
 
 
 def check_values(spec: ArraySpec, value: Any, path: str) -> None:

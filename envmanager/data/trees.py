@@ -32,11 +32,7 @@ def map_tree(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
 
 def leaves(tree: Tree) -> list[Any]:
     """Return all leaves of ``tree``, depth first."""
-    if isinstance(tree, dict):
-        return [leaf for child in tree.values() for leaf in leaves(child)]
-    if isinstance(tree, tuple):
-        return [leaf for child in tree for leaf in leaves(child)]
-    return [tree]
+    return leaves_like(tree, tree)
 
 
 def leaves_like(structure: Tree, tree: Tree) -> list[Any]:

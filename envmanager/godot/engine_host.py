@@ -15,7 +15,6 @@ from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any, ClassVar
 
-import attrs
 import numpy as np
 
 from envmanager.data.seeding import derive_seed
@@ -82,8 +81,9 @@ class EngineHost(LinkHost[EngineLink]):
         seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
         if options.seed is not None:
             seed = derive_seed(options.seed, _ENGINE_SEEDS + worker_id, entry.generation)
-        plan = EnginePlan(
-            **attrs.asdict(self.plan_of(entry), recurse=False),
+        plan = self.plan_of(
+            entry,
+            EnginePlan,
             options=options,
             command=() if is_attached else command_for(self.game, options.engine),
             environ=self._environ(entry),

@@ -233,8 +233,9 @@ class EngineLink(Link):
         elif ticket in (self.awaited.ticket, self.asked.ticket) and self._n_busy < _MOST_BUSY:
             self._n_busy += 1
             for each in (self.awaited, self.asked):
-                if each.command is not None and each.ticket == ticket:
-                    each.deadline = max(each.deadline, time.monotonic() + self._timeouts_s[each.command])
+                command = each.command  # read once: close() pumps in another thread
+                if command is not None and each.ticket == ticket:
+                    each.deadline = max(each.deadline, time.monotonic() + self._timeouts_s[command])
 
     # Release and output.
 

@@ -25,7 +25,7 @@ import attrs
 
 from envmanager.errors import NotWritten, UsageError
 from envmanager.godot.options import EngineOptions, Protocol
-from envmanager.observe.files import reporting, write_anew
+from envmanager.observe.files import reporting, write_atomically
 
 VARIABLE = "ENVMANAGER_GODOT"
 """Environment variable with the path of the engine, used if a config has no ``engine.binary``."""
@@ -260,7 +260,7 @@ def install_addon(project: Path | str) -> Path:
     elif not there:
         text = f"{text.rstrip()}\n\n[autoload]\n\n{AUTOLOAD}\n"
     to = copy_addon(major, project)
-    write_anew(file, text)
+    write_atomically(file, text)
     return to
 
 
@@ -304,7 +304,7 @@ def new_project(to: Path | str, major: int = 4) -> Path:
     _copy(HERE / "template", major, to)
     file = to / "project.godot"
     title = re.sub(r'["\\\n]', "", to.resolve().name)
-    write_anew(file, file.read_text(encoding="utf-8").replace('"New game"', f'"{title}"'))
+    write_atomically(file, file.read_text(encoding="utf-8").replace('"New game"', f'"{title}"'))
     return to
 
 

@@ -31,21 +31,13 @@ from envmanager.system.machine import advice
 _NEVER = math.inf
 
 
-class State(enum.Enum):
-    """A stage in the life of a worker, from its start to its exit."""
+class State(enum.IntEnum):
+    """A stage in the life of a worker, from its start to its exit. A worker may skip stages, but never goes back."""
 
-    STARTING = enum.auto()
-    RUNNING = enum.auto()
-    CLOSING = enum.auto()
-    GONE = enum.auto()
-
-
-_MOVES = {
-    State.STARTING: {State.RUNNING, State.CLOSING, State.GONE},
-    State.RUNNING: {State.CLOSING, State.GONE},
-    State.CLOSING: {State.GONE},
-    State.GONE: set(),
-}
+    STARTING = 0
+    RUNNING = 1
+    CLOSING = 2
+    GONE = 3
 
 
 class Await:
@@ -124,7 +116,7 @@ class WorkerLife(ABC):
 
     def move(self, to: State) -> None:
         """Change the state. Raises RuntimeError for an invalid transition."""
-        if to not in _MOVES[self.state]:
+        if to <= self.state:
             raise RuntimeError(f"worker {self.worker_id} cannot go from {self.state.name} to {to.name}")
         self.state = to
 
@@ -182,15 +174,10 @@ class WorkerLife(ABC):
         if response.name is CommandName.FAILED or not self._first_commands:
             self.awaited.clear()
             return response
-        if response.name is CommandName.START:
-            self.have_started_again()
         command, payload = self._first_commands.pop(0)
         self.send(command, payload)
         self.await_response(self.asked.ticket, command, self.asked.deadline)
         return None
-
-    def have_started_again(self) -> None:  # noqa: B027  (few workers need it)
-        """Prepare a started replacement worker for its reset. Does nothing unless overridden."""
 
     # The end.
 

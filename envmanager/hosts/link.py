@@ -84,7 +84,6 @@ class Link(WorkerLife):
         super().__init__(plan, events, times)
         self.channel = channel
         self._core_wait_ns = 0
-        self._released = False
 
     # Commands.
 
@@ -216,7 +215,5 @@ class Link(WorkerLife):
     def release(self) -> None:
         """Kill the worker, unless it has ended, and close its descriptors. A second call does nothing."""
         self.kill()
-        if not self._released:
-            self._released = True
-            self.process.release()
-            self.channel.close()
+        self.process.release()
+        self.channel.close()

@@ -209,14 +209,10 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             first_slot=first_slot,
         )
 
-    def plan_of(self, entry: Entry) -> WorkerPlan:
-        """Return the WorkerPlan (ids and time limits) with which to start a worker's current generation."""
-        return WorkerPlan(
-            worker_id=entry.worker_id,
-            env_ids=entry.env_ids,
-            generation=entry.generation,
-            timeouts=self.options.timeouts,
-        )
+    def plan_of(self, entry: Entry, kind: Callable[..., Any] = WorkerPlan, **more: Any) -> Any:
+        """Return the plan with which to start a worker's current generation: ids, time limits, and ``more`` fields."""
+        who = {"worker_id": entry.worker_id, "env_ids": entry.env_ids, "generation": entry.generation}
+        return kind(**who, timeouts=self.options.timeouts, **more)
 
     def await_start(self) -> dict[int, StartReport]:
         return {worker.worker_id: start_report(worker.recv()) for worker in self._links()}

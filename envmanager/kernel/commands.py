@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
@@ -19,6 +18,7 @@ from envmanager.data.env_rows import EnvIndex
 from envmanager.data.steps import CommandName, StepInfo
 from envmanager.data.trees import snapshot
 from envmanager.errors import UsageError
+from envmanager.kernel.calls import Calls
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
@@ -26,23 +26,33 @@ from envmanager.kernel.table import WorkerState, WorkerTable
 from envmanager.options import ResetConfig
 
 
-class Resets:
-    """The part of a manager that implements ``reset``. It resets or replaces the workers."""
+class Commands:
+    """The part of a manager that implements ``reset``, ``call``, ``get_attr``, ``set_attr`` and ``render``."""
 
-    def __init__(self, table: WorkerTable, recovery: Recovery, collector: Collector, seed: int | None) -> None:
+    def __init__(
+        self,
+        table: WorkerTable,
+        recovery: Recovery,
+        collector: Collector,
+        env_rows: EnvIndex,
+        calls: Calls,
+        seed: int | None,
+    ) -> None:
         """``seed`` is used only for the first reset, and only if the config of that reset contains no seed."""
         self.host: WorkerHost
-        self._seed = seed
         self._table = table
         self._recovery = recovery
         self._collector = collector
+        self._env_rows = env_rows
+        self._calls = calls
+        self._seed = seed
 
     def checked(self, config: Any) -> tuple[Any, ResetConfig]:
         """Return the config to send to workers and its parsed form. The first reset uses the manager's seed by default.
 
         Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
         """
-        parsed = ResetConfig.parse(config, n_envs=sum(len(entry.env_ids) for entry in self._table.entries))
+        parsed = ResetConfig.of(config, n_envs=self._env_rows.n_envs)
         if self._seed is not None and parsed.seed is None:
             config = parsed = attrs.evolve(parsed, seed=self._seed)
         self.host.check_can_travel(config)
@@ -100,6 +110,45 @@ class Resets:
         self._seed = None
         return infos
 
+    def ids(self, env_ids: Any) -> np.ndarray:
+        """Return ``env_ids`` (None: all) as an int64 array. Raises UsageError for an unknown or repeated id."""
+        return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
+
+    def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
+        """Send a command with ``payload(rows, places)`` to the workers that run ``env_ids``. Return one result per id.
+
+        ``rows`` are indices of environments in the worker, ``places`` indices in ``env_ids``. Waits for replacements.
+        Raises a given-up worker's error before sending, or the first failure after all workers have responded.
+        """
+        with self._calls.named[name]:
+            ids = self.ids(env_ids)
+            groups, entries, workers = self._env_rows.by_worker(ids), self._table.entries, self.host.workers
+            for group in groups:
+                self._collector.await_replacement(entries[group.worker_id])
+                entries[group.worker_id].require_alive()
+            payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
+            self.host.check_can_travel(payloads)
+            for group, own in zip(groups, payloads, strict=True):
+                workers[group.worker_id].send(name, own)
+            learned = self._table.with_specs_learned
+            responses = [learned(workers[group.worker_id].recv()) for group in groups]
+            failed = [response for response in responses if response.name is CommandName.FAILED]
+            if name is CommandName.SET_ATTR:
+                for group, payload_of_worker, response in zip(groups, payloads, responses, strict=True):
+                    if response.name is not CommandName.FAILED:
+                        entries[group.worker_id].remember(*payload_of_worker)
+            if failed:
+                gone = [(entries[each.worker_id], each.payload) for each in failed if self.host.is_gone(each.worker_id)]
+                self._recovery.fail_quietly(gone)
+                given_up_for = entries[failed[0].worker_id].error
+                raise given_up_for or failed[0].payload
+            results: list[Any] = [None] * len(ids)
+            for group, response in zip(groups, responses, strict=True):
+                own_results = response.payload or [None] * len(group.rows)
+                for place, result in zip(group.places.tolist(), own_results, strict=True):
+                    results[place] = result
+            return results
+
 
 def one_for_each(values: Any, n: int) -> Sequence[Any]:
     """Return ``values`` if it is a sequence (not text or bytes) or a non-scalar array, else ``[values] * n``.
@@ -129,64 +178,3 @@ def _is_many(values: Any) -> bool:
             "* n, or list(values)."
         )
     return False
-
-
-class Asker:
-    """The part of a manager that implements ``call``, ``get_attr``, ``set_attr`` and ``render``."""
-
-    def __init__(
-        self,
-        table: WorkerTable,
-        recovery: Recovery,
-        collector: Collector,
-        env_rows: EnvIndex,
-        calls: Mapping[str, AbstractContextManager[None]],
-    ) -> None:
-        """``calls`` maps a method's name, such as "render", to the context manager that holds the manager's lock."""
-        self.host: WorkerHost
-        self._calls = calls
-        self._table = table
-        self._recovery = recovery
-        self._collector = collector
-        self._env_rows = env_rows
-
-    def ids(self, env_ids: Any) -> np.ndarray:
-        """Return ``env_ids`` (None: all) as an int64 array. Raises UsageError for an unknown or repeated id."""
-        return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
-
-    def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        """Send a command with ``payload(rows, places)`` to the workers that run ``env_ids``. Return one result per id.
-
-        ``rows`` are indices of environments in the worker, ``places`` indices in ``env_ids``. Waits for replacements.
-        Raises a given-up worker's error before sending, or the first failure after all workers have responded.
-        """
-        with self._calls[name]:
-            return self._ask(name, self.ids(env_ids), payload)
-
-    def _ask(self, name: CommandName, ids: np.ndarray, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
-        groups, entries, workers = self._env_rows.by_worker(ids), self._table.entries, self.host.workers
-        for group in groups:
-            self._collector.await_replacement(entries[group.worker_id])
-            entries[group.worker_id].require_alive()
-        payloads = [payload(group.rows.tolist(), group.list_of_places) for group in groups]
-        self.host.check_can_travel(payloads)
-        for group, own in zip(groups, payloads, strict=True):
-            workers[group.worker_id].send(name, own)
-        learned = self._table.with_specs_learned
-        responses = [learned(workers[group.worker_id].recv()) for group in groups]
-        failed = [response for response in responses if response.name is CommandName.FAILED]
-        if name is CommandName.SET_ATTR:
-            for group, payload_of_worker, response in zip(groups, payloads, responses, strict=True):
-                if response.name is not CommandName.FAILED:
-                    entries[group.worker_id].remember(*payload_of_worker)
-        if failed:
-            gone = [(entries[each.worker_id], each.payload) for each in failed if self.host.is_gone(each.worker_id)]
-            self._recovery.fail_quietly(gone)
-            given_up_for = entries[failed[0].worker_id].error
-            raise given_up_for or failed[0].payload
-        results: list[Any] = [None] * len(ids)
-        for group, response in zip(groups, responses, strict=True):
-            own_results = response.payload or [None] * len(group.rows)
-            for place, result in zip(group.list_of_places, own_results, strict=True):
-                results[place] = result
-        return results

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.casting import checked_actions
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
 from envmanager.kernel.host import WorkerHost
-from envmanager.kernel.policy_steps import checked_actions
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 

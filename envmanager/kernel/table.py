@@ -45,6 +45,8 @@ class WorkerState(enum.IntEnum):
     """Failed, and is never used again."""
 
 
+RECYCLED = "recycled"
+"""``phase`` of the error that is stored as the cause of a recycled worker's replacement."""
 _S = WorkerState
 _MOVES = (
     {_S.IN_FLIGHT, _S.READY, _S.REPLACING, _S.DROPPED},  # from IDLE
@@ -73,6 +75,11 @@ class Replacement:
     is_started: bool = False
     has_begun: bool = False
     """Whether the generation's first observations have arrived, as the last response in the outbox."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a healthy worker is replaced, by ``recycle_after_steps``."""
+        return self.cause is not None and self.cause.phase == RECYCLED
 
 
 @attrs.define(eq=False)

@@ -50,8 +50,8 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
     return scalars
 
 
-def make_writer(log_dir: str, *, mark: str = "") -> Any:
-    """Return a tensorboardX SummaryWriter for ``log_dir``. Its file's name ends with ``mark`` and a random number.
+def make_writer(log_dir: str) -> Any:
+    """Return a tensorboardX SummaryWriter for ``log_dir``. Its file's name ends with a random number.
 
     Raises MissingExtra if tensorboardX is not installed.
     """
@@ -59,4 +59,4 @@ def make_writer(log_dir: str, *, mark: str = "") -> Any:
         library = importlib.import_module("tensorboardX")
     # tensorboardX names the file after the second and the machine. With a random suffix two writers have two files, and
     # no other user can have put a symbolic link there, because the name cannot be guessed.
-    return library.SummaryWriter(log_dir, filename_suffix=f".{mark}{secrets.token_hex(4)}")
+    return library.SummaryWriter(log_dir, filename_suffix=f".{secrets.token_hex(4)}")

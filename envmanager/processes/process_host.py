@@ -24,10 +24,9 @@ import numpy as np
 
 from envmanager.adapters.factories import check_travel, factories_for
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport, only_agents
+from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, StartReport, only_agents
 from envmanager.errors import WorkerTimedOut
 from envmanager.hosts import descriptors
-from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.life import WorkerPlan
 from envmanager.hosts.link import Link, WorkerProcess
 from envmanager.hosts.link_host import LinkHost
@@ -36,14 +35,13 @@ from envmanager.hosts.shared_rows import Block, BlockLayout, SharedRows, allocat
 from envmanager.hosts.spin import spin_ns
 from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, Channel, Decoder, dumps_command
 from envmanager.kernel.host import EnvWorker, HostContext
-from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ProcessOptions, ResetConfig
 from envmanager.processes.output import OutputLog
 from envmanager.system.interrupts import defer_interrupts
 
-_STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
+_STEP = CommandName.STEP
 _DESCRIPTORS_TO_START = 16
 """Number of free descriptors required before a start, more than a start needs, so that no start fails half-way."""
 
@@ -77,7 +75,7 @@ class ProcessLink(Link):
         self._plan = plan
         self._worker_rows: SharedRows | None = None
         self.rows_to_attach: SharedRows | None = None
-        """Rows to attach once a replacement has started; None if the manager's steps are not in shared memory."""
+        """Rows to attach once a replacement has started."""
         descriptors.require_room(_DESCRIPTORS_TO_START)
         descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
         self._log, output_fd = None, None
@@ -103,16 +101,12 @@ class ProcessLink(Link):
         """
 
     def send(self, name: str, payload: Any = None) -> None:
+        """Send a command. A step blocks only if the socket is full. Call this method with interrupts deferred."""
         command = name if name.__class__ is CommandName else CommandName(name)
-        if command is _STEP:
-            self._send_step(command, payload, payload, None)
-        elif command is _STEP_ROWS:
-            self._send_step(command, payload, payload[1], payload[0])
-        else:
+        if command not in STEPPING:
             super().send(command, payload)
-
-    def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
-        """Send a step, and block only if the socket is full. Call this method with interrupts deferred."""
+            return
+        rows, actions = (None, payload) if command is _STEP else payload
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
@@ -138,9 +132,10 @@ class ProcessLink(Link):
         message = COMMAND.pack(self.ticket, ATTACH_CODE, self.slot, 0, 0, len(data)) + data
         self.channel.push(message, time.monotonic() + self._timeouts_s[CommandName.CALL])
 
-    def have_started_again(self) -> None:
-        if self.rows_to_attach is not None:
+    def first_response(self, response: EnvironmentResponse) -> EnvironmentResponse | None:
+        if response.name is CommandName.START and self.rows_to_attach is not None:
             self.attach(self.rows_to_attach)
+        return super().first_response(response)
 
     def output_tail(self) -> str:
         """Return the end of the worker's log file, or "" without ``log_dir``."""
@@ -202,14 +197,12 @@ class ProcessHost(LinkHost[ProcessLink]):
         factory = self.group_factory(entry)
         if worker_id >= self._n_links:
             return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self.options.zero_copy)
-        return self._start_process(entry, factory)
-
-    def _start_process(self, entry: Entry, factory: GroupFactory) -> ProcessLink:
         self.context.calls.require_open("the start of a worker")
         options = self.options
         environ = dict(os.environ) if options.worker_env is None else options.worker_env
-        plan = LaunchPlan(
-            **attrs.asdict(self.plan_of(entry), recurse=False),
+        plan = self.plan_of(
+            entry,
+            LaunchPlan,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
             start_method=options.start_method,
             memory=self._memory,

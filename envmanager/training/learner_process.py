@@ -4,7 +4,7 @@
 
     this process                                     the learner
     policy ◀── weights in shared memory ◀─────────── trainer: replay, optimizer
-    add ────── StepInfos, through a pipe ──────────▶ add, update
+    add ────── StepInfos, through a socket ────────▶ add, update
     add, is_ready ◀── counts of steps and updates ── add, update
 
 The learner waits until it has enough steps for its next update. This process waits while the learner is more than
@@ -12,18 +12,20 @@ The learner waits until it has enough steps for its next update. This process wa
 state for a last checkpoint. Unless ``learner_timeout_s`` is infinite, waits for the learner have a timeout. When this
 process ends, the learner ends too. Over the portable transport, the default on systems other than Linux, the learner
 may end later, when its native code releases the GIL.
+
+This process reads the learner's messages from a ``Channel``, and waits only in ``_exchange``. An interrupt never cuts a
+message short: what was not written stays queued. The learner's end of the socket blocks.
 """
 
 from __future__ import annotations
 
-import io
+import contextlib
 import logging
 import math
 import os
 import pickle
 import signal
-import struct
-import threading
+import socket
 import time
 import traceback
 import weakref
@@ -39,6 +41,7 @@ from envmanager.errors import EnvManagerError, UsageError
 from envmanager.hosts import descriptors
 from envmanager.hosts.link import SIGKILL
 from envmanager.hosts.shared_rows import allocate, map_memory
+from envmanager.hosts.wire import MESSAGE, MESSAGE_MARK, Channel
 from envmanager.importing import needed_by
 from envmanager.options import choose_transport
 from envmanager.policy import Policy
@@ -62,16 +65,14 @@ _START_S = 120.0
 _CLOSE_S = 10.0
 _ALIGNED_BYTES = 64
 """Alignment of the tensors in shared memory, in bytes."""
-_LENGTH = struct.Struct("<Q")
-_READ_SIZE = 1 << 20
 _logger = logging.getLogger("envmanager")
 
 
 class LearnerFailed(EnvManagerError):
-    """Error raised when ``Apart``'s learner raised an error, exited, timed out or was closed. The text says which."""
+    """Error raised when a learner raised an error, exited, timed out or was closed. The text says which."""
 
 
-class Apart(Trainer):
+class LearnerProcess(Trainer):
     """A trainer that runs another one in a separate process, the learner. The policy acts in the caller's process.
 
     The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make()``
@@ -114,10 +115,11 @@ class Apart(Trainer):
         self._has_started = False
         self._failure = ""
         """Reason why the learner is unusable; empty while it is usable."""
-        self._process, self._pipe, self._copies = _start(cloudpickle.dumps(make), self._model)
-        self._release = weakref.finalize(self, _release, self._process, self._pipe, self._owner_pid)
+        self._unsent: list[memoryview] = []
+        self._process, self._channel, self._copies = _start(cloudpickle.dumps(make), self._model)
+        self._release = weakref.finalize(self, _release, self._process, self._channel, self._owner_pid)
 
-    def __enter__(self) -> Apart:
+    def __enter__(self) -> LearnerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -132,8 +134,8 @@ class Apart(Trainer):
             try:
                 with allow_interrupts():
                     deadline = time.monotonic() + _CLOSE_S
-                    self._pipe.send(("close", None))
-                    while not self._pipe.hung_up and self._pipe.exchange(deadline - time.monotonic()):
+                    self._queue("close")
+                    while not self._is_cut_off() and self._exchange(deadline - time.monotonic()):
                         pass
                     descriptors.wait_for([self._process.pidfd], deadline - time.monotonic())
             finally:
@@ -200,9 +202,14 @@ class Apart(Trainer):
     def _send(self, what: str, payload: Any = None) -> None:
         self._require_usable()
         with defer_interrupts():
-            self._pipe.send((what, payload))
-            while self._pipe.has_unsent:
+            self._queue(what, payload)
+            while self._unsent:
                 self._wait()
+
+    def _queue(self, what: str, payload: Any = None) -> None:
+        """Queue a message, and write as much as possible without blocking. The caller must defer interrupts."""
+        self._unsent.append(memoryview(pickle.dumps((what, payload), protocol=5)))
+        self._write()
 
     def _ask(self, what: str, payload: Any = None) -> Any:
         """Send a request and return the learner's answer. Discard answers to earlier, interrupted requests."""
@@ -221,13 +228,17 @@ class Apart(Trainer):
 
     def _hear(self) -> bool:
         """Handle the learner's next message. Return False if there is none. The caller must defer interrupts."""
-        try:
-            message = self._pipe.receive()
-        except EOFError:
-            self._fail(f"the learner of {self.behavior!r} has ended ({self._process.exit_name()}).")
-        if message is None:
+        if not self._channel.messages:
+            self._read()
+        if not self._channel.messages:
+            if self._channel.broken:
+                self._process.signal(SIGKILL)
+                self._fail(f"the learner of {self.behavior!r} sent {self._channel.broken} and was killed.")
+            if self._is_cut_off():
+                self._require_usable()  # after a close in another thread
+                self._fail(f"the learner of {self.behavior!r} has ended ({self._process.exit_name()}).")
             return False
-        what, payload = message
+        what, payload = pickle.loads(self._channel.messages.pop(0).data)
         self._has_started = True
         if what == "failed":
             self._fail(f"the learner of {self.behavior!r} raised:\n{payload}")
@@ -244,10 +255,10 @@ class Apart(Trainer):
         who = f"the learner of {self.behavior!r} has {'not responded' if self._has_started else 'been starting'}"
         timeout_s = self._timeout_s if self._has_started else max(self._timeout_s, _START_S)
         half_s = timeout_s / 2
-        if self._pipe.exchange(half_s):
+        if self._exchange(half_s):
             return
         _logger.warning("%s for %g s; after %g s more it is killed (learner_timeout_s).", who, half_s, half_s)
-        if self._pipe.exchange(half_s):
+        if self._exchange(half_s):
             return
         state = state_name(self._process.pid)
         self._process.signal(SIGKILL)
@@ -255,6 +266,44 @@ class Apart(Trainer):
             f"{who} for {timeout_s:g} s and was killed; its process was {state}. If it was only busy, raise "
             "learner_timeout_s."
         )
+
+    def _exchange(self, timeout_s: float) -> bool:
+        """Wait until the socket is ready, then write queued bytes and read new ones. Return False only on timeout."""
+        deadline = time.monotonic() + timeout_s
+        while (fd := self._channel.fd) != descriptors.CLOSED and not self._channel.hung_up:
+            with allow_interrupts():
+                writable = [fd] if self._unsent else []
+                ready = descriptors.wait_for([fd], deadline - time.monotonic(), writable=writable)
+            if ready:
+                self._write()
+                self._read()
+                break
+            if time.monotonic() >= deadline:
+                return False
+        return True
+
+    def _is_cut_off(self) -> bool:
+        return self._channel.hung_up or self._channel.fd == descriptors.CLOSED
+
+    def _write(self) -> None:
+        with self._channel.lock:
+            while self._unsent:
+                try:
+                    n_written = descriptors.write(self._channel.fd, self._unsent[0])
+                except BlockingIOError:
+                    return
+                except OSError:  # the learner's end is closed, which the next read reports
+                    self._unsent.clear()
+                    return
+                self._unsent[0] = self._unsent[0][n_written:]
+                if not self._unsent[0]:
+                    del self._unsent[0]
+
+    def _read(self) -> None:
+        with self._channel.lock:
+            self._channel.pump()
+            if self._is_cut_off():
+                self._unsent.clear()
 
     def _fail(self, why: str) -> NoReturn:
         self._failure = why
@@ -269,8 +318,8 @@ class Apart(Trainer):
 
 def _start(
     pickled: bytes, model: nn.Module
-) -> tuple[Process | PortableProcess, MessagePipe, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Start a learner that writes its weights to shared memory. Return its process, a pipe to it, and tensors to copy.
+) -> tuple[Process | PortableProcess, Channel, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Start a learner that writes its weights to shared memory. Return process, channel, and tensors to copy.
 
     The model's tensors on the CPU are moved to the shared memory. The tensors to copy are pairs of a tensor on a GPU
     and the shared tensor that holds its newest value.
@@ -280,7 +329,9 @@ def _start(
     transport = choose_transport()
     descriptors.open_standard()
     ours, theirs = descriptors.connected_sockets()
-    pipe = MessagePipe(ours.detach())
+    ours.setblocking(False)
+    channel = Channel()
+    channel.open(descriptors.register(ours.detach()), descriptors.CLOSED)
     memory = open_memory() if transport == "portable" else descriptors.create_memory("envmanager-weights")
     try:
         with theirs:
@@ -294,17 +345,18 @@ def _start(
                 else:
                     copies.append((state[name], shared))
             who, function, arguments = "envmanager-learner", f"{__name__}:_learn", (pickled, torch.get_num_threads())
+            process: Process | PortableProcess
             if transport == "portable":
-                return (
-                    PortableProcess(who, function, arguments, connection=theirs, memory=memory, environ=os.environ),
-                    pipe,
-                    copies,
+                process = PortableProcess(
+                    who, function, arguments, connection=theirs, memory=memory, environ=os.environ
                 )
-            from envmanager.processes.starting import start  # imported here because it needs Linux
+            else:
+                from envmanager.processes.starting import start  # imported here because it needs Linux
 
-            return start("spawn", who, function, arguments, fds=(theirs.fileno(), int(memory))), pipe, copies
+                process = start("spawn", who, function, arguments, fds=(theirs.fileno(), int(memory)))
+            return process, channel, copies
     except BaseException as error:
-        pipe.close()
+        channel.close()
         if isinstance(error, OSError):
             raise LearnerFailed(f"the learner could not be started: {error}. {advice(error)}".strip()) from error
         raise
@@ -335,12 +387,13 @@ def _lay_out(state: Mapping[str, torch.Tensor], memory: int | str) -> dict[str, 
     return tensors
 
 
-def _release(process: Process | PortableProcess, pipe: MessagePipe, owner_pid: int) -> None:
-    """Kill the learner if it still runs, and release its process and pipe. Do nothing in a forked process."""
+def _release(process: Process | PortableProcess, channel: Channel, owner_pid: int) -> None:
+    """Kill the learner if it still runs, and release its process and channel. Do nothing in a forked process."""
     if os.getpid() == owner_pid:
         process.signal(SIGKILL)
         process.release()
-        pipe.close()
+        with channel.lock:
+            channel.close()
 
 
 def _only(info: StepInfo, behavior: str) -> StepInfo:
@@ -359,72 +412,70 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
 
 
 def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
-    """Run a learner with the pickled ``make``. ``inherited`` holds the pipe's file descriptor and the shared memory."""
-    pipe_fd, memory = inherited
+    """Run a learner with the pickled ``make``. ``inherited`` holds the socket's descriptor and the shared memory."""
+    fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    pipe = MessagePipe(pipe_fd)
-    try:
-        torch.set_num_threads(n_threads)
-        trainer: Any = cloudpickle.loads(pickled)()
-        weights = _lay_out(trainer.model.state_dict(), memory)
-        if isinstance(memory, int):
-            os.close(memory)
-        with torch.no_grad():
-            trainer.model.load_state_dict(weights)
-        _Learner(pipe, trainer, weights).run()
-    except EOFError:
-        pass  # the other process has exited
-    except BaseException:
-        _send_whole(pipe, "failed", traceback.format_exc())
+    with socket.socket(fileno=descriptors.register(fd)) as connection:
+        try:
+            torch.set_num_threads(n_threads)
+            trainer: Any = cloudpickle.loads(pickled)()
+            weights = _lay_out(trainer.model.state_dict(), memory)
+            if isinstance(memory, int):
+                os.close(memory)
+            with torch.no_grad():
+                trainer.model.load_state_dict(weights)
+            _Learner(connection, trainer, weights).run()
+        except BaseException:
+            with contextlib.suppress(OSError):  # the other process has exited
+                tell(connection, "failed", traceback.format_exc())
 
 
-def _send_whole(pipe: MessagePipe, what: str, payload: Any) -> None:
-    """Send a message. Block, without a timeout, until it is entirely written or the other end is closed."""
-    pipe.send((what, payload))
-    while pipe.has_unsent:
-        pipe.exchange(math.inf)
+def tell(connection: socket.socket, what: str, payload: Any) -> None:
+    """Send a message from the learner. Block, without a timeout, until it is entirely written."""
+    data = pickle.dumps((what, payload), protocol=5)
+    connection.sendall(MESSAGE.pack(0, 0, 0, MESSAGE_MARK, 0, len(data), 0, 0))
+    connection.sendall(data)
 
 
 class _Learner:
     """The loop of the learner's process. It reads no message while an update is due, so the sender may have to wait."""
 
-    def __init__(self, pipe: MessagePipe, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
-        self._pipe = pipe
+    def __init__(self, connection: socket.socket, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
+        self._connection = connection
         self._trainer = trainer
         self._weights = weights
         self._progress = 0.0
         self._n_learned = 0
 
     def run(self) -> None:
-        _send_whole(self._pipe, "started", None)
+        self._tell("started", None)
+        received = self._connection.makefile("rb")
         goes_on = True
         while goes_on:
             if self._trainer.is_ready():
                 figures = self._trainer.update(self._progress)
                 self._publish()
-                _send_whole(self._pipe, "updated", (self._trainer.version, figures))
+                self._tell("updated", (self._trainer.version, figures))
             else:
-                goes_on = self._obey(*self._next())
+                goes_on = self._obey(*pickle.load(received))
 
-    def _next(self) -> tuple[str, Any]:
-        while (message := self._pipe.receive()) is None:
-            self._pipe.exchange(math.inf)
-        return message  # type: ignore[no-any-return]
+    def _tell(self, what: str, payload: Any) -> None:
+        tell(self._connection, what, payload)
 
     def _obey(self, what: str, payload: Any) -> bool:
         if what == "add":
             self._n_learned += self._trainer.add(payload)
-            _send_whole(self._pipe, "learned", self._n_learned)
+            self._tell("learned", self._n_learned)
         elif what == "progress":
             self._progress = payload
         elif what == "reset":
             self._trainer.environments_were_reset()
         elif what in ("pause", "state", "restore"):
             number, told = payload
-            _send_whole(self._pipe, "answer", (number, self._answer(what, told)))
+            self._tell("answer", (number, self._answer(what, told)))
         return what != "close"
 
     def _answer(self, what: str, told: Any) -> Any:
@@ -440,110 +491,3 @@ class _Learner:
         with torch.no_grad():
             for name, tensor in self._trainer.model.state_dict().items():
                 self._weights[name].copy_(tensor)
-
-
-class MessagePipe:
-    """One end of a pipe for pickled messages. Takes ownership of the socket ``fd``, and makes it non-blocking."""
-
-    def __init__(self, fd: int) -> None:
-        descriptors.set_blocking(fd, False)
-        self._fd = descriptors.register(fd)
-        self._unsent: list[memoryview] = []
-        self._inbox = bytearray()
-        self.hung_up = False
-        """Whether either end is known to be closed. Messages that were already read can still be received."""
-        self._lock = threading.RLock()
-        """Lock held while the socket is used and while ``close`` closes it, perhaps in another thread."""
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether bytes of a message are still queued. Always False once ``hung_up`` is True."""
-        return bool(self._unsent)
-
-    def send(self, message: Any) -> None:
-        """Queue a message, and write as much as possible to the socket without blocking."""
-        buffer = io.BytesIO()
-        buffer.write(bytes(_LENGTH.size))
-        pickle.dump(message, buffer, protocol=5)
-        view = buffer.getbuffer()
-        _LENGTH.pack_into(view, 0, len(view) - _LENGTH.size)
-        with defer_interrupts(), self._lock:
-            self._unsent.append(view)
-            self._write()
-
-    def exchange(self, timeout_s: float) -> bool:
-        """Wait until the socket is ready, then write queued bytes and read new ones. Return False only on timeout."""
-        deadline = time.monotonic() + timeout_s
-        with defer_interrupts():
-            while (fd := self._fd) != descriptors.CLOSED and not self.hung_up:
-                with allow_interrupts():
-                    writable = [fd] if self._unsent else []
-                    ready = descriptors.wait_for([fd], deadline - time.monotonic(), writable=writable)
-                if ready:
-                    with self._lock:
-                        self._write()
-                        self._read()
-                    break
-                if time.monotonic() >= deadline:
-                    return False
-        return True
-
-    def receive(self) -> Any:
-        """Return the next message, or None if none has arrived. Raises EOFError if no more messages can arrive."""
-        with defer_interrupts():
-            message = self._take()
-            if message is None and not self.hung_up:
-                with self._lock:
-                    self._read()
-                message = self._take()
-        if message is None and self.hung_up:
-            raise EOFError
-        return message
-
-    def close(self) -> None:
-        """Close the socket and discard unsent bytes."""
-        with self._lock:
-            self._fd = descriptors.close(self._fd)
-            self._hang_up()
-
-    def _write(self) -> None:
-        while self._unsent:
-            try:
-                n_written = descriptors.write(self._fd, self._unsent[0])
-            except BlockingIOError:
-                return
-            except OSError:  # the other end is closed, which the next read reports
-                self._unsent.clear()
-                return
-            if n_written < len(self._unsent[0]):
-                self._unsent[0] = self._unsent[0][n_written:]
-            else:
-                del self._unsent[0]
-
-    def _read(self) -> None:
-        while not self.hung_up:
-            try:
-                part = descriptors.read(self._fd, _READ_SIZE)
-            except BlockingIOError:
-                return
-            except OSError:  # the other end closed without reading all of our bytes
-                part = b""
-            if part:
-                self._inbox += part
-            else:
-                self._hang_up()
-
-    def _hang_up(self) -> None:
-        self.hung_up = True
-        self._unsent.clear()
-
-    def _take(self) -> Any:
-        if len(self._inbox) < _LENGTH.size:
-            return None
-        end = _LENGTH.size + _LENGTH.unpack_from(self._inbox)[0]
-        if len(self._inbox) < end:
-            return None
-        with memoryview(self._inbox)[_LENGTH.size : end] as data:
-            message = pickle.loads(data)
-        del self._inbox[:end]
-        return message

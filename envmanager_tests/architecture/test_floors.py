@@ -23,13 +23,14 @@ FLOORS = {
     "kernel": ["kernel", "env_manager"],
     "workers": ["hosts"],
     "processes": ["processes"],
+    "placement": ["placing"],
     "managers": [
+        "auto_env_manager",
         "godot",
         "ray_cluster",
         "simple_env_manager",
         "subprocess_env_manager",
         "registry",
-        "placing",
     ],
     "tools": ["check", "testing", "interop", "training", "cli"],
 }
@@ -177,6 +178,19 @@ def test_only_documented_parts_of_multiprocessing_are_used() -> None:
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "multiprocessing":
             used.add(ast.unparse(node))
     assert used <= {f"multiprocessing.{name}" for name in multiprocessing.__all__}
+
+
+def test_the_life_of_a_worker_knows_no_descriptor_and_no_process() -> None:
+    path = ROOT / "hosts" / "life.py"
+    inside = {name.partition(".")[0] for name in imports_of(path)}
+    outside = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        + ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+    }
+    assert not inside & {"hosts", "processes"}
+    assert not outside & {"os", "select", "signal", "socket", "subprocess", "threading"}
 
 
 def test_the_helper_loads_nothing_but_the_standard_library() -> None:

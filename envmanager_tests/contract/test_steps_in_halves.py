@@ -16,6 +16,7 @@ from pettingzoo import ParallelEnv
 
 from envmanager import AgentSteps, ArraySpec, BehaviorSpec, Environment
 from envmanager.adapters.choosing import build_group
+from envmanager.adapters.pettingzoo import ParallelEnvironment
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import Steps
 from envmanager.data.trees import Tree, leaves
@@ -297,3 +298,16 @@ def test_objects_are_copied_once_for_each_place_in_the_steps(env: Any) -> None:
         n_places += len(own) + (0 if own.final_obs is None else len(own.final_obs))
 
     assert Counted.n_copies == n_places
+
+
+def test_a_group_takes_the_step_of_an_adapter_s_subclass() -> None:
+    class Louder(ParallelEnvironment):
+        def step(self, actions: Mapping[str, Tree]) -> Steps:
+            steps = super().step(actions)
+            steps["default"].reward += 100
+            return steps
+
+    group = build_group([Louder(Pair())], [0])
+    steps = group.step(actions_for(group.reset(seeds=[None], options=None), 1))
+
+    assert steps["default"].reward.tolist() == [101, 102]

@@ -1,4 +1,4 @@
-"""Cases 20 to 22 of docs/failures.md as far as the kernel alone decides: budgets, dropped workers, rows marked as lost.
+"""Cases 20 to 22 of docs/failures.md as far as the kernel alone decides: budgets and dropped workers.
 
 A kind of manager starts the replacements that it is asked for. When one is due is no part of FaultContract; here it
 runs over every manager.
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager.data.steps import Batch
 from envmanager.environment import EnvContext
 from envmanager.errors import EnvRaised, RestartsExhausted, WorkerDied, WorkerError
 from envmanager.observe import events
@@ -26,34 +25,6 @@ class KernelRestarts(FaultyManagers):
     def _skip_deaths_without_processes(self, fault: Any) -> None:
         if isinstance(fault, Die) and not self.has_processes:
             pytest.skip("needs workers outside this process")
-
-    def test_case_22_an_exception_is_raised_by_default(self) -> None:
-        with self.running(faulty(BROKEN, after=3, only_env=1)) as trainer:
-            check_error(trainer.first_error(), EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="step")
-            trainer.go_on(self.others_than(1))
-            assert trainer.lost == []
-            assert trainer.manager.stats().restarts == 0
-            assert trainer.manager.events.count(events.Restarted) == 0
-            assert trainer.manager.events.count(events.Raised) == 1
-
-    def test_case_20_lost_rows_of_a_batch_are_marked(self) -> None:
-        with self.managing(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as manager:
-            manager.reset()
-            last = manager.recv(Wait.all())
-            for number in range(1, 4):
-                manager.send(np.array([10, 20, 30]) + number, last.env_ids)
-                last = manager.recv(Wait.all())
-                assert not last.lost.any()
-            manager.send(np.array([14, 24, 34]), [0, 1, 2])
-            batch = manager.recv(Wait.all())
-
-            assert batch.env_ids.tolist() == [0, 1, 2]
-            assert batch.lost.tolist() == ([False, True, False] if self.has_processes else [True] * 3)
-            _check_lost_rows(batch, last)
-            alive = ~batch.lost
-            assert batch.obs[alive, 3].tolist() == np.array([14, 24, 34])[alive].tolist()
-            manager.send(np.array([15, 25, 35]), [0, 1, 2])
-            assert manager.recv(Wait.all()).obs[:, 3].tolist() == [15, 25, 35]
 
     @pytest.mark.parametrize(("fault", "kind"), [(BROKEN, EnvRaised), (Die(3), WorkerDied)], ids=["raises", "dies"])
     def test_case_21_a_crash_loop_ends_and_the_others_keep_their_episodes(self, fault: Any, kind: Any) -> None:
@@ -102,12 +73,6 @@ class KernelRestarts(FaultyManagers):
             batch = trainer.manager.recv(Wait.all())
             assert sorted(batch.obs[:, [0, 3]].tolist()) == [[0, 5], [2, 7]]
 
-    @pytest.mark.parametrize(("max_restarts", "kind"), [(0, EnvRaised), (1, RestartsExhausted)])
-    def test_when_all_workers_are_dropped_the_error_is_raised(self, max_restarts: int, kind: Any) -> None:
-        policy = RestartPolicy(max_restarts=max_restarts, backoff_s=0, on_exception="restart", then="drop")
-        with self.running(faulty(BROKEN), 1, restarts=policy) as trainer:
-            check_error(trainer.first_error(), kind, worker_id=0, env_id=0, phase="step")
-
     @pytest.mark.parametrize(("fault", "kind"), [(BROKEN, EnvRaised), (Die(3), WorkerDied)], ids=["raises", "dies"])
     def test_a_fault_during_the_first_start_is_always_raised(self, fault: Any, kind: Any) -> None:
         self._skip_deaths_without_processes(fault)
@@ -132,32 +97,3 @@ class KernelRestarts(FaultyManagers):
             check_error(told.first, kind, worker_id=worker_id, env_id=1, phase="reset")
             trainer.reset()
             trainer.go_on(range(manager.n_workers))
-
-    def test_an_exception_in_a_call_is_raised_and_replaces_no_worker(self) -> None:
-        with self.running(faulty(BROKEN, at="call", only_env=1), restarts=ON_EXCEPTION) as trainer:
-            with pytest.raises(EnvRaised) as raised:
-                trainer.manager.call("misbehave")
-            check_error(raised.value, EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="call")
-            assert trainer.manager.call("misbehave") == ["fine"] * 3
-            trainer.go_on(range(trainer.manager.n_workers))
-            assert trainer.lost == []
-            assert trainer.manager.stats().restarts == 0
-
-    def test_recycling_spends_no_restarts(self) -> None:
-        policy = RestartPolicy(max_restarts=1, recycle_after_steps=1)
-        with self.running(EchoEnvironment, recycling=True, restarts=policy) as trainer:
-            trainer.step_until(lambda: len(trainer.recycled) >= 3)
-            assert trainer.manager.stats().restarts == 0
-
-
-def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert that lost rows are truncated and their ``final_obs`` is their ``obs`` in the previous batch, ``last``."""
-    rows = np.flatnonzero(batch.lost)
-    ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
-    assert batch.truncated[rows].all()
-    assert not batch.terminated[rows].any()
-    assert not batch.reward[rows].any()
-    assert batch.obs[rows, 0].tolist() == batch.env_ids[rows].tolist()
-    assert not batch.obs[rows, 1:].any(), "not a first observation"
-    finals = [batch.final_obs[ended.index(row)].tolist() for row in rows.tolist()]
-    assert finals == last.obs[rows].tolist()

@@ -33,7 +33,7 @@ def behavior(**settings):
         (behavior(reward_signals={"extrinsic": {"gama": 1}}), "The option gama was specified"),
         (
             {"environment_parameters": {"hint": {"sampler_type": "unifrm", "sampler_parameters": {}}}},
-            "'unifrm'",
+            "'unifrm' @ config.environment_parameters",
         ),
     ],
     ids=["hyperparameter", "trainer", "setting", "type", "reward signal", "sampler"],
@@ -44,7 +44,9 @@ def test_a_mistake_is_ml_agents_own_error_with_its_place(config, said):
     with pytest.raises(TrainerConfigError) as caught, config_errors():
         RunOptions.from_dict(config)
 
+    place = "config.environment_parameters" if "unifrm" in said else "config.behaviors['Corridor']"
     assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith(f" @ {place}")
     assert "\n" not in str(caught.value)
 
 
@@ -56,9 +58,9 @@ def test_every_mistake_has_a_line():
     with pytest.raises(TrainerConfigError) as caught, config_errors():
         RunOptions.from_dict(config)
 
-    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
-        "behaviors.Corridor",
-        "behaviors.Other",
+    assert [line.rpartition(" @ ")[2] for line in str(caught.value).splitlines()] == [
+        "config.behaviors['Corridor']",
+        "config.behaviors['Other']",
     ]
 
 

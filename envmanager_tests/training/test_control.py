@@ -291,13 +291,13 @@ def test_what_has_changed_in_the_config_since_a_checkpoint_holds(tmp_path: Path)
     assert again.trainers["target"].version > 0
 
 
-def test_force_leaves_a_persons_file(tmp_path: Path) -> None:
-    TrainingRun(TrainingPlan.parse(tables_of(steps=200), tmp_path), Silent()).go()
-    (tmp_path / "control.toml").write_text("frozen = ['target']")
-    run = TrainingRun(TrainingPlan.parse(tables_of(steps=200), tmp_path, force=True), Silent())
+def test_force_moves_a_persons_file_with_the_folder(tmp_path: Path) -> None:
+    TrainingRun(TrainingPlan.parse(tables_of(steps=200), tmp_path / "run"), Silent()).go()
+    (tmp_path / "run" / "control.toml").write_text("frozen = ['target']")
+    run = TrainingRun(TrainingPlan.parse(tables_of(steps=200), tmp_path / "run", force=True), Silent())
     run.go()
-    assert (tmp_path / "control.toml").exists()
-    assert run.trainers["target"].version == 0
+    assert (tmp_path / "run.1" / "control.toml").exists()
+    assert run.trainers["target"].version > 0
 
 
 class Silent(Report):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
+
 from envmanager.training.runs.figures import EPISODES, EpisodeEnd, EpisodeLog, read_episodes
-from envmanager.training.runs.writers import holds_rows
 
 ENDS = [EpisodeEnd(100, 1.5, "talker", 7, -3.25, 40), EpisodeEnd(220, 2.5, "walker", 1 << 32, 12.0, 60)]
 
@@ -13,7 +14,7 @@ ENDS = [EpisodeEnd(100, 1.5, "talker", 7, -3.25, 40), EpisodeEnd(220, 2.5, "walk
 def written(directory: Path, *ends: EpisodeEnd) -> Path:
     with EpisodeLog(directory) as log:
         for end in ends:
-            log.write(end)
+            log.episode_ended(end)
     return directory / EPISODES
 
 
@@ -29,8 +30,7 @@ def test_a_new_training_begins_a_new_file(tmp_path: Path) -> None:
 def test_a_resumed_training_keeps_the_episodes_before_its_checkpoint_and_the_time_they_took(tmp_path: Path) -> None:
     written(tmp_path, *ENDS)
     with EpisodeLog(tmp_path, resumed_at=150) as log:
-        assert log.seconds == 1.5
-        log.write(ENDS[1])
+        log.episode_ended(attrs.evolve(ENDS[1], seconds=1.0))
     assert read_episodes(tmp_path / EPISODES) == ENDS
 
 
@@ -58,8 +58,3 @@ def test_a_last_line_that_was_cut_before_its_length_is_left_out(tmp_path: Path) 
     for n in range(last, whole.rindex(b",") + 2):
         path.write_bytes(whole[:n])
         assert read_episodes(path) == ENDS[:1]
-
-
-def test_a_file_without_an_episode_holds_none(tmp_path: Path) -> None:
-    assert not holds_rows(written(tmp_path))
-    assert not holds_rows(tmp_path / "nothing")

@@ -82,7 +82,7 @@ def test_what_was_wrong_is_drawn_more_often_and_weighs_less() -> None:
     replay = filled(priority_exponent=1.0)
     rows = np.unique(replay.sample(2000).rows)
     errors = np.where(rows == rows[0], 50.0, 1.0)
-    replay.was_wrong_by(rows, errors)
+    replay.update_priorities(rows, errors)
     drawn = replay.sample(2000, importance_exponent=1.0)
     share = (drawn.rows == rows[0]).mean()
     assert 0.5 * 50 / (50 + len(rows) - 1) < share < 2 * 50 / (50 + len(rows) - 1)

@@ -16,7 +16,6 @@ import pytest
 
 from envmanager import importing
 from envmanager.errors import MissingExtra, UsageError
-from envmanager.observe import tensorboard
 from envmanager.training.runs import metrics, writers
 from envmanager.training.runs.metrics import Metrics, open_writers, parse
 from envmanager.training.runs.writers import RunFacts
@@ -195,13 +194,12 @@ def test_a_training_that_begins_anew_begins_a_new_table(tmp_path: Path):
     assert rows_of(tmp_path) == [["steps", "name", "value"]]
 
 
-def test_somebodys_table_of_that_name_is_not_replaced(tmp_path: Path):
+def test_a_table_with_other_columns_is_not_replaced_when_a_training_goes_on(tmp_path: Path):
     (tmp_path / "metrics.csv").write_text("steps,metric\n")
 
-    with pytest.raises(UsageError, match="move it"):
-        written(tmp_path)
+    with pytest.raises(UsageError, match="Restore it, or delete it"):
+        written(tmp_path, resumed_at=150)
     assert (tmp_path / "metrics.csv").read_text() == "steps,metric\n"
-    assert writers.is_of_others(tmp_path / "metrics.csv", writers.COLUMNS)
 
 
 # TensorBoard.
@@ -229,22 +227,6 @@ def test_tensorboards_scalars_are_in_the_folder_of_the_run_or_where_it_is_said(t
 
     (path,) = (tmp_path / (directory or "run/tensorboard")).iterdir()
     assert scalars_in(path) == {"a/loss": (0.5, 100), "return/mean": (2.0, 100)}
-
-
-def test_only_what_a_training_wrote_is_removed_of_tensorboards_files(tmp_path: Path):
-    pytest.importorskip("tensorboardX")
-    folder = tmp_path / "tensorboard"
-    open_writers(parse(["tensorboard"]), facts(tmp_path))["tensorboard"].close()
-    tensorboard.make_writer(str(folder)).close()
-    (folder / "notes.txt").write_text("mine")
-    (folder / "events.out.tfevents.1.host.envmanager-0123abcd").symlink_to(folder / "notes.txt")
-    assert len(list(folder.iterdir())) == 4
-
-    writers.remove_events(folder)
-    writers.remove_events(tmp_path / "nothing")
-
-    assert len(list(folder.iterdir())) == 3
-    assert (folder / "notes.txt").read_text() == "mine"
 
 
 # The services.

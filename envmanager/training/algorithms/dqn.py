@@ -193,7 +193,7 @@ class DQN(OffPolicyTrainer):
         nn.utils.clip_grad_norm_(self.model.parameters(), options.max_grad_norm)
         self._optimizer.step()
         if options.prioritized:  # not otherwise, because the copy to the CPU waits for the GPU
-            self.replay.was_wrong_by(batch.rows, (value.detach() - goal).abs().cpu().numpy())
+            self.replay.update_priorities(batch.rows, (value.detach() - goal).abs().cpu().numpy())
         if self._n_batches % options.target_every == 0:
             self.target.load_state_dict(self.model.state_dict())
         return {"loss": loss.detach(), "value": value.detach().mean()}

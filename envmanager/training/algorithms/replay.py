@@ -100,7 +100,7 @@ class Replay:
             weight,
         )
 
-    def was_wrong_by(self, rows: np.ndarray, errors: np.ndarray) -> None:
+    def update_priorities(self, rows: np.ndarray, errors: np.ndarray) -> None:
         """Set the priorities of ``rows`` from absolute TD errors, float[n]. Does nothing if draws are uniform."""
         if self._tree is not None and self._exponent is not None:
             priorities = (errors.astype(np.float64) + 1e-6) ** self._exponent

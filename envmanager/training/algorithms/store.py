@@ -212,7 +212,7 @@ class StepStore:
             if agent_id in row_of and self._open.get(agent_id, NOWHERE) >= self.first
         ]
         self._abandon([agent_id for agent_id in agent_ids if agent_id in self._open])
-        self._take_what_came_to_those_that_waited(before, now, row_of)
+        self._credit_late_rewards(before, now, row_of)
         if not closing:
             return _NO_ROWS
         acted, came, rows = np.array(closing, np.int64).T
@@ -226,9 +226,7 @@ class StepStore:
         self._link(now, came, rows)
         return rows  # type: ignore[no-any-return]
 
-    def _take_what_came_to_those_that_waited(
-        self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]
-    ) -> None:
+    def _credit_late_rewards(self, before: AgentSteps, now: AgentSteps, row_of: Mapping[int, int]) -> None:
         """Credit the rewards and terminations of agents that did not act to the rows of their last actions."""
         agent_ids = [] if before.acting is None else before.agent_id[~before.acting].tolist()
         waiting = [

@@ -18,7 +18,7 @@ from envmanager.structuring import structure
 from envmanager.training.algorithms.dqn import DQN, DQNOptions
 from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.algorithms.sac import SAC, SACOptions
-from envmanager.training.learner_process import LEARNER_TIMEOUT_S, Apart
+from envmanager.training.learner_process import LEARNER_TIMEOUT_S, LearnerProcess
 from envmanager.training.trainer import Trainer, require_can_learn_apart
 
 ENTRY_POINT_GROUP = "envmanager.trainers"
@@ -58,7 +58,7 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
-    trainer = make() if apart is None else Apart(make, **apart)
+    trainer = make() if apart is None else LearnerProcess(make, **apart)
     trainer.frozen = frozen
     return trainer
 
@@ -92,7 +92,7 @@ class _OfAnyKind:
 def _understood(
     behavior: str, table: Mapping[str, Any]
 ) -> tuple[MakeTrainer, dict[str, Any], bool, dict[str, Any] | None]:
-    """Return the factory, its options, ``frozen``, and Apart's options or None. Raises ConfigError for a bad table."""
+    """Return the factory, its options, ``frozen``, and options of a LearnerProcess or None. Raises ConfigError."""
     names = ["trainer_type", *(field.name for field in attrs.fields(_OfAnyKind))]
     options = {name: value for name, value in table.items() if name not in names}
     own = structure(

@@ -29,8 +29,8 @@ from envmanager.registry import ManagerOptions, structure
 from envmanager.training.algorithms.trainers import make_trainer
 from envmanager.training.learners import unknown_behavior
 from envmanager.training.runs import checkpoints
-from envmanager.training.runs.checkpoints import BEST, LATEST, STATE, Checkpoint, pointed_at, restoring
-from envmanager.training.runs.plan import CHECKPOINTS, CONTROL, SavedPlan, table_for
+from envmanager.training.runs.checkpoints import BEST, STATE, Checkpoint, pointed_at, restoring
+from envmanager.training.runs.plan import CHECKPOINTS, CONTROL, LATEST, SavedPlan, table_for
 
 if TYPE_CHECKING:
     from torch import nn

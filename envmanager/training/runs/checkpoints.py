@@ -35,18 +35,18 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, ImportFailed, NotWritten, UsageError
 from envmanager.importing import needed_by
 from envmanager.observe.episodes import Episode
-from envmanager.observe.files import write_anew
+from envmanager.observe.files import write_atomically
 from envmanager.options import at_least
 from envmanager.training.algorithms.states import checksum_of, from_plain, to_plain
 from envmanager.training.learners import LearnersChanged, LearnersState
-from envmanager.training.runs.plan import SavedPlan
+from envmanager.training.runs.plan import LATEST, SavedPlan
 from envmanager.training.trainer import Arrays, Trainer
 
 with needed_by("envmanager.training", extra="torch"):
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
-LATEST, BEST, STATE = "latest", "best", "state.json"
+BEST, STATE = "best", "state.json"
 _CONTROLLER, _TRAINER = "controller", "trainer-"
 """Name of the controller's part of a checkpoint, and prefix of the name of each trainer's part."""
 _UNFINISHED = ".unfinished"
@@ -131,7 +131,7 @@ def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
     number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
     try:
         finished = _write(directory, checkpoint, number)
-        write_anew(directory / LATEST, finished.name)
+        write_atomically(directory / LATEST, finished.name)
     except (OSError, SafetensorError) as error:
         last = named(directory / LATEST)
         is_there = last is not None and last.is_dir()
@@ -192,7 +192,7 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
 
 def mark_best(path: Path, mean: float, lost: int = 0) -> None:
     """Record the best checkpoint with its ``mean`` return and the number of ``lost`` episodes. Raises NotWritten."""
-    write_anew(path.parent / BEST, f"{path.name}\n{mean!r}\n" + (f"episodes lost: {lost}\n" if lost else ""))
+    write_atomically(path.parent / BEST, f"{path.name}\n{mean!r}\n" + (f"episodes lost: {lost}\n" if lost else ""))
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:

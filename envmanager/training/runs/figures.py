@@ -33,7 +33,7 @@ from envmanager.observe.tensorboard import scalars_of
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.evaluation import Evaluation, mean_and_spread
 from envmanager.training.learners import LearnersChanged
-from envmanager.training.runs.writers import CsvFile, MetricsWriter, is_of_others, rows_of
+from envmanager.training.runs.writers import CsvFile, MetricsWriter, rows_of
 
 _logger = logging.getLogger("envmanager")
 EPISODES = "episodes.csv"
@@ -60,21 +60,47 @@ class EpisodeEnd:
         return self.agent_id >> AGENT_BITS
 
 
-class EpisodeLog:
+class Report:
+    """A receiver of a training run's progress, such as a display. ``run`` is the TrainingRun."""
+
+    def started(self, run: Any) -> None:
+        """Report that the environments are running and the trainers have been made."""
+
+    def updated(self, run: Any, update: Update) -> None:
+        """Report an update of a trainer."""
+
+    def changed(self, run: Any, change: LearnersChanged) -> None:
+        """Report that behaviors were frozen or unfrozen, by a request or by a new round."""
+
+    def episode_ended(self, end: EpisodeEnd) -> None:
+        """Report the end of an agent's episode. ``end.seconds`` does not include earlier runs of the training."""
+
+    def saved(self, path: Path) -> None:
+        """Report a new checkpoint."""
+
+    def evaluated(self, run: Any, evaluation: Evaluation, is_best: bool) -> None:
+        """Report an evaluation during training. ``is_best``: whether the mean return is the highest so far."""
+
+    def evaluating(self, n_episodes: int) -> None:
+        """Report that training has ended and the final evaluation begins."""
+
+    def evaluated_at_the_end(self, run: Any, evaluation: Evaluation) -> None:
+        """Report the final evaluation."""
+
+
+class EpisodeLog(Report):
     """A writer that replaces ``directory/episodes.csv``. Drops old episodes except any up to agent step ``resumed_at``.
 
-    ``seconds`` is the time of the last kept episode, or 0. The caller adds ``seconds`` to the times of new episodes.
-    Raises NotWritten if the file cannot be created, and UsageError if the existing file is not an episode log.
+    The time of the last kept episode is added to the times of new episodes. Raises NotWritten if the file cannot be
+    created, and UsageError if the file of the resumed run cannot be read.
     """
 
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
         path = self._path = directory / EPISODES
         self._is_incomplete = False
         kept = [] if resumed_at is None else [end for end in read_episodes(path) if end.steps <= resumed_at]
-        self.seconds = kept[-1].seconds if kept else 0.0
-        if is_of_others(path, COLUMNS):
-            raise UsageError(f"{path} is not a list of episodes of a training run: move it, or train elsewhere.")
-        self._file = CsvFile(path, COLUMNS, map(_row, kept))
+        self._seconds_before = kept[-1].seconds if kept else 0.0
+        self._file = CsvFile(path, COLUMNS, [_row(end, end.seconds) for end in kept])
 
     def __enter__(self) -> EpisodeLog:
         return self
@@ -83,10 +109,10 @@ class EpisodeLog:
         with self._surviving():
             self._file.close()
 
-    def write(self, end: EpisodeEnd) -> None:
+    def episode_ended(self, end: EpisodeEnd) -> None:
         """Append an episode. An episode that cannot be written is dropped; only the first such failure is logged."""
         with self._surviving():
-            self._file.write(_row(end))
+            self._file.write(_row(end, self._seconds_before + end.seconds))
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:
@@ -98,8 +124,8 @@ class EpisodeLog:
                 _logger.warning("from now on episodes are missing from %s: %s.", self._path, error.strerror or error)
 
 
-def _row(end: EpisodeEnd) -> tuple[object, ...]:
-    return end.steps, f"{end.seconds:.3f}", end.behavior, end.env_id, end.agent_id, f"{end.total:.6g}", end.length
+def _row(end: EpisodeEnd, seconds: float) -> tuple[object, ...]:
+    return end.steps, f"{seconds:.3f}", end.behavior, end.env_id, end.agent_id, f"{end.total:.6g}", end.length
 
 
 def read_episodes(path: Path) -> list[EpisodeEnd]:
@@ -140,12 +166,13 @@ class Clocks:
         return is_due
 
 
-class Figures:
-    """A collector that passes a training run's metrics to ``writers``, and closes the writers when its context ends."""
+class Figures(Report):
+    """A report that passes a training run's metrics to ``writers``, and closes the writers when its context ends."""
 
     EVERY_S = 0.5
 
-    def __init__(self, writers: Mapping[str, MetricsWriter]) -> None:
+    def __init__(self, controller: TrainerController, writers: Mapping[str, MetricsWriter]) -> None:
+        self._controller = controller
         self._writers = dict(writers)
         self._clocks = Clocks(self.EVERY_S)
         self._untold: dict[str, Update] = {}
@@ -158,61 +185,63 @@ class Figures:
         for name in list(self._writers):
             self._try(name, lambda writer: writer.close())
 
-    def add_writers(self, writers: Mapping[str, MetricsWriter]) -> None:
-        """Add writers by name. They receive later metrics and are closed when the context ends."""
-        self._writers.update(writers)
+    def started(self, run: Any) -> None:
+        self._rate_from = time.monotonic(), self._controller.n_steps
+        if set(self._controller.learning) != set(self._controller.trainers):
+            self._write(_who_is_frozen(self._controller), self._controller.n_steps)
 
-    def started(self, controller: TrainerController) -> None:
-        self._rate_from = time.monotonic(), controller.n_steps
-        if set(controller.learning) != set(controller.trainers):
-            self._write(_who_is_frozen(controller), controller.n_steps)
-
-    def updated(self, controller: TrainerController, update: Update) -> None:
+    def updated(self, run: Any, update: Update) -> None:
         if not self._writers:
             return
         now = time.monotonic()
         self._untold[update.behavior] = update
         if self._clocks.is_due(update.behavior, now):
-            self._tell(controller, update)
+            self._tell(update)
         if self._clocks.is_due(None, now):
-            self._tell_of_all(controller, update.n_steps, now)
+            self._tell_of_all(update.n_steps, now)
 
-    def changed(self, controller: TrainerController, change: LearnersChanged) -> None:
-        self._write(_who_is_frozen(controller), change.n_steps)
+    def changed(self, run: Any, change: LearnersChanged) -> None:
+        self._write(_who_is_frozen(self._controller), change.n_steps)
 
-    def saved(self, controller: TrainerController) -> None:
+    def saved(self, path: Path) -> None:
         untold = list(self._untold.values())
         for update in untold:
-            self._tell(controller, update)
+            self._tell(update)
         if untold:
-            self._tell_of_all(controller, untold[-1].n_steps, time.monotonic())
+            self._tell_of_all(untold[-1].n_steps, time.monotonic())
 
-    def evaluated(self, evaluation: Evaluation, n_steps: int) -> None:
+    def evaluated(self, run: Any, evaluation: Evaluation, is_best: bool) -> None:
+        self._write_evaluation(evaluation)
+
+    def evaluated_at_the_end(self, run: Any, evaluation: Evaluation) -> None:
+        self._write_evaluation(evaluation)
+
+    def _write_evaluation(self, evaluation: Evaluation) -> None:
         scalars = _return_and_length("evaluation/", evaluation.returns, evaluation.lengths)
         for behavior, returns in evaluation.returns_of.items():
             lengths = evaluation.lengths_of.get(behavior, [])
             scalars |= _return_and_length(f"{behavior}/evaluation_", returns, lengths)
-        self._write({**scalars, "evaluation/lost": evaluation.lost}, n_steps)
+        self._write({**scalars, "evaluation/lost": evaluation.lost}, self._controller.n_steps)
 
-    def _tell(self, controller: TrainerController, update: Update) -> None:
+    def _tell(self, update: Update) -> None:
         del self._untold[update.behavior]
-        episodes, behavior = controller.episodes, update.behavior
+        episodes, behavior = self._controller.episodes, update.behavior
         scalars = {f"{behavior}/{name}": figure for name, figure in update.figures.items()}
         scalars[f"{behavior}/return"] = episodes.mean_of_recent(behavior)
         scalars[f"{behavior}/length"] = episodes.mean_length(behavior)
         self._write(_numbers(scalars, f"{behavior}/return", f"{behavior}/length"), update.n_steps)
 
-    def _tell_of_all(self, controller: TrainerController, n_steps: int, now: float) -> None:
+    def _tell_of_all(self, n_steps: int, now: float) -> None:
         """Write the metrics that belong to no single behavior, such as overall means and the manager's statistics."""
-        episodes = controller.episodes
+        episodes = self._controller.episodes
         scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
-        scalars |= self._rate(controller, now)
-        scalars |= {f"envmanager/{name}": value for name, value in scalars_of(controller.manager.stats()).items()}
+        scalars |= self._rate(now)
+        scalars |= {f"envmanager/{name}": value for name, value in scalars_of(self._controller.manager.stats()).items()}
         self._write(_numbers(scalars, "return/mean", "length/mean"), n_steps)
 
-    def _rate(self, controller: TrainerController, now: float) -> dict[str, float]:
+    def _rate(self, now: float) -> dict[str, float]:
         """Return the agent steps per second since the last call as a metric, or {} if the rate is unknown."""
-        before, n_steps = self._rate_from, controller.n_steps
+        before, n_steps = self._rate_from, self._controller.n_steps
         self._rate_from = now, n_steps
         if before is None or now <= before[0]:
             return {}

@@ -1,4 +1,4 @@
-"""The folder of a training run: a check before the first file is written, and the deletion of an earlier run's files.
+"""The folder of a training run, in which one training run at a time writes.
 
 ::
 
@@ -8,94 +8,109 @@
     run/control.toml                       written by a person; optional
     run/.training.lock                     locked during a training run; kept afterwards
 
-The rule: a folder holds one training run. ``clear`` deletes the files of earlier training runs, but not files that no
-training run has written. A training run calls ``clear`` only with the option ``force``.
+The rule: a folder holds one training run, and nothing of an earlier one is deleted. A training run that begins again
+renames the folder, with all that is in it.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import errno
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from envmanager.errors import UsageError
-from envmanager.training.runs import checkpoints, figures, records, writers
-from envmanager.training.runs.plan import CHECKPOINTS
+from envmanager.errors import NotWritten, UsageError
+from envmanager.importing import needed_by
+from envmanager.training.runs import figures, records, writers
+from envmanager.training.runs.plan import CHECKPOINTS, LATEST
 
-_FILES: dict[str, Callable[[Path], bool]] = {
-    figures.EPISODES: lambda path: writers.is_of_others(path, figures.COLUMNS),
-    writers.METRICS: lambda path: writers.is_of_others(path, writers.COLUMNS),
-    records.CONFIG: records.is_of_others,
-    records.VERSIONS: records.is_of_others,
-}
-"""Checks by file name. Each takes the file's path, and returns whether the path exists and no training run wrote it."""
+with needed_by("envmanager.training", extra="torch"):
+    from filelock import FileLock, Timeout
+
+LOCK = ".training.lock"
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of a file system without locks, such as some that are shared over a network."""
+_logger = logging.getLogger("envmanager")
+_WRITTEN = (CHECKPOINTS, records.CONFIG, figures.EPISODES, writers.METRICS, records.VERSIONS)
+"""Names that a training run writes. If one of them is there, the folder holds a training run."""
 
 
 def check(directory: Path, *, resume: bool, force: bool) -> None:
-    """Raise UsageError if ``directory`` is a file, or if a training run would overwrite a file of another program.
-
-    Also raises UsageError on checkpoints or episodes of an earlier run, unless ``resume`` or ``force`` is true.
-    """
+    """Raise UsageError if ``directory`` is a file, or holds a training run and is neither resumed nor forced."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder: a training run needs one. Train elsewhere (--dir).")
-    for path in _of_others(directory):
-        raise UsageError(f"{path} was not written by a training run: move it, or train elsewhere (--dir).")
-    found = _left_by_a_run(directory)
+    found = _found_in(directory)
     if found and not resume and not force:
-        go_on = "go on with it (--resume)" if _latest(directory).exists() else "(no checkpoint: --resume cannot go on)"
+        can_resume = (directory / CHECKPOINTS / LATEST).exists()
+        go_on = "go on with it (--resume)" if can_resume else "(no checkpoint: --resume cannot go on)"
         raise UsageError(
-            f"{directory} holds a training run already: {', '.join(found)}. Either {go_on}, or delete its files and "
+            f"{directory} holds a training run already: {', '.join(found)}. Either {go_on}, or rename the folder and "
             "begin again (--force), or train elsewhere (--dir). In Python: "
             "TrainingPlan(resume=…, force=…, directory=…)."
         )
 
 
-def clear(directory: Path) -> None:
-    """Delete the files of training runs in ``directory``. Raises OSError, but ignores errors in checkpoint folders."""
-    for name in _names(directory):  # before the checkpoints, so that no file names a half-deleted one
-        if not _is_somebody_elses_name(name):
-            name.unlink(missing_ok=True)
-    for path, facts in checkpoints.own(directory / CHECKPOINTS).items():
-        checkpoints.remove(path, facts)
-    with contextlib.suppress(OSError):  # the folder has other files, or does not exist
-        (directory / CHECKPOINTS).rmdir()
-    for file, is_foreign in _FILES.items():
-        if not is_foreign(directory / file):
-            (directory / file).unlink(missing_ok=True)
-    writers.remove_events(directory / writers.FOLDER)
+@contextmanager
+def held(directory: Path, *, resume: bool, force: bool) -> Iterator[None]:
+    """Return a context in which no other training run writes in ``directory``, which is made if necessary.
+
+    With ``force``, a folder that holds a training run is renamed to NAME.1, or the first such name that is free, and a
+    new one is made. Raises the errors of ``check``, UsageError if another training run (even in this process) is in
+    progress, and NotWritten if the folder cannot be made, written or renamed. If the file system has no locks, only a
+    warning is logged.
+    """
+    with _locked(directory) as lock:
+        check(directory, resume=resume, force=force)
+        if not force or not _found_in(directory):
+            yield
+            return
+        if sys.platform == "win32":  # renames no folder in which a file is open
+            lock.release()
+        _rename(directory.resolve())
+        with _locked(directory):
+            yield
 
 
-def _latest(directory: Path) -> Path:
-    return directory / CHECKPOINTS / checkpoints.LATEST
+def _found_in(directory: Path) -> list[str]:
+    return [name for name in _WRITTEN if os.path.lexists(directory / name)]
 
 
-def _names(directory: Path) -> list[Path]:
-    """Return the paths of the files that name a checkpoint: ``latest`` and ``best``."""
-    return [directory / CHECKPOINTS / name for name in (checkpoints.LATEST, checkpoints.BEST)]
+@contextmanager
+def _locked(directory: Path) -> Iterator[FileLock]:
+    lock = FileLock(directory / LOCK, timeout=0, fallback_to_soft=False)
+    try:
+        directory.resolve().mkdir(parents=True, exist_ok=True)  # a link to a renamed folder leads to the new one
+        lock.acquire()
+    except Timeout as error:
+        raise UsageError(
+            f"a training run is in progress in {directory}. Wait for it, stop it (Ctrl-C there), or train elsewhere "
+            "(--dir)."
+        ) from error
+    except OSError as error:
+        if error.errno not in _WITHOUT_LOCKS:
+            raise NotWritten(f"{directory / LOCK} cannot be written: {error.strerror or error}.") from error
+        _logger.warning(
+            "%s cannot be locked (%s): make sure that no other training writes there.", directory, error.strerror
+        )
+    try:
+        yield lock
+    finally:
+        lock.release()
 
 
-def _of_others(directory: Path) -> Iterator[Path]:
-    """Yield existing paths that have the name of a training run's file but were not written by a training run."""
-    folder = directory / CHECKPOINTS
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        yield folder
-    else:
-        yield from filter(_is_somebody_elses_name, _names(directory))
-    for file, is_foreign in _FILES.items():
-        if is_foreign(directory / file):
-            yield directory / file
-
-
-def _is_somebody_elses_name(path: Path) -> bool:
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return True
-    return path.exists() and checkpoints.named(path) is None
-
-
-def _left_by_a_run(directory: Path) -> list[str]:
-    found = [f"{CHECKPOINTS}/{path.name}" for path in checkpoints.own(directory / CHECKPOINTS)]
-    if not found and _latest(directory).exists():
-        found.append(f"{CHECKPOINTS}/{checkpoints.LATEST}")
-    if writers.holds_rows(directory / figures.EPISODES):
-        found.append(figures.EPISODES)
-    return found
+def _rename(directory: Path) -> None:
+    numbered = (directory.with_name(f"{directory.name}.{number}") for number in itertools.count(1))
+    to = next(path for path in numbered if not os.path.lexists(path))
+    try:
+        if Path.cwd().is_relative_to(directory):
+            raise UsageError(f"{directory} is the current folder, and cannot be renamed: train elsewhere (--dir).")
+        directory.rename(to)
+    except OSError as error:
+        raise NotWritten(
+            f"{directory} cannot be renamed to {to}: {error.strerror or error}. Train elsewhere (--dir)."
+        ) from error
+    _logger.warning("the earlier training run is in %s now.", to)

@@ -45,13 +45,12 @@ class _Known:
     make: MakeWriter
     library: str | None = None
     extra: str | None = None
-    writes_files: bool = False
 
 
 KINDS = {
-    "csv": _Known(writers.CsvMetrics, writes_files=True),
+    "csv": _Known(writers.CsvMetrics),
     "mlflow": _Known(writers.MlflowMetrics, "mlflow", "mlflow"),
-    "tensorboard": _Known(writers.TensorBoardMetrics, "tensorboardX", "tensorboard", writes_files=True),
+    "tensorboard": _Known(writers.TensorBoardMetrics, "tensorboardX", "tensorboard"),
     "wandb": _Known(writers.WandbMetrics, "wandb", "wandb"),
 }
 """Writers of this library, by name. The library of each is imported only if it is chosen."""
@@ -63,12 +62,6 @@ class Metrics:
 
     kind: str
     options: Mapping[str, Any] = attrs.field(factory=dict)
-
-    @property
-    def writes_files(self) -> bool:
-        """Whether this is a file writer of this library. Open such writers after an earlier run's files are deleted."""
-        known = KINDS.get(self.kind)
-        return known is not None and known.writes_files
 
     def to_json(self) -> Any:
         """Return the choice in the form used in a config: the writer's name, or ``{name: options}``."""
@@ -121,7 +114,8 @@ def open_writers(chosen: Iterable[Metrics], facts: RunFacts) -> dict[str, Metric
     """Open the writers and return them by kind. If one cannot be opened, close the others and raise EnvManagerError."""
     opened: dict[str, MetricsWriter] = {}
     try:
-        for each in chosen:
+        # The file of "csv" makes its folder one that holds a training run, so it is made when all others are open.
+        for each in sorted(chosen, key=lambda each: each.kind == "csv"):
             opened[each.kind] = _open(each, facts)
     except BaseException:
         for writer in opened.values():

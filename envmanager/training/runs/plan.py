@@ -24,7 +24,7 @@ from envmanager.registry import ManagerOptions, structure
 from envmanager.training.learners import Rounds
 from envmanager.training.runs.metrics import parse as parse_metrics
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, LATEST = "checkpoints", "latest"
 """Name of the folder of checkpoints in a training run's folder."""
 CONTROL = "control.toml"
 """Name of the file that a person edits to change a training run in progress. The training only reads it."""
@@ -93,7 +93,7 @@ class TrainingPlan:
     resume: bool = False
     """Whether to resume the training in ``directory``."""
     force: bool = False
-    """Whether to delete the files of an earlier training run in ``directory`` and begin again. Other files are kept."""
+    """Whether to begin again in a new folder. A folder that holds a training run is renamed to ``directory.1``."""
 
     def __attrs_post_init__(self) -> None:
         if self.resume and self.force:

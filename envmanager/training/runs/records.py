@@ -28,7 +28,7 @@ import numpy as np
 
 from envmanager import __version__
 from envmanager.errors import UsageError
-from envmanager.observe.files import reporting, write_anew
+from envmanager.observe.files import reporting, write_atomically
 from envmanager.options import Wait
 from envmanager.training.algorithms.states import checksum_of
 from envmanager.training.runs.metrics import Metrics
@@ -43,16 +43,14 @@ _WAITS = {Wait.any(): "any", Wait.all(): "all"}
 
 
 def write(directory: Path, config: Mapping[str, Any]) -> None:
-    """Write config.json and versions.json. Raises UsageError on a file of another program, NotWritten on an OSError."""
+    """Write config.json and versions.json. Raises NotWritten on an OSError."""
     for name, content in ((VERSIONS, versions()), (CONFIG, config)):
         path = directory / name
-        if is_of_others(path):
-            raise UsageError(f"{path} was not written by a training run: move it, or train elsewhere.")
         about = {"wrote": "envmanager train", "version": __version__, "directory": _directory()}
         with reporting(path):
             directory.mkdir(parents=True, exist_ok=True)
             told = {OURS: {**about, "checksum": checksum_of(content)}, **content}
-            write_anew(path, json.dumps(told, indent=2) + "\n")
+            write_atomically(path, json.dumps(told, indent=2) + "\n")
 
 
 def read(directory: Path) -> dict[str, Any] | None:
@@ -65,13 +63,6 @@ def is_edited(directory: Path) -> bool:
     """Return whether the config in ``directory`` is not what a training run wrote there. False if there is none."""
     content = _content(directory / CONFIG)
     return content is not None and content[OURS].get("checksum") != checksum_of(read(directory))
-
-
-def is_of_others(path: Path) -> bool:
-    """Return whether ``path`` exists and no training run wrote it. True for any symbolic link or folder."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return True
-    return path.exists() and _content(path) is None
 
 
 def versions() -> dict[str, Any]:
@@ -155,9 +146,14 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
 
 
 def check_resumed(plan: TrainingPlan) -> None:
-    """Raise UsageError if ``plan`` has another seed, or another kind of trainer, than the training that it resumes."""
+    """Raise UsageError if ``plan`` has another seed, or another kind of trainer, than the training that it resumes.
+
+    Also raise UsageError if the config that the training has recorded is not one any more.
+    """
     before = read(plan.directory)
     if before is None:
+        if os.path.lexists(plan.directory / CONFIG):
+            raise UsageError(f"{plan.directory / CONFIG} is no config of a training run: restore it, or delete it.")
         return
     wrong = list(_wrong(before, plan))
     if wrong:

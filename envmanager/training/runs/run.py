@@ -2,7 +2,7 @@
 
 ::
 
-    TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Report (display), Figures (metrics)
+    TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Reports: display, metrics, episodes
                                  control.toml ───────────┘   └── checkpoints, evaluation ──▶ TrainingResult
 
 Checkpoints are written only between two steps of the controller. ``TrainingRun.stop`` takes effect there too.
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -41,10 +41,10 @@ from envmanager.training.evaluation import (
     shares,
 )
 from envmanager.training.learners import KEPT, LearnersChanged, unknown_behavior
-from envmanager.training.runs import checkpoints, folder, lock, metrics, records
+from envmanager.training.runs import checkpoints, folder, metrics, records
 from envmanager.training.runs.checkpoints import Checkpoint, TrainingState
 from envmanager.training.runs.control import Control, ControlFile
-from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog, Figures
+from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog, Figures, Report
 from envmanager.training.runs.plan import ANY_BEHAVIOR, CONTROL, TrainingOptions, TrainingPlan, table_for
 from envmanager.training.runs.writers import RunFacts
 from envmanager.training.trainer import Trainer
@@ -106,28 +106,6 @@ class TrainingResult:
         }
 
 
-class Report(Protocol):
-    """A receiver of a training run's progress reports, such as a display."""
-
-    def started(self, run: TrainingRun) -> None:
-        """Report that the environments are running and the trainers have been made."""
-
-    def updated(self, run: TrainingRun, update: Update) -> None:
-        """Report an update of a trainer."""
-
-    def changed(self, run: TrainingRun, change: LearnersChanged) -> None:
-        """Report that behaviors were frozen or unfrozen, by a request or by a new round."""
-
-    def saved(self, path: Path) -> None:
-        """Report a new checkpoint."""
-
-    def evaluated(self, run: TrainingRun, evaluation: Evaluation, is_best: bool) -> None:
-        """Report an evaluation during training. ``is_best``: whether the mean return is the highest so far."""
-
-    def evaluating(self, n_episodes: int) -> None:
-        """Report that training has ended and the final evaluation begins."""
-
-
 class TrainingRun:
     """One run of a training plan. ``go()`` trains; ``stop()``, which a signal handler may call, ends training early."""
 
@@ -142,15 +120,14 @@ class TrainingRun:
         # Id of the training in every checkpoint; a resume restores it.
         self._id: str = secrets.token_hex(8)
         self._plan = plan.saved()
-        self._report = report
+        self._reports = [report]
+        """Receivers of what happens: the display, and once the environments run the figures and the episode log."""
         self._stops = False
         self._saved: Path | None = None
         self._saved_at = 0
         self._evaluated_at = 0
         self._best: float | None = None
         self._evaluator: Evaluator | None = None
-        self._figures = Figures({})
-        self._log: EpisodeLog | None = None
         self._frozen_in_config: frozenset[str] = frozenset()
         self._control: ControlFile | None = None
         # Requested changes of the frozen behaviors, including those of earlier runs, for plots.
@@ -180,9 +157,7 @@ class TrainingRun:
             n_steps = checkpoints.load_latest(self.plan.checkpoints).training.n_steps
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
-        with lock.held(directory):
-            # Checked again under the lock, because another training run may have written there since the first check.
-            folder.check(directory, resume=self.plan.resume, force=self.plan.force)
+        with folder.held(directory, resume=self.plan.resume, force=self.plan.force):
             return self._train(training)
 
     def _train(self, training: TrainingOptions) -> TrainingResult:
@@ -192,8 +167,8 @@ class TrainingRun:
         self.began = time.monotonic()
         with make_manager(self.plan.manager) as manager, ExitStack() as stack:
             controller = self._prepare(manager, stack)
-            self._report.started(self)
-            self._figures.started(controller)
+            for report in self._reports:
+                report.started(self)
             controller.train(training.steps, until=self._is_over)
             if self._stops:
                 controller.step(Wait.all())  # so that the trainers learn from the steps in flight too
@@ -201,7 +176,7 @@ class TrainingRun:
             self._save(controller)
             means = {behavior: controller.episodes.mean_of_recent(behavior) for behavior in self.trainers}
             ended = "stopped" if self._stops else "done"
-            evaluation = None if self._stops else self._evaluate_at_the_end(manager, controller)
+            evaluation = None if self._stops else self._evaluate_at_the_end(manager)
             return TrainingResult(
                 ended,
                 controller.n_steps,
@@ -242,14 +217,10 @@ class TrainingRun:
             self._evaluator = stack.enter_context(evaluator)
         resumed_at = controller.n_steps if plan.resume else None
         facts = RunFacts(directory, self._id, config, resumed_at)
-        elsewhere = [each for each in training.metrics if not each.writes_files]
-        self._figures = stack.enter_context(Figures(metrics.open_writers(elsewhere, facts)))
-        if plan.force:
-            folder.clear(directory)
+        figures = stack.enter_context(Figures(controller, metrics.open_writers(training.metrics, facts)))
         records.write(directory, config)
-        self._log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at))
-        here = [each for each in training.metrics if each.writes_files]
-        self._figures.add_writers(metrics.open_writers(here, facts))
+        log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at))
+        self._reports = [figures, log, *self._reports]
         controller.episodes.on_end = self._episode_ended
         return controller
 
@@ -287,23 +258,22 @@ class TrainingRun:
             self._save(self.controller)
 
     def _updated(self, update: Update) -> None:
-        assert self.controller is not None
-        self._figures.updated(self.controller, update)
-        self._report.updated(self, update)
+        for report in self._reports:
+            report.updated(self, update)
 
     def _changed(self, change: LearnersChanged) -> None:
-        assert self.controller is not None
         if not change.is_round:
             self._changes.append(change)
-        self._figures.changed(self.controller, change)
-        self._report.changed(self, change)
+        for report in self._reports:
+            report.changed(self, change)
 
     def _episode_ended(self, episode: Episode) -> None:
-        assert self._log is not None
         assert self.controller is not None
-        seconds = self._log.seconds + time.monotonic() - self.began
-        n_steps, (behavior, agent_id, total, length) = self.controller.n_steps, episode
-        self._log.write(EpisodeEnd(n_steps, seconds, behavior, agent_id, total, length))
+        behavior, agent_id, total, length = episode
+        seconds = time.monotonic() - self.began
+        end = EpisodeEnd(self.controller.n_steps, seconds, behavior, agent_id, total, length)
+        for report in self._reports:
+            report.episode_ended(end)
 
     # Evaluations.
 
@@ -318,15 +288,16 @@ class TrainingRun:
             if self._saved is None or self._saved_at != controller.n_steps:
                 self._save(controller)
             self._mark_best(evaluation)
-        self._figures.evaluated(evaluation, controller.n_steps)
-        self._report.evaluated(self, evaluation, is_best)
+        for report in self._reports:
+            report.evaluated(self, evaluation, is_best)
 
-    def _evaluate_at_the_end(self, manager: EnvManager, controller: TrainerController) -> Evaluation | None:
+    def _evaluate_at_the_end(self, manager: EnvManager) -> Evaluation | None:
         """Evaluate the final policies and mark a new best checkpoint. Return None if evaluation is off or stopped."""
         n_episodes = self.plan.training.evaluation_episodes
         if not n_episodes:
             return None
-        self._report.evaluating(n_episodes)
+        for report in self._reports:
+            report.evaluating(n_episodes)
         if self._evaluator is not None:
             evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
         else:
@@ -336,7 +307,8 @@ class TrainingRun:
         if evaluation is not None:
             if self._is_best(evaluation):
                 self._mark_best(evaluation)
-            self._figures.evaluated(evaluation, controller.n_steps)
+            for report in self._reports:
+                report.evaluated_at_the_end(self, evaluation)
         return evaluation
 
     def _is_best(self, evaluation: Evaluation) -> bool:
@@ -372,8 +344,8 @@ class TrainingRun:
         )
         self._saved = checkpoints.save(self.plan.checkpoints, checkpoint, keep=self.plan.training.keep)
         self._saved_at = controller.n_steps
-        self._figures.saved(controller)
-        self._report.saved(self._saved)
+        for report in self._reports:
+            report.saved(self._saved)
 
     def _restore(self, controller: TrainerController, changes: list[str]) -> None:
         advice = "Resume with the config it was written with."

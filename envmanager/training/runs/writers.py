@@ -1,8 +1,7 @@
 """The interface of metrics writers, and the writers of this library: CSV, TensorBoard, Weights & Biases and MLflow.
 
 The rows of a CSV file that a resumed run keeps are written to a new file. When complete, it replaces the old one. Each
-new row is flushed at once. A file counts as written by this library if its first line is the expected header or the
-start of it.
+new row is flushed at once.
 
 Both trackers work without a network: W&B with ``mode: offline``, MLflow with a database or a folder as
 ``tracking_uri``. A library is imported when its writer is made. Resumed training continues its tracker run if one
@@ -11,7 +10,6 @@ exists.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib
 import io
@@ -32,14 +30,11 @@ COLUMNS = ("steps", "name", "value")
 _NUMBER = re.compile("[0-9]{1,18}")
 FOLDER = "tensorboard"
 """Default folder of the scalars, inside the training's folder."""
-_OF_TRAININGS = "envmanager-"
-_OURS = re.compile(rf"events\.out\.tfevents\..*\.{_OF_TRAININGS}[0-9a-f]{{8}}")
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /]")
 """Pattern of a character that is replaced in MLflow keys. Names of behaviors may contain such characters."""
 _TAG = "envmanager.run"
 _PARAMS_AT_ONCE = 100
 """Maximum number of parameters that an MLflow server accepts in one request."""
-_LONGEST_HEADER = 1000
 
 
 class MetricsWriter(Protocol):
@@ -99,7 +94,7 @@ def _text(file: BinaryIO) -> io.TextIOWrapper:
 def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """Return the rows below the header of ``path`` as dicts by column name, or [] if the file does not exist.
 
-    Rows with missing or extra values are skipped. Raises UsageError if the file cannot be read.
+    Rows with missing or extra values are skipped. Raises UsageError if the file cannot be read or has other columns.
     """
     if not path.exists():
         return []
@@ -108,35 +103,16 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
             rows = list(csv.reader(file))
     except (OSError, ValueError, csv.Error) as error:
         raise UsageError(f"{path} cannot be read: {error}.") from error
+    if rows and rows[0] != list(columns):
+        raise UsageError(f"{path} cannot be read: its columns are not {', '.join(columns)}. Restore it, or delete it.")
     return [dict(zip(columns, row, strict=True)) for row in rows[1:] if len(row) == len(columns)]
 
 
-def is_of_others(path: Path, columns: Sequence[str]) -> bool:
-    """Return True for a link, a folder, or a file whose first line is neither the header ``columns`` nor its start."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        return True
-    if not path.exists():
-        return False
-    header = (",".join(columns) + "\r\n").encode()
-    with path.open("rb") as file:
-        return not header.startswith(file.readline(len(header)))  # a run killed at its start may leave half a header
-
-
-def holds_rows(path: Path) -> bool:
-    """Return whether ``path`` is a file with at least one row below its header."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return bool(file.readline(_LONGEST_HEADER) and file.read(1))
-
-
 class CsvMetrics:
-    """A metrics writer for ``metrics.csv``. Raises UsageError if the file exists and no training run wrote it."""
+    """A metrics writer for ``metrics.csv``. A resumed run keeps the lines up to its checkpoint."""
 
     def __init__(self, facts: RunFacts) -> None:
         path = facts.directory / METRICS
-        if is_of_others(path, COLUMNS):
-            raise UsageError(f"{path} is not a table of metrics of a training run: move it, or train elsewhere.")
         self._file = CsvFile(path, COLUMNS, () if facts.resumed_at is None else _until(facts.resumed_at, path))
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
@@ -152,23 +128,12 @@ def _until(steps: int, path: Path) -> list[tuple[str, ...]]:
     return [tuple(row.values()) for row in rows if _NUMBER.fullmatch(row["steps"]) and int(row["steps"]) <= steps]
 
 
-def remove_events(folder: Path) -> None:
-    """Delete the files that TensorBoardMetrics wrote in ``folder``, then ``folder`` if empty. Skip symbolic links."""
-    if folder.is_symlink() or not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
-            path.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        folder.rmdir()
-
-
 class TensorBoardMetrics:
     """A metrics writer for TensorBoard. The default ``directory`` is ``tensorboard`` in the training's folder."""
 
     def __init__(self, facts: RunFacts, *, directory: str | None = None) -> None:
         folder = str(facts.directory / FOLDER) if directory is None else directory
-        self._writer = make_writer(folder, mark=_OF_TRAININGS)
+        self._writer = make_writer(folder)
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         for name, value in scalars.items():
