@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -89,3 +90,16 @@ def test_waiting_is_measured_also_when_nothing_comes(mocker, answers):
     assert waits.wait(source, 0.0, 1) == answers
     assert waits.waited_ns == 700
     assert track.spans == [("wait for workers", 1000, 1700)]
+
+
+def test_a_worker_that_has_taken_no_step_takes_little_memory():
+    tracemalloc.start()
+    try:
+        kept = [WorkerTimes() for _ in range(100)]
+        for times in kept:
+            times.started(0, 1, generation=0)
+            times.shares(0)
+        n_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert n_bytes / len(kept) < 1000
