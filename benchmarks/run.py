@@ -26,8 +26,8 @@ from benchmarks.tables import cell_table, cell_title, left_out_lines, target_tab
 from benchmarks.targets import Outcome, outcomes
 from benchmarks.workloads import BARE
 from envmanager.cli.display import write_json
+from envmanager.cli.output import show
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Stopped, StopSignals
-from envmanager.cli.wrapping import show
 
 WIDTH = 140
 """Width of lines in a file or a pipe."""

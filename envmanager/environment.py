@@ -1,4 +1,4 @@
-"""The abstract classes Environment and EnvGroup (all environments of one worker), and the check of their results.
+"""The abstract classes Environment and EnvGroup (all environments of one worker).
 
 This module depends on no environment library. ``adapters`` has an adapter for each library, and ``adapters.choosing``
 chooses the adapter for a user's object.
@@ -7,7 +7,7 @@ chooses the adapter for a user's object.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -15,18 +15,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.casting import Casting, cast_steps
+from envmanager.data.casting import Casting
 from envmanager.data.specs import (
-    BehaviorSpec,
     BehaviorSpecs,
-    SpecMismatch,
-    check_structure,
-    check_values,
-    describe_value,
-    merge_specs,
 )
-from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, RowBuffer, Steps, concat_steps
-from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, snapshot, take_rows
+from envmanager.data.steps import RowBuffer, Steps
+from envmanager.data.trees import Tree, snapshot
 
 
 @attrs.frozen
@@ -59,7 +53,7 @@ class Environment(ABC):
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
     casting: Casting | None = None
-    """Casting that the adapter uses, or None if the worker casts the values."""
+    """Casting that the adapter uses, which then also copies objects; None if the worker casts and copies the values."""
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -89,10 +83,25 @@ class Environment(ABC):
     def close(self) -> None:
         """Release the environment's resources."""
 
+    # A step in halves: ``steps_of(wrapped.step(action_of(actions)))`` is what ``step(actions)`` returns.
+
+    @property
+    def wrapped(self) -> Any:
+        """The environment to step, which an adapter wraps. An Environment that wraps none is its own."""
+        return self
+
+    def action_of(self, actions: Mapping[str, Tree]) -> Any:
+        """Return ``actions`` in the form that ``wrapped.step`` takes. By default, return them unchanged."""
+        return actions
+
+    def steps_of(self, result: Any) -> Steps:
+        """Convert the result of ``wrapped.step`` to the result of ``step``. By default, return it unchanged."""
+        return result  # type: ignore[no-any-return]
+
     @property
     def subject(self) -> Any:
-        """The object on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act."""
-        return self
+        """The object on which ``call``, ``get_attr``, ``set_attr`` and ``render`` act: by default ``wrapped``."""
+        return self.wrapped
 
 
 class EnvGroup(Environment):
@@ -111,7 +120,7 @@ class EnvGroup(Environment):
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
 
-    def hand_on_foreign(self) -> bool:
+    def accept_device_arrays(self) -> bool:
         """Stop converting PyTorch and JAX arrays to NumPy, if supported. Return whether this group supports it."""
         return False
 
@@ -127,11 +136,16 @@ class EnvGroup(Environment):
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Accept a buffer into which the group may write its next steps. The base class ignores the buffer."""
 
-    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
+    def _each(self, rows: Iterable[int]) -> Iterator[int]:
+        """Yield each of ``rows``. Meanwhile ``current_env_id`` is the id of the environment at that row."""
         for row in rows:
             self.current_env_id = self.env_ids[row]
-            yield self.subjects[row]
+            yield row
         self.current_env_id = None
+
+    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
+        subjects = self.subjects
+        return (subjects[row] for row in self._each(rows))
 
     def call(
         self,
@@ -166,185 +180,43 @@ def attribute_of(subject: Any, name: str) -> Any:
     return getattr(subject, name) if through_wrappers is None else through_wrappers(name)
 
 
-class SideBySide(EnvGroup):
-    """A group that steps its environments one after another, and concatenates their rows by behavior."""
+class RowGroup(EnvGroup):
+    """A group that can step its environments one by one. A step has two halves, which a caller may also use itself.
 
-    def __init__(
-        self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
-    ) -> None:
-        self._environments = list(environments)
-        self.env_ids = tuple(env_ids)
-        self._infos = infos
-        self._check_values = check_values
-        self._last: list[Steps] = []
-        self.casting = Casting(strict=check_values)
-        for environment in self._environments:
-            if environment.casting is not None:
-                environment.casting = self.casting
-        self.partial_actions = all(environment.partial_actions for environment in self._environments)
-        self._specs: dict[str, BehaviorSpec] = {}
-        self._n_known = [0] * len(self._environments)
-        for row, environment in enumerate(self._environments):
-            self._learn(row, environment.behavior_specs)
+    ::
+
+        actions ── actions_of ──▶ an action each ── envs[row].step(action) ──▶ a result each ── joined ──▶ Steps
+
+    ``step`` does it with the environments in turn. Another caller may step them in its own way in between, for example
+    all at the same time. Checks of results, ends of episodes, infos and the resets that follow are in ``joined``.
+    """
+
+    _environments: Sequence[Any]
 
     @property
-    def behavior_specs(self) -> BehaviorSpecs:
-        return self._specs
+    def envs(self) -> Sequence[Any]:
+        """The objects whose ``step`` takes an action from ``actions_of``, one per environment."""
+        return self._environments
 
-    @property
-    def max_agents(self) -> Mapping[str, int]:
-        total: dict[str, int] = {}
-        for environment in self._environments:
-            for behavior, n_agents in environment.max_agents.items():
-                total[behavior] = total.get(behavior, 0) + n_agents
-        return total
+    @abstractmethod
+    def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
+        """Return the action of each environment at ``rows`` (None: all), in the form that its own ``step`` takes."""
 
-    @property
-    def subjects(self) -> Sequence[Any]:
-        return [environment.subject for environment in self._environments]
+    @abstractmethod
+    def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
+        """Check the results of ``step`` of each environment at ``rows`` (None: all), and join them to Steps.
 
-    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        results = []
-        for row, environment in enumerate(self._environments):
-            self.current_env_id = self.env_ids[row]
-            results.append(self._checked(row, environment.reset(seeds=[seeds[row]], options=options)))
-        self.current_env_id = None
-        self._last = results
-        return self._joined(results, range(len(results)))
-
-    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        chosen = range(len(self._environments)) if rows is None else rows.tolist()
-        results = []
-        for row, own in zip(chosen, self._split_actions(actions, chosen), strict=True):
-            self.current_env_id = self.env_ids[row]
-            self._last[row] = self._checked(row, self._environments[row].step(own))
-            results.append(self._last[row])
-        self.current_env_id = None
-        return self._joined(results, chosen)
+        If an episode ended, the environment is reset. The results are read one by one, in the order of ``rows``.
+        """
 
     def close(self) -> None:
         """Close all environments, even if some raise, then raise the first error."""
-        errors: list[BaseException] = []
-        for environment in self._environments:
+        first_error: BaseException | None = None
+        for env_id, environment in zip(self.env_ids, self._environments, strict=True):
             try:
                 environment.close()
             except (Exception, SystemExit) as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
-
-    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
-        yield from super()._at(rows)
-        for row, environment in enumerate(self._environments):  # a call may have added agents
-            self.current_env_id = self.env_ids[row]
-            self._learn(row, environment.behavior_specs)
-        self.current_env_id = None
-
-    def _learn(self, row: int, specs: BehaviorSpecs) -> None:
-        """Add the environment's ``specs`` to the group. Raises SpecConflict if a behavior already has another spec."""
-        if len(specs) != self._n_known[row]:
-            merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
-            self._n_known[row] = len(specs)
-
-    def _split_actions(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
-        """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
-        taken = dict.fromkeys(actions, 0)
-        shares = []
-        for row in rows:
-            own = {}
-            for behavior, steps in self._last[row].items():
-                if behavior in actions:
-                    start = taken[behavior]
-                    taken[behavior] = stop = start + len(steps.acting_rows)
-                    # A copy, because an environment may keep or change its action.
-                    own[behavior] = copy_tree(take_rows(actions[behavior], slice(start, stop)))
-            shares.append(own)
-        return shares
-
-    def _checked(self, row: int, results: Steps) -> Steps:
-        specs = self._environments[row].behavior_specs
-        if not isinstance(results, Mapping):
-            raise SpecMismatch("the result", "a mapping {behavior: AgentSteps}", describe_value(results))
-        self._learn(row, specs)
-        checked = {}
-        for behavior, steps in results.items():
-            if behavior not in specs:
-                raise SpecMismatch("the result", f"of behaviors {sorted(specs)}", f"of behavior {behavior!r}")
-            spec = specs[behavior]
-            try:
-                check_steps(spec, steps, check_numbers=self._check_values)
-            except SpecMismatch:
-                if self._check_values or not isinstance(steps, AgentSteps):
-                    raise
-                steps = cast_steps(spec, steps, self.casting)
-                check_steps(spec, steps, check_numbers=self._check_values)
-            info = reset_info = None
-            if self._infos:
-                info, reset_info = snapshot(steps.info), snapshot(steps.reset_info)
-            checked[behavior] = steps = attrs.evolve(steps, info=info, reset_info=reset_info)
-            if spec.has_objects:
-                steps.obs, steps.final_obs = snapshot(steps.obs), snapshot(steps.final_obs)
-        return checked
-
-    def _joined(self, results: list[Steps], rows: Iterable[int]) -> Steps:
-        parts: dict[str, list[AgentSteps]] = {}
-        for row, steps_by_behavior in zip(rows, results, strict=True):
-            for behavior, steps in steps_by_behavior.items():
-                own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
-                parts.setdefault(behavior, []).append(own)
-        return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
-
-
-def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
-    """Raise SpecMismatch unless ``steps``, a result of one environment for one behavior, satisfies ``spec``.
-
-    Checks structure, shapes, dtypes, agent ids and infos. With ``check_numbers``, also checks finiteness and bounds.
-    """
-    if not isinstance(steps, AgentSteps):
-        raise SpecMismatch("the result", "AgentSteps", describe_value(steps))
-    ids = steps.agent_id
-    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
-        raise SpecMismatch("agent_id", "int64[n]", describe_value(ids))
-    numbers = ids.tolist()  # for a few agents, Python is faster than NumPy
-    if numbers and not 0 <= min(numbers) <= max(numbers) < 2**AGENT_BITS:
-        raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {min(numbers)} to {max(numbers)}")
-    if len(set(numbers)) < len(numbers):
-        raise SpecMismatch("agent_id", "a different number for each agent", f"{numbers}")
-    n = len(steps)
-    _check_rows(spec.observation, steps.obs, n, "obs", check_numbers)
-    for name, dtype in COLUMNS.items():
-        column = getattr(steps, name)
-        if column is None and name == "acting":
-            continue
-        if not isinstance(column, np.ndarray) or column.shape != (n,) or column.dtype != dtype:
-            raise SpecMismatch(name, f"{dtype}[{n}]", describe_value(column))
-    if check_numbers and not np.isfinite(steps.reward).all():
-        raise SpecMismatch("reward", "finite", "NaN or infinite in part")
-    n_ended = int(np.count_nonzero(steps.ended))
-    if steps.final_obs is None and n_ended:
-        raise SpecMismatch("final_obs", f"{n_ended} rows, one per agent that ended", "None")
-    if steps.final_obs is not None:
-        _check_rows(spec.observation, steps.final_obs, n_ended, "final_obs", check_numbers)
-    _check_infos(steps.info, n, "info")
-    _check_infos(steps.reset_info, n_ended, "reset_info")
-
-
-def _check_infos(infos: Any, n: int, name: str) -> None:
-    if infos is None:
-        return
-    if not isinstance(infos, list) or len(infos) != n:
-        got = f"a list of {len(infos)}" if isinstance(infos, list) else describe_value(infos)
-        raise SpecMismatch(name, f"a list of {n} dicts", got)
-    for row, info in enumerate(infos):
-        if not isinstance(info, Mapping):
-            raise SpecMismatch(f"{name}[{row}]", "a dict", describe_value(info))
-
-
-def _check_rows(spec: Tree, value: Tree, n: int, root: str, check_numbers: bool) -> None:
-    check_structure(spec, value, root)
-    for leaf_spec, leaf, path in zip(leaves(spec), leaves_like(spec, value), paths(spec, root), strict=True):
-        expected = f"{leaf_spec.dtype}{[n, *leaf_spec.shape]}"
-        if not isinstance(leaf, np.ndarray) or leaf.shape != (n, *leaf_spec.shape) or leaf.dtype != leaf_spec.dtype:
-            raise SpecMismatch(path, expected, describe_value(leaf))
-        if check_numbers:
-            check_values(leaf_spec, leaf, path)
+                if first_error is None:
+                    first_error, self.current_env_id = error, env_id
+        if first_error is not None:
+            raise first_error

@@ -27,7 +27,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _rebuild(cls: type[EnvManagerError], args: tuple[Any, ...], fields: dict[str, Any]) -> EnvManagerError:
@@ -45,6 +48,14 @@ class EnvManagerError(Exception):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
+class Where(TypedDict):
+    """The keyword arguments that all errors about a worker have in common. WorkerError describes them."""
+
+    worker_id: int
+    env_ids: Sequence[int]
+    phase: str
+
+
 class WorkerError(EnvManagerError):
     """An error in a worker or in one of its environments.
 
@@ -57,11 +68,9 @@ class WorkerError(EnvManagerError):
         self, text: str, *, worker_id: int, env_ids: Sequence[int], phase: str, cause: str, headline: str = ""
     ) -> None:
         super().__init__(text)
-        self.worker_id = worker_id
+        self.worker_id, self.phase, self.cause = worker_id, phase, cause
         self.env_ids = tuple(int(env_id) for env_id in env_ids)
-        self.phase = phase
-        self.cause = cause
-        self.headline = headline or _first_line(text)
+        self.headline = next(iter((headline or text).splitlines()), "")
 
     def suggest_one_each(self, env_ids: Sequence[int]) -> None:
         """Add advice to this error, which ended the start of a worker with ``env_ids``, unless the first env raised it.
@@ -77,12 +86,8 @@ class WorkerError(EnvManagerError):
             )
 
 
-def _first_line(text: str) -> str:
-    return (text.splitlines() or [""])[0]
-
-
-def _where(worker_id: int, env_ids: Sequence[int]) -> str:
-    ids = [int(env_id) for env_id in env_ids]
+def _who(where: Where) -> str:
+    worker_id, ids = where["worker_id"], [int(env_id) for env_id in where["env_ids"]]
     if not ids:
         return f"worker {worker_id}"
     if len(ids) == 1:
@@ -92,8 +97,8 @@ def _where(worker_id: int, env_ids: Sequence[int]) -> str:
     return f"worker {worker_id} (envs {', '.join(map(str, ids))})"
 
 
-def _when(phase: str) -> str:
-    return {"start": "at start", "idle": "while idle"}.get(phase, f"in {phase}")
+def _when(where: Where) -> str:
+    return {"start": "at start", "idle": "while idle"}.get(where["phase"], f"in {where['phase']}")
 
 
 def _tail(output: str) -> str:
@@ -118,49 +123,29 @@ class EnvRaised(WorkerError):
     """
 
     def __init__(
-        self,
-        *,
-        worker_id: int,
-        env_ids: Sequence[int],
-        phase: str,
-        type_name: str,
-        cause: str,
-        remote_traceback: str,
-        advice: str = "",
+        self, *, type_name: str, cause: str, remote_traceback: str, advice: str = "", **where: Unpack[Where]
     ) -> None:
-        what = f"raised {type_name} {_when(phase)}: {cause}"
-        super().__init__(
-            f"the environment in {_where(worker_id, env_ids)} {what}\n"
-            f"{advice}{_AFTER_EXCEPTION.get(phase, '')}\n{remote_traceback}",
-            worker_id=worker_id,
-            env_ids=env_ids,
-            phase=phase,
-            cause=cause,
-            headline=_first_line(f"worker {worker_id} {what}"),
-        )
-        self.type_name = type_name
-        self.remote_traceback = remote_traceback
+        self.type_name, self.remote_traceback = type_name, remote_traceback
+        what = f"raised {type_name} {_when(where)}: {cause}"
+        advice += _AFTER_EXCEPTION.get(where["phase"], "")
+        text = f"the environment in {_who(where)} {what}\n{advice}\n{remote_traceback}"
+        super().__init__(text, cause=cause, headline=f"worker {where['worker_id']} {what}", **where)
 
 
 class BadObservation(WorkerError):
     """Error raised when an environment returned a value that violates the spec. ``path`` is the name of the value."""
 
-    def __init__(
-        self, *, worker_id: int, env_ids: Sequence[int], phase: str, path: str, expected: str, got: str
-    ) -> None:
-        what = f"broke its spec {_when(phase)}: {path} should be {expected}, but is {got}"
+    def __init__(self, *, path: str, expected: str, got: str, **where: Unpack[Where]) -> None:
+        self.path, self.expected, self.got = path, expected, got
+        cause = f"{path} should be {expected}, but is {got}"
+        what = f"broke its spec {_when(where)}: {cause}"
         super().__init__(
-            f"the environment in {_where(worker_id, env_ids)} {what}. Fix the environment or its declared space; "
+            f"the environment in {_who(where)} {what}. Fix the environment or its declared space; "
             "`envmanager check --env …` shows such mistakes one by one.",
-            worker_id=worker_id,
-            env_ids=env_ids,
-            phase=phase,
-            cause=f"{path} should be {expected}, but is {got}",
-            headline=_first_line(f"worker {worker_id} {what}"),
+            cause=cause,
+            headline=f"worker {where['worker_id']} {what}",
+            **where,
         )
-        self.path = path
-        self.expected = expected
-        self.got = got
 
 
 _HINTS = {
@@ -174,42 +159,26 @@ _HINTS = {
 class WorkerDied(WorkerError):
     """Error raised when a worker's process ended unexpectedly. ``exit`` names the cause, such as ``"SIGSEGV"``."""
 
-    def __init__(
-        self, *, worker_id: int, env_ids: Sequence[int], phase: str, exit: str, output: str = "", ticket: int = 0
-    ) -> None:
-        hint = _HINTS.get(exit, "")
-        super().__init__(
-            f"{_where(worker_id, env_ids)} died {_when(phase)} ({exit}, request {ticket}).{hint}{_tail(output)}",
-            worker_id=worker_id,
-            env_ids=env_ids,
-            phase=phase,
-            cause=exit,
-            headline=f"worker {worker_id} died {_when(phase)} ({exit})",
-        )
-        self.exit = exit
-        self.output = output
-        self.ticket = ticket
+    def __init__(self, *, exit: str, output: str = "", ticket: int = 0, **where: Unpack[Where]) -> None:
+        self.exit, self.output, self.ticket = exit, output, ticket
+        what, hint = f"died {_when(where)} ({exit}", _HINTS.get(exit, "")
+        text = f"{_who(where)} {what}, request {ticket}).{hint}{_tail(output)}"
+        super().__init__(text, cause=exit, headline=f"worker {where['worker_id']} {what})", **where)
 
 
 class WorkerTimedOut(WorkerError):
     """Error raised when a worker did not respond within ``timeout_s`` seconds and was killed."""
 
-    def __init__(
-        self, *, worker_id: int, env_ids: Sequence[int], phase: str, timeout_s: float, output: str = "", ticket: int = 0
-    ) -> None:
-        what = f"did not respond within {timeout_s:g} s {_when(phase)}"
+    def __init__(self, *, timeout_s: float, output: str = "", ticket: int = 0, **where: Unpack[Where]) -> None:
+        self.timeout_s, self.output, self.ticket = timeout_s, output, ticket
+        what, phase = f"did not respond within {timeout_s:g} s {_when(where)}", where["phase"]
         super().__init__(
-            f"{_where(worker_id, env_ids)} {what} (request {ticket}) and was killed. If the environment is only slow, "
+            f"{_who(where)} {what} (request {ticket}) and was killed. If the environment is only slow, "
             f"raise Timeouts({phase}_s=…), timeouts.{phase}_s in a config.{_tail(output)}",
-            worker_id=worker_id,
-            env_ids=env_ids,
-            phase=phase,
             cause=f"no response within {timeout_s:g} s",
-            headline=f"worker {worker_id} {what}",
+            headline=f"worker {where['worker_id']} {what}",
+            **where,
         )
-        self.timeout_s = timeout_s
-        self.output = output
-        self.ticket = ticket
 
 
 class NotPlaced(WorkerError):
@@ -218,21 +187,17 @@ class NotPlaced(WorkerError):
     def __init__(
         self, *, worker_id: int, env_ids: Sequence[int], timeout_s: float, wanted: str, missing: str, cluster: str
     ) -> None:
+        self.timeout_s, self.wanted, self.missing, self.cluster = timeout_s, wanted, missing, cluster
+        where = Where(worker_id=worker_id, env_ids=env_ids, phase="start")
         what = f"could not be placed within {timeout_s:g} s: {missing}"
         super().__init__(
-            f"{_where(worker_id, env_ids)} wants {wanted} and {what}. "
+            f"{_who(where)} wants {wanted} and {what}. "
             f"The cluster has {cluster}. Ask for less (resources=…), use fewer workers (n_workers=…), or add a node "
             "that has it. If a node is only slow to start, raise Timeouts(start_s=…).",
-            worker_id=worker_id,
-            env_ids=env_ids,
-            phase="start",
             cause=missing,
-            headline=f"worker {worker_id} {what}",
+            headline=f"worker {where['worker_id']} {what}",
+            **where,
         )
-        self.timeout_s = timeout_s
-        self.wanted = wanted
-        self.missing = missing
-        self.cluster = cluster
 
 
 class ProtocolError(WorkerError):
@@ -242,29 +207,17 @@ class ProtocolError(WorkerError):
     """
 
     def __init__(
-        self,
-        *,
-        worker_id: int,
-        env_ids: Sequence[int],
-        phase: str,
-        reason: str,
-        output: str = "",
-        ticket: int = 0,
-        advice: str = "",
+        self, *, reason: str, output: str = "", ticket: int = 0, advice: str = "", **where: Unpack[Where]
     ) -> None:
-        what = f"broke the protocol {_when(phase)}"
+        self.reason, self.output, self.ticket = reason, output, ticket
+        what = f"broke the protocol {_when(where)}"
         super().__init__(
-            f"{_where(worker_id, env_ids)} {what} (request {ticket}) and was killed: "
-            f"it sent {reason}. Nothing of it was used. {advice}{_tail(output)}",
-            worker_id=worker_id,
-            env_ids=env_ids,
-            phase=phase,
+            f"{_who(where)} {what} (request {ticket}) and was killed: it sent {reason}. Nothing of it was used. "
+            f"{advice}{_tail(output)}",
             cause=reason,
-            headline=_first_line(f"worker {worker_id} {what}: it sent {reason}"),
+            headline=f"worker {where['worker_id']} {what}: it sent {reason}",
+            **where,
         )
-        self.reason = reason
-        self.output = output
-        self.ticket = ticket
 
 
 class RestartsExhausted(WorkerError):
@@ -279,20 +232,18 @@ class RestartsExhausted(WorkerError):
         window = f" within {within_s:g} s" if math.isfinite(within_s) else ""
         if window and isinstance(last, WorkerTimedOut):
             window += " (time in which it hung is not counted)"
+        self.first, self.last = first, last
+        where = Where(worker_id=last.worker_id, env_ids=last.env_ids, phase=last.phase)
         what = f"was restarted {times}{window} and failed again"
         super().__init__(
-            f"{_where(last.worker_id, last.env_ids)} {what}.\n"
+            f"{_who(where)} {what}.\n"
             "Fix the cause of the last error, or allow more (--restarts N, in a config restarts.max_restarts), "
             "or go on without this worker (restarts.then: drop).\n"
             f"First: {first.headline}\nLast: {last}",
-            worker_id=last.worker_id,
-            env_ids=last.env_ids,
-            phase=last.phase,
             cause=last.cause,
             headline=f"worker {last.worker_id} {what}: {last.headline}",
+            **where,
         )
-        self.first = first
-        self.last = last
 
 
 class BadAction(EnvManagerError):

@@ -15,7 +15,7 @@ import difflib
 import importlib
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -113,10 +113,14 @@ SIMILAR = 0.75
 
 
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """Return ``; did you mean prefix.name?`` with the most similar known name, or ``.`` if no known name is similar."""
+    """Return ``; did you mean prefix.name?`` with the most similar known name, or ``.`` if no known name is similar.
+
+    A mapping has, for each known name, the name to suggest.
+    """
+    shown = known if isinstance(known, Mapping) else {}
     known = list(known)
     matches = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
     if not matches and name:  # a name cut short, or two letters of a short one swapped
         matches = [each for each in known if each.startswith(name) or sorted(each) == sorted(name)]
     where = f"{prefix}." if prefix else ""
-    return f"; did you mean {where}{matches[0]}?" if matches else "."
+    return f"; did you mean {where}{shown.get(matches[0], matches[0])}?" if matches else "."

@@ -62,38 +62,47 @@ def plain_numbers(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Att
     ]
 
 
+def must_be(expected: str, accepts: Callable[[Any], bool], advice: str = "") -> Any:
+    """Return an attrs validator that raises UsageError if ``accepts(value)`` is false. ``advice`` ends the message."""
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not accepts(value):
+            raise UsageError(f"{attribute.name} must be {expected}, not {value!r}.{advice}")
+
+    return check
+
+
 def seconds(*, unlimited: bool, zero: bool = False) -> Any:
     """Return an attrs validator that accepts positive numbers; with ``zero`` also 0, with ``unlimited`` math.inf."""
     least = "from 0 up" if zero else "above 0"
     limit = "(math.inf for no limit)" if unlimited else "and finite"
 
-    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    def accepts(value: Any) -> bool:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_unlimited = unlimited and value == math.inf
         # NaN compares as False; a whole number may be one that no float can hold
-        if not is_number or not (0 <= value <= sys.float_info.max or is_unlimited) or (value == 0 and not zero):
-            raise UsageError(f"{attribute.name} must be a number of seconds {least} {limit}, not {value!r}.")
+        is_allowed = is_number and (0 <= value <= sys.float_info.max or (unlimited and value == math.inf))
+        return is_allowed and (zero or value != 0)
 
-    return check
+    return must_be(f"a number of seconds {least} {limit}", accepts)
 
 
 def at_least(least: int, *, or_auto: bool = False) -> Any:
     """Return an attrs validator that accepts only ints of at least ``least`` and, with ``or_auto``, ``"auto"``."""
-    choices = f'at least {least}, or "auto"' if or_auto else f"at least {least}"
 
-    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if or_auto and value == "auto":
-            return
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise UsageError(f"{attribute.name} must be a whole number of {choices}, not {value!r}.")
+    def accepts(value: Any) -> bool:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        return (is_whole and value >= least) or (or_auto and value == "auto")
 
-    return check
+    return must_be(f"a whole number of at least {least}" + (', or "auto"' if or_auto else ""), accepts)
 
 
-def flag(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless ``value`` is a bool. An attrs validator."""
-    if not isinstance(value, bool):
-        raise UsageError(f"{attribute.name} must be true or false, not {value!r}.")
+def one_of(*choices: str, advice: str = "") -> Any:
+    """Return an attrs validator that raises UsageError for values not in ``choices``. ``advice`` ends the message."""
+    return must_be(" or ".join(map(repr, choices)), lambda value: value in choices, advice)
+
+
+flag = must_be("true or false", lambda value: isinstance(value, bool))
+"""An attrs validator that accepts only bools."""
 
 
 @attrs.frozen(field_transformer=plain_numbers)
@@ -159,26 +168,6 @@ class Timeouts:
     close_s: float = attrs.field(default=5.0, validator=seconds(unlimited=False))
 
 
-def one_of(*choices: str, advice: str = "") -> Any:
-    """Return an attrs validator that raises UsageError for values not in ``choices``. ``advice`` ends the message."""
-
-    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value not in choices:
-            raise UsageError(f"{attribute.name} must be {' or '.join(map(repr, choices))}, not {value!r}.{advice}")
-
-    return check
-
-
-def object_of(cls: type, example: str) -> Any:
-    """Return an attrs validator that requires an instance of ``cls``. ``example``: a field to show in the message."""
-
-    def check(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if not isinstance(value, cls):
-            raise UsageError(f"{attribute.name} must be a {cls.__name__}({example}=…, …), not {value!r}.")
-
-    return check
-
-
 @attrs.frozen(field_transformer=plain_numbers)
 class RestartPolicy:
     """The rules for whether, when and how often workers that fail are replaced.
@@ -231,18 +220,22 @@ class ResetConfig:
     options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping))
 
     @classmethod
-    def of(cls, config: Any) -> ResetConfig:
-        """Convert None, a mapping or a ResetConfig to a ResetConfig. Raises UsageError for bad keys or values."""
-        if config is None:
-            return cls()
-        if isinstance(config, ResetConfig):
-            return config
-        if not isinstance(config, Mapping):
-            raise UsageError(f"reset(config) takes a mapping with seed and options, not {type(config).__name__}.")
-        unknown = [key for key in config if key not in ("seed", "options")]
-        if unknown:
-            raise UsageError(f"reset(config) knows seed and options, not {', '.join(map(repr, unknown))}.")
-        return cls(**config)
+    def of(cls, config: Any, *, n_envs: int | None = None) -> ResetConfig:
+        """Convert None, a mapping or a ResetConfig to a ResetConfig. Raises UsageError for bad keys or values.
+
+        If ``n_envs`` is given, it also raises UsageError for a list of another number of seeds.
+        """
+        parsed = cls() if config is None else config
+        if not isinstance(parsed, ResetConfig):
+            if not isinstance(parsed, Mapping):
+                raise UsageError(f"reset(config) takes a mapping with seed and options, not {type(parsed).__name__}.")
+            unknown = [key for key in parsed if key not in ("seed", "options")]
+            if unknown:
+                raise UsageError(f"reset(config) knows seed and options, not {', '.join(map(repr, unknown))}.")
+            parsed = cls(**parsed)
+        if n_envs is not None and isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
+            raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
+        return parsed
 
     @classmethod
     def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
@@ -252,14 +245,6 @@ class ResetConfig:
         if config is not None:
             raise UsageError("reset takes a config, or seed= and options=, not both: put all of it into one of them.")
         return cls(seed, options)
-
-    @classmethod
-    def parse(cls, config: Any, *, n_envs: int) -> ResetConfig:
-        """Return ``of(config)``. Also raises UsageError if ``seed`` is a list whose length is not ``n_envs``."""
-        parsed = cls.of(config)
-        if isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
-            raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
-        return parsed
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -276,7 +261,8 @@ def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any)
             raise UsageError(f"{expected}, but the value of {key!r} is {type(text).__name__}: write it in quotes.")
 
 
-_timeouts, _restarts = object_of(Timeouts, "step_s"), object_of(RestartPolicy, "max_restarts")
+_timeouts = must_be("a Timeouts(step_s=…, …)", lambda value: isinstance(value, Timeouts))
+_restarts = must_be("a RestartPolicy(max_restarts=…, …)", lambda value: isinstance(value, RestartPolicy))
 _start_method = one_of(*START_METHODS, advice=" Leave it out for the faster one that this system has.")
 
 

@@ -72,7 +72,7 @@ class LocalHost(WorkerHost):
         report = worker.start()
         if worker.lends:
             self.rewrites_arrays = False
-        self.hands_on_foreign = worker.hands_on_foreign
+        self.accepts_device_arrays = worker.accepts_device_arrays
         return {0: report}
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:

@@ -7,8 +7,7 @@ With the native transport::
           ▲                 shared memory ◀──────▶  their rows        their rows
           └── one step pipe ◀── records ────────────┴─────────────────┘
 
-The rule: no environment is made in the trainer's process, except with ``local_envs``. Tests can replace
-``create_worker`` to return fake workers, because the constructor sends no commands to such workers.
+The rule: no environment is made in the trainer's process, except with ``local_envs``.
 """
 
 from __future__ import annotations

@@ -267,24 +267,24 @@ def the_command_line_runs_checks_and_tunes() -> None:
 
 def files_are_replaced_and_folders_locked() -> None:
     from envmanager import UsageError
-    from envmanager.observe.files import write_anew
-    from envmanager.training import run_lock
+    from envmanager.observe.files import write_atomically
+    from envmanager.training.runs import folder
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run" / "config.toml"
-        with run_lock.held(path.parent):
+    with tempfile.TemporaryDirectory() as temporary:
+        run = Path(temporary) / "run"
+        with folder.held(run, resume=False, force=False):
             for text in ("first", "µ"):
-                write_anew(path, text)
+                write_atomically(run / "config.json", text)
             told = "two training runs may write into one folder"
             try:
-                with run_lock.held(path.parent):
+                with folder.held(run, resume=False, force=True):
                     pass
             except UsageError as error:
                 told = str(error)
-            assert f"process {os.getpid()}" in told, told
-        with run_lock.held(path.parent):
-            pass
-        assert path.read_text(encoding="utf-8") == "µ"
+            assert f"a training run is in progress in {run}" in told, told
+        with folder.held(run, resume=False, force=True):
+            assert not (run / "config.json").exists()
+        assert (Path(temporary) / "run.1" / "config.json").read_text(encoding="utf-8") == "µ"
 
 
 def the_contract_of_managers_holds_in_this_process() -> None:

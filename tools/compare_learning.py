@@ -113,8 +113,8 @@ def add_to_curve(task: dict[str, Any], n_steps: int, act: Act) -> None:
 
 def with_ours(task: dict[str, Any]) -> tuple[Act, list[float]]:
     from envmanager import SimpleEnvManager
+    from envmanager.training.algorithms.trainers import make_trainer
     from envmanager.training.controller import TrainerController
-    from envmanager.training.trainers import make_trainer
 
     table: dict[str, Any] = {"kind": task["algorithm"], "learning_rate": task["rate"]}
     if task["algorithm"] == "ppo":

@@ -93,7 +93,7 @@ def parse() -> argparse.Namespace:
 
 def read(path: Path, steps: int | None) -> dict[str, Any]:
     """Return the training that a config describes; exit if the other libraries lack one of its options."""
-    from envmanager.training.ppo import PPOOptions
+    from envmanager.training.algorithms.ppo import PPOOptions
 
     tables, own = config_of(path, "ppo")
     options = PPOOptions(**own)

@@ -80,7 +80,7 @@ def run(name: str, plan: dict[str, Any], arguments: argparse.Namespace) -> dict[
 
 
 def train_ours(plan: dict[str, Any]) -> dict[str, float]:
-    from envmanager.training.run import Report, TrainingPlan, TrainingRun
+    from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
     processor = 0.0
 

@@ -17,9 +17,9 @@ import gymnasium
 import torch
 
 from envmanager import EnvContext, SubprocessEnvManager, Wait
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.controller import TrainerController
 from envmanager.training.evaluation import evaluate
-from envmanager.training.ppo import PPO, PPOOptions
 
 OPTIONS = PPOOptions(rollout=1024, epochs=10, minibatch=128, learning_rate=1e-3, anneal=False)
 

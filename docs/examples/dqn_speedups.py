@@ -19,8 +19,8 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
-from envmanager.training.networks import pick_device
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.algorithms.networks import pick_device
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 STARTS = 500
 FRAMES_PER_STEP = 4

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from envmanager.training import checkpoints, episode_log
-from envmanager.training.episode_log import EpisodeEnd
 from envmanager.training.learners import LearnersChanged
+from envmanager.training.runs import checkpoints, figures
+from envmanager.training.runs.figures import EpisodeEnd
 
 MOST_DOTS = 500
 STYLES = ["-", "--", ":", "-."]
@@ -29,7 +29,7 @@ STYLES = ["-", "--", ":", "-."]
 def draw_run(axes: Any, directory: Path, color: str, arguments: argparse.Namespace) -> None:
     """The behaviors of one run."""
     directory = directory.resolve()
-    episodes = episode_log.read(directory / episode_log.FILE)
+    episodes = figures.read_episodes(directory / figures.EPISODES)
     lines = lines_of(episodes, arguments.behavior)
     for number, (returns, behaviors) in enumerate(lines.items()):
         own = [episode for episode in episodes if episode.behavior == behaviors[0]]

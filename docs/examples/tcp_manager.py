@@ -27,7 +27,8 @@ from envmanager.adapters.factories import check_travel, factories_for
 from envmanager.data.env_rows import split_evenly
 from envmanager.data.steps import CommandName
 from envmanager.hosts import descriptors
-from envmanager.hosts.link import Link, WorkerPlan
+from envmanager.hosts.life import WorkerPlan
+from envmanager.hosts.link import Link
 from envmanager.hosts.link_host import LinkHost
 from envmanager.hosts.wire import (
     CODES,

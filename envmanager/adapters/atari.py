@@ -66,10 +66,7 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
     Observations are uint8[stack, size, size] with the newest frame last. Actions index the game's minimal action set.
     An action lasts ``frame_skip`` frames. A reset plays 1 to ``noop_max`` no-op frames, or none with ``noop_max=0``.
     ``clip_rewards`` replaces rewards with their signs. ``terminal_on_life_loss`` ends the episode when a life is lost.
-    ``Atari.vectorised`` makes the game's vectorised form, which the manager kind ``auto`` tries as well.
     """
-
-    vectorised = staticmethod(atari_vector)
 
     def __init__(
         self,
@@ -147,7 +144,11 @@ class Atari(gymnasium.Env):  # type: ignore[misc]
 
 
 def __getattr__(name: str) -> Any:
-    """Return a factory for the game ``name``, so that configs can say ``env: envmanager.adapters.atari:Pong``."""
+    """Return a factory for a game, so that configs can say ``env: envmanager.adapters.atari:Pong``.
+
+    ``PongVector`` makes the vector of all environments of a worker.
+    """
     if name[:1].isupper():
-        return partial(Atari, name)
+        game = name.removesuffix("Vector")
+        return partial(Atari if game == name else atari_vector, game)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

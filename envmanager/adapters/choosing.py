@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from envmanager.adapters.resets import parameters_of
+from envmanager.adapters.side_by_side import SideBySide
 from envmanager.data.specs import describe_value
-from envmanager.environment import EnvGroup, Environment, SideBySide
+from envmanager.environment import EnvGroup, Environment
 from envmanager.errors import UsageError
 from envmanager.importing import imported
 

@@ -55,7 +55,7 @@ class DmEnvironment(Environment):
         return {BEHAVIOR: self._spec}
 
     @property
-    def subject(self) -> Any:
+    def wrapped(self) -> Any:
         return self._env
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
@@ -66,14 +66,19 @@ class DmEnvironment(Environment):
         return self._steps(self._first_obs())
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        step = self._env.step(self._read_action(actions[BEHAVIOR], 0))
-        _check_type(step, "step", (dm_env.StepType.MID, dm_env.StepType.LAST))
-        reward = real_number(step.reward, "reward", self.casting)
-        if step.step_type == dm_env.StepType.MID:
-            return self._steps(step.observation, reward)
-        terminated = real_number(step.discount, "the discount of the last step") == 0
+        return self.steps_of(self._env.step(self.action_of(actions)))
+
+    def action_of(self, actions: Mapping[str, Tree]) -> Any:
+        return self._read_action(actions[BEHAVIOR], 0)
+
+    def steps_of(self, result: Any) -> Steps:
+        _check_type(result, "step", (dm_env.StepType.MID, dm_env.StepType.LAST))
+        reward = real_number(result.reward, "reward", self.casting)
+        if result.step_type == dm_env.StepType.MID:
+            return self._steps(result.observation, reward)
+        terminated = real_number(result.discount, "the discount of the last step") == 0
         # Copied before the next episode, which may overwrite the environment's arrays.
-        final_obs = stack_rows(self._spec.observation, [step.observation], ["obs"], self.casting)
+        final_obs = stack_rows(self._spec.observation, [result.observation], ["obs"], self.casting)
         return self._steps(self._first_obs(), reward, terminated, not terminated, final_obs)
 
     def close(self) -> None:

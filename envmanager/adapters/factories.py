@@ -12,7 +12,7 @@ from typing import Any, get_type_hints
 
 import cloudpickle
 
-from envmanager.adapters.names import GymnasiumId, VectorId, find_environment, find_vector, loaded, vector_form
+from envmanager.adapters.names import GymnasiumId, VectorId, find_environment, find_vector, loaded
 from envmanager.adapters.recipes import EnvRecipe, Prepared, prepare
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext, Environment
@@ -61,25 +61,19 @@ def resolve(env_factory: Any) -> Any:
 def vectorised(env_factory: Any) -> EnvRecipe | None:
     """Return an EnvRecipe for the vectorised form of ``env_factory``, or None if ``env_factory`` has no such form.
 
-    A Gymnasium id without arguments has this form if a ``vector_entry_point`` is registered for it. A callable has this
-    form if its attribute ``vectorised`` is a function that takes the same arguments and makes a vector environment. A
-    list of factories or a recipe with wrappers has no vectorised form.
+    A Gymnasium id without arguments and wrappers has this form if a ``vector_entry_point`` is registered for it.
     """
     if isinstance(env_factory, list | tuple):
         return None
     factory = resolve(env_factory)
-    arguments: Mapping[str, Any] = {}
     imports: Sequence[str] = ()
     if isinstance(factory, Prepared):
-        if factory.wrappers:
+        if factory.wrappers or factory.make[1]:
             return None
-        imports, (factory, arguments) = factory.imports, factory.make
-    if type(factory) is GymnasiumId:
-        if arguments or factory.spec.vector_entry_point is None:
-            return None
-        return EnvRecipe(VectorId(factory.env_id, factory.spec, factory.module), imports=imports)
-    form = vector_form(loaded(factory))
-    return None if form is None else EnvRecipe(form, env_kwargs=arguments, imports=imports)
+        imports, (factory, _) = factory.imports, factory.make
+    if type(factory) is not GymnasiumId or factory.spec.vector_entry_point is None:
+        return None
+    return EnvRecipe(VectorId(factory.env_id, factory.spec, factory.module), imports=imports)
 
 
 def check_travel(factories: Sequence[Any]) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import LARGEST_REWARD, check_info, real_number
+from envmanager.adapters.rows import LARGEST_REWARD, check_info, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.data.casting import Casting, fitting_array, fitting_foreign
 from envmanager.data.specs import (
@@ -108,7 +108,7 @@ class VectorGroup(EnvGroup):
         self._agent_id = only_agents(self.env_ids)
         self._options: Info | None = None
         self._buffer: RowBuffer | None = None
-        self._hands_on_foreign = False
+        self._accepts_device_arrays = False
         is_copied = getattr(vector_env, "copy", False) is True  # an option of SyncVectorEnv and AsyncVectorEnv
         self.returns_new_arrays |= vector_env is self._unwrapped and (is_copied or _is_of(vector_env, _ALE))
 
@@ -140,8 +140,8 @@ class VectorGroup(EnvGroup):
     def subject(self) -> Any:
         return self._vector_env
 
-    def hand_on_foreign(self) -> bool:
-        self._hands_on_foreign = True
+    def accept_device_arrays(self) -> bool:
+        self._accepts_device_arrays = True
         return True
 
     def offer_rows(self, buffer: RowBuffer) -> None:
@@ -193,7 +193,7 @@ class VectorGroup(EnvGroup):
         plain = self._plain
         if plain is None or obs.__class__ is not np.ndarray or obs.dtype != plain[0] or obs.shape != (n, *plain[1]):
             obs = self._fitting(obs, "obs", n)
-        is_kept = obs.__class__ is not np.ndarray and self._hands_on_foreign and any(map(is_foreign, leaves(obs)))
+        is_kept = obs.__class__ is not np.ndarray and self._accepts_device_arrays and any(map(is_foreign, leaves(obs)))
         if self._check_values:
             for leaf, part, path in zip(self._leaves, leaves(obs), paths(self._spec, "obs"), strict=True):
                 check_values(leaf, as_array(part), path)
@@ -227,7 +227,7 @@ class VectorGroup(EnvGroup):
         check_structure(self._spec, obs, root)
         columns = []
         for leaf, part, path in zip(self._leaves, leaves_like(self._spec, obs), paths(self._spec, root), strict=True):
-            if is_foreign(part) and self._hands_on_foreign:
+            if is_foreign(part) and self._accepts_device_arrays:
                 columns.append(fitting_foreign(leaf, part, n, path))
             elif not leaf.is_object:
                 part = as_numpy(part) if is_foreign(part) else part
@@ -248,7 +248,8 @@ class VectorGroup(EnvGroup):
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
         final_obs = infos["final_obs"]
         if isinstance(final_obs, np.ndarray) and final_obs.dtype.kind == "O":  # of Gymnasium: an observation per row
-            final_obs = self._stacked([final_obs[number] for number in numbers])
+            own = [final_obs[number] for number in numbers]
+            final_obs = stack_rows(self._spec, own, ["final_obs"] * len(own), self.casting)
         else:
             final_obs = take_rows(self._fitting(final_obs, "final_obs", self._n), numbers)
         self._put_final(steps, final_obs)
@@ -284,18 +285,6 @@ class VectorGroup(EnvGroup):
             (column, *_) = leaves(final_obs) or [()]
             steps.final_obs = take_rows(self._buffer.final_obs, slice(len(column)))
             _copy_into(steps.final_obs, final_obs)
-
-    def _stacked(self, values: Sequence[Any]) -> Tree:
-        for value in values:
-            check_structure(self._spec, value, "final_obs")
-        columns = zip(*(leaves_like(self._spec, value) for value in values), strict=True)
-        stacked = []
-        for leaf, column, path in zip(self._leaves, columns, paths(self._spec, "final_obs"), strict=True):
-            if leaf.is_object:
-                stacked.append(object_array(column))
-            else:
-                stacked.append(np.array([fitting_array(leaf, each, path, self.casting) for each in column], leaf.dtype))
-        return build(self._spec, stacked)
 
     # Calls of the VectorEnv, which EnvPool's group replaces by its own.
 

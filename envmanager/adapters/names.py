@@ -7,7 +7,6 @@ receives the EnvSpec that is registered under the id.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import os
 import socket
@@ -127,20 +126,11 @@ def find_environment(text: str) -> GymnasiumId | Importable:
     return find_callable(text, f"env {text!r}", "a callable that makes an environment")
 
 
-def vector_form(called: Callable[..., Any]) -> Callable[..., Any] | None:
-    """Return a partial of ``called.vectorised``, a factory of vector environments, or None if ``called`` has none.
-
-    If ``called`` is a partial, take the attribute from its function and bind the arguments of ``called``.
-    """
-    bound = called if isinstance(called, functools.partial) else functools.partial(called)
-    form = getattr(bound.func, "vectorised", None)
-    return None if form is None else functools.partial(form, *bound.args, **bound.keywords)
-
-
 def find_vector(text: Any) -> Callable[..., Any]:
     """Return a factory for a vector environment: an EnvPool, or the vectorised form of an environment.
 
-    An EnvPool has a name such as ``"envpool:Pong-v5"``. Any other environment is named as in ``find_environment``.
+    An EnvPool has a name such as ``"envpool:Pong-v5"``. Any other environment is a Gymnasium id, as in
+    ``find_environment``.
     Raises UsageError if the environment or its vectorised form does not exist, and ImportFailed if a library that it
     needs cannot be imported.
     """
@@ -155,13 +145,7 @@ def find_vector(text: Any) -> Callable[..., Any]:
         return PoolId(name)
     found = find_environment(text)
     if not isinstance(found, GymnasiumId):
-        form = vector_form(found.load())
-        if form is None:
-            raise UsageError(
-                f"{text!r} has no attribute 'vectorised'. If it makes vector environments itself, write env: {text}, "
-                "without vector."
-            )
-        return form
+        raise UsageError(f"{text!r} is no id. If it makes vector environments, write env: {text}, without vector.")
     if found.spec.vector_entry_point is None:
         raise UsageError(f"Gymnasium knows no vectorised form of {text!r}: write env: {text} for single environments.")
     return VectorId(found.env_id, found.spec, found.module)

@@ -19,7 +19,7 @@ from envmanager.adapters.spaces import behavior_spec, row_reader
 from envmanager.data.casting import Casting
 from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.data.steps import AgentSteps, Steps
-from envmanager.data.trees import Tree, snapshot, take_rows
+from envmanager.data.trees import Tree, concat_rows, snapshot, take_rows
 from envmanager.environment import Environment
 
 Agent = Any
@@ -61,7 +61,7 @@ class ParallelEnvironment(Environment):
         return Counter(kind.behavior for kind in self._kinds.values())
 
     @property
-    def subject(self) -> Any:
+    def wrapped(self) -> Any:
         return self._env
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
@@ -69,17 +69,27 @@ class ParallelEnvironment(Environment):
         return self._as_steps([], self._begin(seeds[0]))
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        outcome = _Outcome.of(self._env.step(self._actions(actions)))
+        return self.steps_of(self._env.step(self.action_of(actions)))
+
+    def action_of(self, actions: Mapping[str, Tree]) -> dict[Agent, Any]:
+        return {
+            agent: self._kinds[agent].read_action(actions[behavior], row)
+            for behavior, agents in self._acting.items()
+            for row, agent in enumerate(agents)
+        }
+
+    def steps_of(self, result: Any) -> Steps:
+        outcome = _Outcome.of(result)
         alive = list(self._env.agents)
         rows = [outcome.row(agent, self.casting) for agent in self._playing]
         for row in rows:
             if row.agent not in alive and not row.ended:
                 raise SpecMismatch(f"terminated or truncated of agent {row.agent!r}", "true, as it left", "false")
+            if row.ended:
+                row.final_obs = self._stacked([row], [row.obs])
         if all(row.ended for row in rows) and set(alive) <= set(self._playing):
             for row in rows:  # the reset may change what the environment has returned
-                spec, root = self._specs[self._kinds[row.agent].behavior].observation, f"obs of agent {row.agent!r}"
-                row.obs = take_rows(stack_rows(spec, [row.obs], [root], self.casting), 0)
-                row.info = snapshot(row.info)
+                row.obs, row.info = take_rows(row.final_obs, 0), snapshot(row.info)
             return self._as_steps(rows, self._begin(None))
         for row in rows:
             # An agent that ended but is still listed plays on, so its last observation also begins its next episode.
@@ -100,13 +110,6 @@ class ParallelEnvironment(Environment):
         outcome = _Outcome(result[0], {}, {}, {}, result[1])
         return [outcome.joined(agent) for agent in self._env.agents]
 
-    def _actions(self, actions: Mapping[str, Tree]) -> dict[Agent, Any]:
-        return {
-            agent: self._kinds[agent].read_action(actions[behavior], row)
-            for behavior, agents in self._acting.items()
-            for row, agent in enumerate(agents)
-        }
-
     def _as_steps(self, rows: list[_Row], joined: list[_Row]) -> Steps:
         """Return Steps with one row per agent that played or joined. Record which agents play and act next."""
         known = {row.agent: row for row in rows}
@@ -125,28 +128,28 @@ class ParallelEnvironment(Environment):
         for row in known.values():
             row.acts = row.next_obs is not None and (self._game is None or row.agent == turn)
         self._acting = {behavior: [row.agent for row in group if row.acts] for behavior, group in groups.items()}
-        return {behavior: self._stack(behavior, group) for behavior, group in groups.items()}
+        return {behavior: self._stack(group) for behavior, group in groups.items()}
 
-    def _stack(self, behavior: str, rows: list[_Row]) -> AgentSteps:
-        spec = self._specs[behavior].observation
-        roots = [f"obs of agent {row.agent!r}" for row in rows]
-        ended = [index for index, row in enumerate(rows) if row.ended]
+    def _stack(self, rows: list[_Row]) -> AgentSteps:
+        ended = [row for row in rows if row.ended]
         acting = np.array([row.acts for row in rows])
-        final_obs = (
-            stack_rows(spec, [rows[i].obs for i in ended], [roots[i] for i in ended], self.casting) if ended else None
-        )
         seen = [row.obs if row.next_obs is None else row.next_obs for row in rows]
         return AgentSteps.stepped(
             agent_id=np.array([self._numbers[row.agent] for row in rows], np.int64),
-            obs=stack_rows(spec, seen, roots, self.casting),
+            obs=self._stacked(rows, seen),
             reward=np.array([row.reward for row in rows], np.float32),
             terminated=np.array([row.terminated for row in rows], np.bool_),
             truncated=np.array([row.truncated for row in rows], np.bool_),
-            final_obs=final_obs,
+            final_obs=concat_rows([row.final_obs for row in ended]) if ended else None,
             acting=None if acting.all() else acting,
             info=[row.info for row in rows],
-            reset_info=[rows[index].reset_info for index in ended] if ended else None,
+            reset_info=[row.reset_info for row in ended] if ended else None,
         )
+
+    def _stacked(self, rows: list[_Row], observations: list[Any]) -> Tree:
+        """Stack the observations of the agents of ``rows``, all of one behavior. Raises SpecMismatch for a bad one."""
+        spec = self._specs[self._kinds[rows[0].agent].behavior].observation
+        return stack_rows(spec, observations, [f"obs of agent {row.agent!r}" for row in rows], self.casting)
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
         """Assign each new agent to a behavior. Raises SpecMismatch if agents of one behavior have unequal specs."""
@@ -244,6 +247,8 @@ class _Row:
     obs: Any
     next_obs: Any
     info: dict[str, Any]
+    final_obs: Tree = None
+    """The last observation of an agent that ended, as arrays of one row."""
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -279,6 +284,7 @@ class _Outcome:
             _entry(self.obs, "obs", agent),
             None,
             self._info(agent),
+            None,
             real_number(_entry(self.reward, "reward", agent), f"reward of agent {agent!r}", casting),
             flag(_entry(self.terminated, "terminated", agent), f"terminated of agent {agent!r}", casting),
             flag(_entry(self.truncated, "truncated", agent), f"truncated of agent {agent!r}", casting),

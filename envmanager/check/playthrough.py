@@ -12,9 +12,9 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 
+from envmanager.adapters.side_by_side import check_steps
 from envmanager.data.specs import BehaviorSpecs, SpecMismatch
 from envmanager.data.steps import AgentSteps, Steps
-from envmanager.environment import check_steps
 from envmanager.placing.pair import Digest, digest
 
 _NUMBER = re.compile(r"(?<=as low as |s high as ).*")

@@ -33,8 +33,8 @@ from envmanager.data.steps import Steps
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import EnvManagerError, EnvRaised, UsageError, WorkerDied, WorkerTimedOut
-from envmanager.options import ProcessOptions, RestartPolicy, Timeouts
-from envmanager.placing.pair import Hosted, Player, call_within, try_two
+from envmanager.options import ProcessOptions
+from envmanager.placing.pair import Hosted, Player, call_within, probing_manager, try_two
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.subprocess_env_manager import SubprocessEnvManager
 
@@ -91,14 +91,15 @@ class Trial:
         self._seed = seed
         self._timeout_s = timeout_s
         self._in_process = in_process
+        self._manager_class = SimpleEnvManager if in_process else SubprocessEnvManager
         self._on_call = on_call
         self._longest_s: dict[str, float] = {}
         """Time of the longest call so far, by name."""
-        self._folder = ""
         self._manager: EnvManager | None = None
 
     def __enter__(self) -> Trial:
         self._folder = tempfile.mkdtemp(prefix="envmanager-check-")
+        self._options = ProcessOptions(n_envs=2, seed=self._seed, log_dir=self._folder)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -134,14 +135,14 @@ class Trial:
     def try_two(self) -> bool:
         """Try two environments in one process, as ``placing.pair.try_two`` does. Raises OnePerProcess."""
         self._on_call("two in one process")
-        options = ProcessOptions(n_envs=2, seed=self._seed, log_dir=self._folder)
-        manager_class = SimpleEnvManager if self._in_process else SubprocessEnvManager
-        return try_two(manager_class, [self._factory] * 2, options, is_apart=not self._in_process)
+        return try_two(self._manager_class, [self._factory] * 2, self._options, is_apart=not self._in_process)
 
     def _ask(self, name: str, text: str, *args: Any) -> Any:
         """Call the Subject's method ``name``, starting a worker if there is none. Return the result, or a Failure."""
         if self._manager is None:
-            self._manager = self._start_worker()
+            subject = partial(Subject, self._factory, self._seed, os.path.join(self._folder, _LAST_CALL))
+            call_s = (self._timeout_s or MOST_S) + LEAST_S  # for a process that was stopped
+            self._manager = probing_manager(self._manager_class, subject, self._options, "check", call_s=call_s)
         limit_s = self._limit_s(name)
         self._on_call(text if self._in_process else f"{text} (at most {limit_s:.3g} s)")
         began = time.monotonic()
@@ -169,18 +170,6 @@ class Trial:
         """Return the name of the last call to the environment: ``"reset"``, ``"step"``, or "" if none was recorded."""
         with open(os.path.join(self._folder, _LAST_CALL), encoding="utf-8") as file:
             return file.read().strip()
-
-    def _start_worker(self) -> EnvManager:
-        subject = partial(Subject, self._factory, self._seed, os.path.join(self._folder, _LAST_CALL))
-        if self._in_process:
-            return SimpleEnvManager(subject, 1)
-        return SubprocessEnvManager(
-            subject,
-            1,
-            timeouts=Timeouts(call_s=(self._timeout_s or MOST_S) + LEAST_S),  # for a process that was stopped
-            restarts=RestartPolicy(max_restarts=0),
-            log_dir=self._folder,
-        )
 
     def _end_worker(self) -> None:
         if self._manager is not None:

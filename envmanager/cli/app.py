@@ -8,27 +8,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
+import attrs
 import typer
 from rich.console import Console
 
 from envmanager import __version__
 from envmanager.cli.check import check
-from envmanager.cli.config_files import TRAINING_TABLES, load_config, override, run_folder_of
-from envmanager.cli.display import LiveDisplay, PlainDisplay
+from envmanager.cli.config_files import LONGEST_NUMBER, TRAINING_TABLES, load_config, override, run_folder_of
+from envmanager.cli.display import RunDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.loading import loading
+from envmanager.cli.output import PlainOutput, output_for, show
 from envmanager.cli.plan import RESTARTS, Plan, check_out, restarts_table
 from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
-from envmanager.cli.trained import VerboseOption, evaluate_command, export_command, play_command
+from envmanager.cli.trained import PlainOption, VerboseOption, evaluate_command, export_command, play_command
 from envmanager.cli.tune import TunePlan, tune
-from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay
-from envmanager.cli.wrapping import show
+from envmanager.cli.tune_display import TuneDisplay
 from envmanager.errors import EnvManagerError
 from envmanager.system.machine import advice
 
@@ -41,44 +43,6 @@ app = typer.Typer(
 
 app.add_typer(godot_app, name="godot")
 
-EnvOption = Annotated[
-    str | None,
-    typer.Option(
-        "--env",
-        metavar="ENV",
-        help="A Gymnasium id, module:id, or module:callable that makes one.",
-        show_default="that of CONFIG",
-    ),
-]
-ManagerOption = Annotated[
-    str | None, typer.Option("--manager", metavar="KIND", help="auto, subprocess, simple, …", show_default="subprocess")
-]
-NumberOfEnvsOption = Annotated[
-    int | None, typer.Option("--n-envs", metavar="N", help="Number of environments.", show_default="1")
-]
-WorkersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--n-workers",
-        "--workers",
-        metavar="N|auto",
-        help="Number of workers.",
-        show_default="one per environment",
-    ),
-]
-WaitOption = Annotated[
-    str | None,
-    typer.Option("--wait", metavar="any|all|K", help="Number of workers to wait for in each step.", show_default="any"),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="TABLE.NAME=VALUE",
-        help="Set any option of the config: --set manager.n_envs=16. The value is YAML. May be repeated; the config "
-        "is unchanged if unset.",
-    ),
-]
 StartMethodOption = Annotated[
     str | None,
     typer.Option(
@@ -88,6 +52,85 @@ StartMethodOption = Annotated[
         show_default="the faster one here",
     ),
 ]
+
+
+@attrs.frozen(kw_only=True)
+class Flags:
+    """The flags that ``run`` and ``train`` share. The decorator ``with_flags`` adds them to the flags of a command."""
+
+    env: str | None = typer.Option(
+        None,
+        metavar="ENV",
+        help="A Gymnasium id, module:id, or module:callable that makes one.",
+        show_default="that of CONFIG",
+    )
+    manager: str | None = typer.Option(
+        None, metavar="KIND", help="auto, subprocess, simple, …", show_default="subprocess"
+    )
+    n_envs: int | None = typer.Option(None, metavar="N", help="Number of environments.", show_default="1")
+    n_workers: str | None = typer.Option(
+        None,
+        "--n-workers",
+        "--workers",
+        metavar="N|auto",
+        help="Number of workers.",
+        show_default="one per environment",
+    )
+    wait: str | None = typer.Option(
+        None, metavar="any|all|K", help="Number of workers to wait for in each step.", show_default="any"
+    )
+    restarts: int | None = typer.Option(
+        None,
+        metavar="N",
+        help="How many restarts a worker that dies or hangs gets within a minute; 0: none.",
+        show_default=f"{RESTARTS['max_restarts']} in run, 3 in train",
+    )
+    assignments: list[str] | None = typer.Option(  # noqa: RUF009  (a declaration, which Typer copies)
+        None,
+        "--set",
+        metavar="TABLE.NAME=VALUE",
+        help="Set any option of the config: --set manager.n_envs=16. The value is YAML. May be repeated; the config is "
+        "unchanged if unset.",
+    )
+    out: Path | None = typer.Option(  # noqa: RUF009
+        None, metavar="FILE.json", help="Write the result to this file too."
+    )
+    plain: PlainOption = False
+    verbose: VerboseOption = False
+
+    def applied_to(self, tables: dict[str, dict[str, Any]], **more: Any) -> dict[str, dict[str, Any]]:
+        """Return ``tables`` with ``--set``, then these flags and ``more`` options of the table manager applied."""
+        tables = override(tables, self.assignments or ())
+        own = {
+            "env": self.env,
+            "kind": self.manager,
+            "n_envs": self.n_envs,
+            "n_workers": _number_or_text(self.n_workers),
+            "wait": self.wait,
+            "restarts": _with_max_restarts(tables["manager"].get("restarts"), self.restarts),
+        }
+        return {**tables, "manager": _with(tables["manager"], {**own, **more})}
+
+    def output(self) -> PlainOutput:
+        return output_for(Console(highlight=False), plain=self.plain)
+
+
+def with_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` as a function for Typer, with the options of ``Flags`` in place of its parameter ``flags``."""
+    types, keyword = get_type_hints(Flags, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(each.name, keyword, default=each.default, annotation=types[each.name])
+        for each in attrs.fields(Flags)
+    ]
+
+    def with_own(**given: Any) -> None:
+        command(flags=Flags(**{each.name: given.pop(each.name) for each in shared}), **given)
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    parameters = [each for parameter in own for each in (shared if parameter.name == "flags" else [parameter])]
+    with_own.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_own.__doc__ = command.__doc__
+    return with_own
 
 
 _ClickException: Any = typer.BadParameter.__mro__[
@@ -161,27 +204,16 @@ def _options(
 
 
 @app.command("run")
+@with_flags
 def run_command(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="A TOML or YAML file with the tables manager and run.")
     ] = None,
-    env: EnvOption = None,
-    manager: ManagerOption = None,
-    n_envs: NumberOfEnvsOption = None,
-    n_workers: WorkersOption = None,
+    *,
+    flags: Flags,
     local_envs: Annotated[
         str | None,
         typer.Option(metavar="N|auto", help="Number of environments that this process steps itself.", show_default="0"),
-    ] = None,
-    wait: WaitOption = None,
-    restarts: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="How many restarts a worker that dies or hangs gets within a minute; 0: none. The default suits "
-            "environments that crash often; restarts then begin at once.",
-            show_default=str(RESTARTS["max_restarts"]),
-        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Number of environment steps.", show_default="10000")] = None,
     seed: Annotated[
@@ -193,14 +225,10 @@ def run_command(
             metavar="MODULE:CALLABLE", help="Makes a policy of a behavior's name and spec; random actions if unset."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the summary to this file too.")] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE.json", help="Write a trace for ui.perfetto.dev: where the time goes.")
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")] = False,
-    verbose: VerboseOption = False,
     start_method: StartMethodOption = None,
-    assignments: SetOption = None,
 ) -> None:
     """Run environments and show their speed and their returns.
 
@@ -209,24 +237,15 @@ def run_command(
     usage error, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
     SIGTERM.
     """
-    tables = load_config(config) if config is not None else {"manager": {}, "run": {}}
-    tables = override(tables, assignments or ())
-    manager_flags: dict[str, Any] = {
-        "env": env,
-        "kind": manager,
-        "n_envs": n_envs,
-        "n_workers": _number_or_text(n_workers),
-        "local_envs": _number_or_text(local_envs),
-        "wait": wait,
-        "restarts": _with_max_restarts(tables["manager"].get("restarts"), restarts),
-        "start_method": start_method,
-        "trace": None if trace is None else str(trace),
-    }
-    run_flags = {"steps": steps, "seed": seed, "policy": policy}
-    plan = Plan.parse(_with(tables["manager"], manager_flags), _with(tables["run"], run_flags), out=out)
-    console = Console(highlight=False)
-    display = PlainDisplay() if _is_plain(console, plain) else LiveDisplay(console, _errors())
-    raise typer.Exit(run(plan, display, verbose=verbose))
+    tables = flags.applied_to(
+        load_config(config) if config is not None else {"manager": {}, "run": {}},
+        local_envs=_number_or_text(local_envs),
+        start_method=start_method,
+        trace=None if trace is None else str(trace),
+    )
+    options = _with(tables["run"], {"steps": steps, "seed": seed, "policy": policy})
+    plan = Plan.parse(tables["manager"], options, out=flags.out)
+    raise typer.Exit(run(plan, RunDisplay(flags.output()), verbose=flags.verbose))
 
 
 @app.command("check")
@@ -259,7 +278,7 @@ def tune_command(
     manager: Annotated[str, typer.Option(metavar="KIND", help="subprocess or ray.")] = "subprocess",
     seconds: Annotated[float, typer.Option(min=1, help="Seconds for the trials.")] = 30.0,
     out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the best placement as a config.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")] = False,
+    plain: PlainOption = False,
     start_method: StartMethodOption = None,
 ) -> None:
     """Take random actions with different numbers of workers and environments, and report the fastest combination.
@@ -269,49 +288,33 @@ def tune_command(
     SIGTERM. After an error or a signal, the fastest combination so far is shown.
     """
     plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
-    console = Console(highlight=False)
-    display = PlainTuneDisplay() if _is_plain(console, plain) else LiveTuneDisplay(console, _errors())
-    raise typer.Exit(tune(plan, display))
+    raise typer.Exit(tune(plan, TuneDisplay(output_for(Console(highlight=False), plain=plain))))
 
 
 @app.command("train")
+@with_flags
 def train_command(
     config: Annotated[
         Path,
         typer.Argument(metavar="CONFIG", help="A YAML, TOML or JSON file with the tables manager, training, trainers."),
     ],
-    env: EnvOption = None,
-    manager: ManagerOption = None,
-    n_envs: NumberOfEnvsOption = None,
-    n_workers: WorkersOption = None,
-    wait: WaitOption = None,
-    restarts: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="How many restarts a worker that dies or hangs gets within a minute; 0: none.",
-            show_default="3",
-        ),
-    ] = None,
+    *,
+    flags: Flags,
     steps: Annotated[int | None, typer.Option(help="Number of agent steps.", show_default="100000")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the environments and the trainers.", show_default="0")
     ] = None,
-    assignments: SetOption = None,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", metavar="DIR", help="The folder of the training; runs/NAME OF CONFIG if unset."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Start over, and delete the files of an earlier training run in DIR.")
+        bool, typer.Option("--force", help="Start over; an earlier training run in DIR is renamed to DIR.1.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the result to this file too.")] = None,
     board: Annotated[
         str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard to this folder.")
     ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")] = False,
-    verbose: VerboseOption = False,
 ) -> None:
     """Train policies, write checkpoints, and evaluate the policies at the end.
 
@@ -321,20 +324,14 @@ def train_command(
     be written (the last checkpoint remains). After Ctrl-C (130) or SIGTERM (143)
     the step in progress is completed and a checkpoint is written.
     """
-    tables = override(load_config(config, TRAINING_TABLES), assignments or ())
-    manager_flags: dict[str, Any] = {"env": env, "kind": manager, "n_envs": n_envs, "wait": wait}
-    manager_flags["n_workers"] = _number_or_text(n_workers)
-    manager_flags["restarts"] = _with_max_restarts(tables["manager"].get("restarts"), restarts)
-    tables["manager"] = _with(tables["manager"], manager_flags)
-    flags = {"steps": steps, "seed": seed, "metrics": _with_tensorboard(tables["training"].get("metrics"), board)}
-    tables["training"] = _with(tables["training"], flags)
-    check_out(out)
+    tables = flags.applied_to(load_config(config, TRAINING_TABLES))
+    metrics = _with_tensorboard(tables["training"].get("metrics"), board)
+    tables["training"] = _with(tables["training"], {"steps": steps, "seed": seed, "metrics": metrics})
+    check_out(flags.out)
     with loading():
         train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
     plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
-    console = Console(highlight=False)
-    display = train.Lines() if _is_plain(console, plain) else train.Screen(console)
-    raise typer.Exit(train.train(plan, display, out=out, verbose=verbose))
+    raise typer.Exit(train.train(plan, train.TrainDisplay(flags.output()), out=flags.out, verbose=flags.verbose))
 
 
 app.command("evaluate")(evaluate_command)
@@ -344,7 +341,7 @@ app.command("export")(export_command)
 
 def _number_or_text(given: str | None) -> int | str | None:
     """Convert a string of digits to an int. Return None and other strings unchanged; other code checks the result."""
-    return int(given) if given is not None and given.isdecimal() else given
+    return int(given) if given is not None and given.isdecimal() and len(given) < LONGEST_NUMBER else given
 
 
 def _with(table: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -367,11 +364,3 @@ def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
     if max_restarts is None or not isinstance(as_table, Mapping):
         return table
     return {**as_table, "max_restarts": max_restarts}
-
-
-def _is_plain(console: Console, plain: bool) -> bool:
-    return plain or not console.is_terminal or console.is_dumb_terminal
-
-
-def _errors() -> Console:
-    return Console(stderr=True, highlight=False)

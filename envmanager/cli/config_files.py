@@ -17,9 +17,9 @@ quoted. This module checks the names of tables and, in ``--set``, of trainers. O
 from __future__ import annotations
 
 import copy
-import difflib
 import functools
 import importlib
+import importlib.util
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,10 +31,10 @@ import attrs
 from envmanager.cli.plan import RunOptions
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError
-from envmanager.importing import SIMILAR, nearest, needed_by
+from envmanager.importing import nearest, needed_by
 from envmanager.registry import ManagerOptions
-from envmanager.training import records
-from envmanager.training.plan import TrainingOptions
+from envmanager.training.runs import records
+from envmanager.training.runs.plan import TrainingOptions
 
 RUN_TABLES = ("manager", "run")
 TRAINING_TABLES = ("manager", "training", "trainers")
@@ -52,9 +52,9 @@ def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dic
 
     Raises ConfigError for a missing or invalid file, or MissingExtra if the library for its format is not installed.
     """
-    parse = PARSERS.get(path.suffix.lower())
-    if parse is None:
-        suffixes = ", ".join(PARSERS)
+    form = FORMS.get(path.suffix.lower())
+    if form is None:
+        suffixes = ", ".join(FORMS)
         raise ConfigError(
             f"{path} is not a config file: its name should end in {suffixes}. To name an environment: --env {path}"
         )
@@ -64,74 +64,56 @@ def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dic
         raise ConfigError(f"There is no config file {path}.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The config file {path} cannot be read: {error}.") from error
-    return _tables(parse(text, path), path, tables)
+    document = parse(text, form, str(path))
+    if form == "JSON" and isinstance(document, dict):
+        document.pop(records.OURS, None)
+    return _tables(document, path, tables)
 
 
-def _parse_toml(text: str, path: Path) -> Any:
-    try:
-        toml = importlib.import_module("tomllib")
-    except ModuleNotFoundError:  # Python 3.10
-        with needed_by(str(path), extra="cli"):
-            toml = importlib.import_module("tomli")
-    try:
-        document = toml.loads(text)
-        repr(document)  # ValueError if a hexadecimal number has more digits than Python prints
-        return document
-    except (ValueError, RecursionError) as error:  # RecursionError if nested too deep
-        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
-
-
-def read_yaml(text: str, what: str) -> Any:
-    """Parse a YAML text and return its value. Raises ConfigError if it is invalid, or MissingExtra without PyYAML.
+def parse(text: str, form: str, what: str) -> Any:
+    """Parse a text in TOML, YAML or JSON and return its value. Raises ConfigError, or MissingExtra without the library.
 
     Error messages refer to the text as ``what``. As in YAML 1.2, ``1e-3``, ``3e5`` and ``.5`` are numbers. As in YAML
     1.1, ``yes``, ``no``, ``on`` and ``off`` are true and false, because many configs use them.
     """
     with needed_by(what, extra="cli"):
-        yaml = importlib.import_module("yaml")
+        load = LOADERS[form]()
     try:
-        return yaml.load(text, Loader=_loader(yaml))
+        if _LONG_NUMBER.search(text):
+            raise ValueError(f"a number has more than {LONGEST_NUMBER:,} digits")
+        return load(text)
     except Exception as error:  # `!!bool x` is a KeyError, `2024-13-45` a ValueError, "[" * 3000 a RecursionError
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(f"{what} is not valid YAML{place}: {' '.join(str(problem).split())}.") from error
+        raise ConfigError(f"{what} is not valid {form}{place}: {' '.join(str(problem).split())}.") from error
 
 
 _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
 """Pattern of a number with a point or an exponent, as in YAML 1.2."""
 
 
-@functools.cache
-def _loader(yaml: Any) -> Any:
-    """Return PyYAML's safe loader, changed to read ``1e5`` and ``1e-5`` as numbers and to refuse very long integers."""
+LONGEST_NUMBER = 1000
+"""Maximum number of digits of a whole number in a config. Python neither reads nor prints more than 4,300."""
+_LONG_NUMBER = re.compile(rf"(?<!\w)[0-9][\w:]{{{LONGEST_NUMBER}}}")
 
-    def whole_number(loader: Any, node: Any) -> int:
-        number: int = loader.construct_yaml_int(node)
-        repr(number)  # ValueError if a hexadecimal number has more digits than Python prints
-        return number
 
+def _toml() -> Callable[[str], Any]:
+    name = "tomllib" if importlib.util.find_spec("tomllib") else "tomli"  # Python 3.10 has no tomllib
+    loads: Callable[[str], Any] = importlib.import_module(name).loads
+    return loads
+
+
+def _yaml() -> Callable[[str], Any]:
+    """Return a function like PyYAML's ``safe_load``, but one that reads ``1e5`` and ``1e-5`` as numbers."""
+    yaml = importlib.import_module("yaml")
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
-    loader.add_constructor("tag:yaml.org,2002:int", whole_number)
-    return loader
+    return functools.partial(yaml.load, Loader=loader)
 
 
-def _parse_json(text: str, path: Path) -> Any:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}.") from error
-    if isinstance(document, dict):
-        document.pop(records.OURS, None)
-    return document
-
-
-PARSERS: dict[str, Callable[[str, Path], Any]] = {
-    ".toml": _parse_toml,
-    ".yaml": lambda text, path: read_yaml(text, str(path)),
-    ".yml": lambda text, path: read_yaml(text, str(path)),
-    ".json": _parse_json,
-}
+LOADERS: dict[str, Callable[[], Callable[[str], Any]]] = {"TOML": _toml, "YAML": _yaml, "JSON": lambda: json.loads}
+FORMS = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML", ".json": "JSON"}
+"""Form of a config file, by the suffix of its name."""
 
 
 def run_folder_of(config: Path) -> Path:
@@ -175,8 +157,7 @@ def nearest_place(name: str, tables: Iterable[str]) -> str:
         options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
         places.update({field.alias: f"{table}.{field.alias}" for field in options})
     places.update({table: table for table in tables})
-    matches = difflib.get_close_matches(name, places, n=1, cutoff=SIMILAR)
-    return f"; did you mean {places[matches[0]]}?" if matches else "."
+    return nearest(name, places)
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -204,7 +185,7 @@ def _parse_assignment(text: str) -> tuple[list[str], Any]:
         place = found.end()
         sign = text[place : place + 1]
         if sign == "=":
-            return path, read_yaml(text[place + 1 :], f"the value in --set {text}")
+            return path, parse(text[place + 1 :], "YAML", f"the value in --set {text}")
         if sign != ".":
             raise _no_assignment(text)
         place += 1

@@ -1,13 +1,9 @@
-"""The displays and the result of ``envmanager run``, and text formatting that several commands share.
-
-The caller's thread draws when an update is due. There is no drawing thread, so displays cost nothing between updates.
-"""
+"""The display and the result of ``envmanager run``, and text formatting that several commands share."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
@@ -15,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from envmanager.cli import output
+from envmanager.cli.output import PlainOutput
 from envmanager.cli.plan import Plan
-from envmanager.cli.wrapping import describe_notice, print_table, print_text, show_notice
 from envmanager.observe.episodes import Episodes
-from envmanager.observe.files import write_anew
+from envmanager.observe.files import write_atomically
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.placing.placement import describe_seconds
 from envmanager.training.evaluation import Evaluation, mean_and_spread
@@ -75,140 +71,99 @@ class RunSummary:
             "episodes_lost": self.episodes.lost,
             "restarts": self.stats.restarts,
             "steps_lost": self.stats.steps_lost,
-            "return": sayable(self.returns()),
-            "episode_returns": sayable(self.episodes.returns_by_env()),
+            "return": json_safe(self.returns()),
+            "episode_returns": json_safe(self.episodes.returns_by_env()),
             "wait_share": self.stats.wait_share,
             "verdict": self.stats.verdict,
-            "workers": sayable([attrs.asdict(worker) for worker in self.stats.workers]),
+            "workers": json_safe([attrs.asdict(worker) for worker in self.stats.workers]),
         }
 
 
-def sayable(data: Any) -> Any:
+def json_safe(data: Any) -> Any:
     """Return a copy of ``data`` with None for NaN and infinite numbers, which JSON does not have."""
     if isinstance(data, dict):
-        return {key: sayable(value) for key, value in data.items()}
+        return {key: json_safe(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [sayable(value) for value in data]
+        return [json_safe(value) for value in data]
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write ``data`` to ``path`` as JSON, one line per top-level key. Raises NotWritten if writing fails."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
-    write_anew(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
 
 
-class PlainDisplay:
-    """A display of ``envmanager run`` that prints lines without control characters, for files, pipes and logs.
+class RunDisplay:
+    """The display of ``envmanager run``: progress, the workers, and the summary.
 
     ``due`` is the time, by ``time.perf_counter``, of the next update. :meth:`update` need not be called earlier.
     """
 
-    EVERY_S = 2.0
+    def __init__(self, output: PlainOutput) -> None:
+        self._output = output
+        self.show_notice = output.show_notice
 
     def show_start(self, plan: Plan) -> None:
         """Show the line that ``describe_start`` returns. Called before the workers start, which may take a while."""
-        print_text(describe_start(plan))
         self._plan = plan
+        self._output.line(describe_start(plan), "bold")
 
     def show_placement(self, placement: str) -> None:
         """Show ``placement``, a sentence that says which placement a probe has chosen and why."""
-        print_text(placement)
+        self._output.line(placement)
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:
         """Return a context in which :meth:`update` may be called. ``now`` is the time at which the steps begin."""
         self._started, self._rate = now, Rate(now)
-        self.due = now + self.EVERY_S
-        yield
-
-    def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
-        """Show the progress at the time ``now``, and set ``due`` to the time of the next update."""
-        self.due = now + self.EVERY_S
-        rate = self._rate.at(now, episodes.env_steps)
-        share = f"{episodes.env_steps / self._plan.steps:.0%}"
-        parts = [f"{share:>4}", f"{episodes.env_steps:,} env steps", f"{rate:,.0f}/s", describe(episodes)]
-        print_text(f"{now - self._started:6.1f} s  {'  '.join(parts)}", indent=10)
-
-    def show_notice(self, level: str, text: str) -> None:
-        """Print a notice, such as a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
-        print_text(describe_notice(level, text), sys.stderr)
-
-    def show_summary(self, summary: RunSummary) -> None:
-        """Show the result of the run and a table of its workers."""
-        lines = summary_lines(summary)
-        width = max(len(name) for name, _ in lines)
-        print()
-        for name, text in lines:
-            print_text(f"{name:<{width}}  {text}", indent=width + 2)
-        print()
-        print_table([WORKER_COLUMNS, *map(worker_cells, summary.stats.workers[:MAX_WORKERS_SHOWN])])
-        more = describe_rest(summary.stats.workers, MAX_WORKERS_SHOWN)
-        print(more + "\n" if more else "", end="", flush=True)
-
-
-class LiveDisplay(PlainDisplay):
-    """A display of ``envmanager run`` in a terminal: progress and workers, redrawn at most eight times a second."""
-
-    EVERY_S = 0.125
-
-    def __init__(self, console: Console, errors: Console) -> None:
-        self._console = console
-        self._errors = errors
-
-    def show_start(self, plan: Plan) -> None:
-        self._plan = plan
-        self._console.print(Text(describe_start(plan), style="bold"))
-
-    def show_placement(self, placement: str) -> None:
-        self._console.print(Text(placement))
-
-    @contextmanager
-    def running(self, now: float) -> Iterator[None]:
-        self._started, self._rate = now, Rate(now)
-        self.due = now
-        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+        self.due = now + self._output.EVERY_S
+        with self._output.drawing():
             yield
 
     def update(self, now: float, episodes: Episodes, stats: ManagerStats) -> None:
-        self.due = now + self.EVERY_S
-        rate = self._rate.at(now, episodes.env_steps)
-        parts = [self._progress(now, episodes.env_steps, rate), Text(describe(episodes)), Text()]
-        n_shown = max(1, min(MAX_WORKERS_SHOWN, self._console.height - LINES_AROUND_ROWS))
-        self._live.update(Group(*parts, *worker_table(stats, n_shown)), refresh=True)
+        """Show the progress at the time ``now``, and set ``due`` to the time of the next update."""
+        self.due = now + self._output.EVERY_S
+        n_steps, total, seconds = episodes.env_steps, self._plan.steps, now - self._started
+        rate = self._rate.at(now, n_steps)
+        parts = [f"{n_steps / total:>4.0%}", f"{n_steps:,} env steps", f"{rate:,.0f}/s", describe(episodes)]
 
-    def show_notice(self, level: str, text: str) -> None:
-        show_notice(self._console, self._errors, level, text)
+        def draw(height: int) -> list[RenderableType]:
+            left = f"{(total - n_steps) / rate:,.0f} s left" if rate and n_steps < total else ""
+            grid = Table.grid(padding=(0, 2))
+            grid.add_row(
+                ProgressBar(total=total, completed=min(n_steps, total), width=20),
+                Text(f"{n_steps:,}/{total:,} env steps"),
+                Text(f"{rate:,.0f}/s", style="bold"),
+                Text(f"{seconds:,.0f} s, {left}".rstrip(", "), style="dim"),
+            )
+            n_shown = max(1, min(MAX_WORKERS_SHOWN, height - LINES_AROUND_ROWS))
+            rest = describe_rest(stats.workers, n_shown)
+            return [
+                grid,
+                Text(describe(episodes)),
+                Text(),
+                worker_table(stats, n_shown).drawn(),
+                *([Text(rest, style="dim")] if rest else []),
+            ]
+
+        self._output.progress(f"{seconds:6.1f} s  {'  '.join(parts)}", draw)
 
     def show_summary(self, summary: RunSummary) -> None:
-        table = Table.grid(padding=(0, 2))
-        for name, text in summary_lines(summary):
-            table.add_row(Text(name, style="dim"), Text(text))
-        for part in ("", table, "", *worker_table(summary.stats, MAX_WORKERS_SHOWN)):
-            self._console.print(part)
-
-    def _progress(self, now: float, n_steps: int, rate: float) -> RenderableType:
-        total = self._plan.steps
-        left = f"{(total - n_steps) / rate:,.0f} s left" if rate and n_steps < total else ""
-        grid = Table.grid(padding=(0, 2))
-        grid.add_row(
-            ProgressBar(total=total, completed=min(n_steps, total), width=20),
-            Text(f"{n_steps:,}/{total:,} env steps"),
-            Text(f"{rate:,.0f}/s", style="bold"),
-            Text(f"{now - self._started:,.0f} s, {left}".rstrip(", "), style="dim"),
-        )
-        return grid
+        """Show the result of the run and a table of its workers."""
+        self._output.line("")
+        self._output.pairs(summary_lines(summary))
+        self._output.line("")
+        self._output.table(worker_table(summary.stats, MAX_WORKERS_SHOWN))
+        rest = describe_rest(summary.stats.workers, MAX_WORKERS_SHOWN)
+        if rest:
+            self._output.line(rest, "dim")
 
 
-def worker_table(stats: ManagerStats, n_shown: int) -> list[RenderableType]:
-    """Return a list with a table of the first ``n_shown`` workers and, if there are more, a line about the others."""
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in WORKER_COLUMNS:
-        table.add_column(name, justify="left" if name == "state" else "right")
-    for worker in stats.workers[:n_shown]:
-        table.add_row(*(Text(cell, style=STATE_STYLES.get(cell, "")) for cell in worker_cells(worker)))
-    rest = describe_rest(stats.workers, n_shown)
-    return [table, Text(rest, style="dim")] if rest else [table]
+def worker_table(stats: ManagerStats, n_shown: int) -> output.Table:
+    """Return a table of the first ``n_shown`` workers."""
+    rows = [worker_cells(worker) for worker in stats.workers[:n_shown]]
+    return output.Table(WORKER_COLUMNS, rows, lambda _, cell: STATE_STYLES.get(cell, ""), left="state")
 
 
 class Rate:

@@ -13,8 +13,8 @@ from envmanager.check.game import check_game
 from envmanager.cli.check import show_finding, show_verdict
 from envmanager.cli.display import of_behavior
 from envmanager.cli.loading import loading
-from envmanager.cli.run import Notices, Stopped, StopSignals
-from envmanager.cli.wrapping import describe_notice, print_text
+from envmanager.cli.output import describe_notice, print_text
+from envmanager.cli.run import Notices, StopSignals
 from envmanager.godot.games import find_major, install_addon, new_project
 from envmanager.training.evaluation import mean_and_spread
 
@@ -93,16 +93,13 @@ def watch_command(
     usage error, 130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():  # PyTorch takes a second to import
-        from envmanager.training.watching import Watching, WatchPlan
+        from envmanager.training.policies.watching import Watching, WatchPlan
     plan = WatchPlan(
         directory=directory, checkpoint=checkpoint, shown=shown, binary=binary, headless=headless, steps=steps
     )
     lines = Lines()
     with Notices(lines), StopSignals():
-        try:
-            Watching(plan, lines).go()
-        except Stopped as stopped:
-            raise typer.Exit(stopped.exit_code) from None
+        Watching(plan, lines).go()
 
 
 class Lines:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
-from envmanager.cli.display import PlainDisplay, RunSummary, write_json
+from envmanager.cli.display import RunDisplay, RunSummary, write_json
 from envmanager.cli.plan import Plan
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, NotWritten, UsageError
@@ -37,29 +37,27 @@ if TYPE_CHECKING:
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
 
-def run(plan: Plan, display: PlainDisplay, *, verbose: bool = False) -> int:
+def run(plan: Plan, display: RunDisplay, *, verbose: bool = False) -> int:
     """Run ``plan``, show the progress on ``display``, and return the exit code.
 
-    Once a manager has started, a summary is shown, and written to ``plan.out``, even if a signal or an EnvManagerError
-    ended the run. After that, the EnvManagerError is raised again. After a signal, its exit code is returned.
+    Once a manager has started, a summary is shown, and written to ``plan.out``, even if a signal or an error ended the
+    run.
     """
     course = _Run(plan, display)
-    exit_code, ended, failure = EXIT_DONE, "done", None
-    with Notices(display, verbose=verbose), StopSignals() as signals:
-        try:
+    try:
+        with Notices(display, verbose=verbose), StopSignals() as signals:
             course.go(signals)
-        except Stopped as stopped:
-            exit_code, ended = stopped.exit_code, "interrupted"
-        except EnvManagerError as error:
-            ended, failure = "failed", error
-    if course.stats is not None:
-        summary = RunSummary(plan, ended, course.episodes, course.wall_s, course.stats)
-        display.show_summary(summary)
-        if plan.out is not None:
-            write_json(plan.out, summary.to_json())
-    if failure is not None:
-        raise failure
-    return exit_code
+        course.ended = "done"
+    except SystemExit:
+        course.ended = "interrupted"
+        raise
+    finally:
+        if course.stats is not None:
+            summary = RunSummary(plan, course.ended, course.episodes, course.wall_s, course.stats)
+            display.show_summary(summary)
+            if plan.out is not None:
+                write_json(plan.out, summary.to_json())
+    return EXIT_DONE
 
 
 def exit_code_of(error: EnvManagerError) -> int:
@@ -74,7 +72,8 @@ class _Run:
     """A run in progress, with its results. ``stats`` is set at the end, and stays None if no manager was started."""
 
     plan: Plan
-    display: PlainDisplay
+    display: RunDisplay
+    ended: str = "failed"
     episodes: Episodes = attrs.field(factory=Episodes)
     wall_s: float = 0.0
     stats: ManagerStats | None = None
@@ -176,7 +175,8 @@ class Stopped(KeyboardInterrupt):
 class StopSignals:
     """A context in which the first SIGINT or SIGTERM raises Stopped, and later signals are ignored.
 
-    After ``hold()`` both signals are ignored, so that the manager can close.
+    At the end of the context, Stopped becomes a SystemExit with its exit code. After ``hold()`` both signals are
+    ignored, so that the manager can close.
     """
 
     _holding = False
@@ -185,9 +185,11 @@ class StopSignals:
         self._before = {signum: signal.signal(signum, self._stop) for signum in (signal.SIGINT, signal.SIGTERM)}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: object, *__: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+        if isinstance(error, Stopped):
+            raise SystemExit(error.exit_code) from None
 
     def hold(self) -> None:
         """Ignore SIGINT and SIGTERM until the context ends."""

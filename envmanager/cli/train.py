@@ -11,32 +11,28 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.display import Rate, evaluation_lines, of_behavior, sayable, write_json
+from envmanager.cli.display import Rate, evaluation_lines, json_safe, of_behavior, write_json
+from envmanager.cli.output import NAMES, PlainOutput, describe_notice, print_pairs, print_text
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, StopSignals, exit_code_of
-from envmanager.cli.wrapping import NAMES, describe_notice, print_pairs, print_text
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
-from envmanager.training.figures import Clocks
 from envmanager.training.learners import LearnersChanged
-from envmanager.training.run import TrainingPlan, TrainingResult, TrainingRun
+from envmanager.training.runs.figures import Clocks, Report
+from envmanager.training.runs.run import TrainingPlan, TrainingResult, TrainingRun
 
 
-def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool = False) -> int:
+def train(plan: TrainingPlan, display: TrainDisplay, *, out: Path | None, verbose: bool = False) -> int:
     """Train, print the result or error, and return the exit code. Raises NotWritten if ``out`` cannot be written."""
     run = TrainingRun(plan, display)
     try:
-        with Notices(display, verbose=verbose), Stopping(run) as signals, display:
+        with Notices(display, verbose=verbose), Stopping(run) as signals, display.drawing():
             result = run.go()
     except EnvManagerError as error:
         print_text(f"Error: {error}".rstrip(), sys.stderr)
@@ -47,7 +43,7 @@ def train(plan: TrainingPlan, display: Lines, *, out: Path | None, verbose: bool
         return 128 + signal.SIGINT
     print_pairs(summary_lines(plan, result))
     if out is not None:
-        write_json(out, sayable(result.to_json()))
+        write_json(out, json_safe(result.to_json()))
     return EXIT_DONE if signals.number is None else 128 + signals.number
 
 
@@ -76,26 +72,22 @@ class Stopping(StopSignals):
         self._run.stop()
 
 
-class Lines:
-    """A display of ``envmanager train`` that prints events as lines, and progress at most every ``EVERY_S`` seconds.
+class TrainDisplay(Report):
+    """The display of ``envmanager train``: lines about events, and the progress.
 
     Between checkpoints, ``show_update`` is called at most once per behavior in ``TOLD_EVERY_S`` seconds. When a
     checkpoint is saved, ``show_update`` is first called with each behavior's latest update, if that is still pending.
     """
 
     TOLD_EVERY_S = 0.5
-    EVERY_S = 2.0
 
-    def __init__(self) -> None:
+    def __init__(self, output: PlainOutput) -> None:
+        self._output = output
+        self.drawing = output.drawing
         self._clocks = Clocks(self.TOLD_EVERY_S)
         self._untold: dict[str, tuple[TrainingRun, Update]] = {}
+        self._figures: dict[str, Mapping[str, float]] = {}
         self._due = 0.0
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Do nothing. Displays that must be closed override this method."""
 
     def started(self, run: TrainingRun) -> None:
         self._rate = Rate(time.monotonic(), run.n_steps_before)
@@ -142,37 +134,19 @@ class Lines:
 
     def show_line(self, text: str) -> None:
         """Print a line that later output does not overwrite."""
-        print_text(text, indent=NAMES)
+        self._output.line(text, indent=NAMES)
 
     def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
-        """Print the progress at the time ``now`` (by ``time.monotonic``), at most once per ``EVERY_S`` seconds."""
-        if now >= self._due:
-            self._due = now + self.EVERY_S
-            print_text("  ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items()))
-
-
-class Screen(Lines):
-    """A display of ``envmanager train`` for terminals that prints events as lines above a live table of progress."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-        self._live: AbstractContextManager[Any] = nullcontext()
-        self._figures: dict[str, Mapping[str, float]] = {}
-
-    def __enter__(self) -> Lines:
-        self._live = Live(console=self._console, refresh_per_second=4, transient=True)
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
-
-    def show_line(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
-
-    def show_update(self, run: TrainingRun, update: Update, now: float) -> None:
+        """Show the progress at the time ``now`` (by ``time.monotonic``); as a line, at most every two seconds."""
         self._figures[update.behavior] = {"version": update.version, **update.figures}
+        state = [f"{name} {text}" for name, text in state_of(run, self._rate, now).items()]
+        line = "  ".join(state) if now >= self._due else ""
+        if line:
+            self._due = now + self._output.EVERY_S
+        self._output.progress(line, lambda _: [Text("   ".join(state)), self._table()])
+
+    def _table(self) -> Table:
+        """Return a table with the figures of each behavior's last update."""
         table = Table(box=None, pad_edge=False)
         table.add_column("behavior")
         names = list(dict.fromkeys(name for figures in self._figures.values() for name in figures))
@@ -180,9 +154,7 @@ class Screen(Lines):
             table.add_column(name.replace("_", " "), justify="right")
         for behavior, figures in self._figures.items():
             table.add_row(behavior, *(f"{figures[name]:.3g}" if name in figures else "" for name in names))
-        head = "   ".join(f"{name} {text}" for name, text in state_of(run, self._rate, now).items())
-        if isinstance(self._live, Live):
-            self._live.update(Group(Text(head), table))
+        return table
 
 
 def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from envmanager.cli.display import count, describe_returns, evaluation_lines, of_behavior, sayable, write_json
+from envmanager.cli.display import count, describe_returns, evaluation_lines, json_safe, of_behavior, write_json
 from envmanager.cli.loading import loading
+from envmanager.cli.output import PlainOutput, print_pairs, print_text
 from envmanager.cli.plan import check_out
-from envmanager.cli.run import Notices, Stopped, StopSignals
-from envmanager.cli.wrapping import describe_notice, print_pairs, print_text
+from envmanager.cli.run import Notices, StopSignals
 from envmanager.errors import ConfigError, UsageError
 from envmanager.registry import make_manager
 from envmanager.training.evaluation import evaluate, mean_and_spread, shares
@@ -29,7 +29,7 @@ from envmanager.training.evaluation import evaluate, mean_and_spread, shares
 if TYPE_CHECKING:
     import numpy as np
 
-    from envmanager.training.playing import PlayedEpisode
+    from envmanager.training.policies.playing import PlayedEpisode
 
 N_CHECKED = 300
 """Minimum number of recorded observations on which an exported policy must choose the same actions as the original."""
@@ -46,20 +46,13 @@ CheckpointOption = Annotated[
 OtherEnvOption = Annotated[
     str | None, typer.Option("--env", metavar="ENV", help="Another environment; the training's if unset.")
 ]
+PlainOption = Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")]
 VerboseOption = Annotated[
     bool,
     typer.Option(
         "--verbose", help="Show all evidence of each failure of a worker: traceback, crash report, end of its output."
     ),
 ]
-
-
-class Remarks:
-    """A display that prints notices to stderr, because the command may print JSON to stdout."""
-
-    def show_notice(self, level: str, text: str) -> None:
-        """Print a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
-        print_text(describe_notice(level, text), sys.stderr)
 
 
 def evaluate_command(
@@ -95,28 +88,23 @@ def evaluate_command(
     """
     check_out(out)
     with loading():
-        from envmanager.training.saved import SavedTraining, with_n_envs
-    with Notices(Remarks(), verbose=verbose), StopSignals():
-        try:
-            leave_cores()
-            training = SavedTraining.open(directory, checkpoint)
-            if n_envs is not None and n_envs > episodes:
-                raise ConfigError(
-                    f"--n-envs {n_envs} is more than --episodes {episodes}: some would have nothing to play."
-                )
-            options = training.manager_options(env=env, kind=manager)
-            options = with_n_envs(options, min(n_envs or options.n_envs, episodes))
-            if restarts is not None:
-                options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
-            envs = count(options.n_envs, "environment")
-            start = f"{options.env_name}: checkpoint {training.path}, {envs}, manager {options.kind}"
-            print_text(start, sys.stderr if as_json else sys.stdout)
-            with make_manager(options) as made:
-                policies = training.policies_for(made.behavior_specs)
-                per_env = shares(episodes, made.n_envs)
-                evaluation = evaluate(made, policies, episodes_per_env=per_env, config={"seed": seed})
-        except Stopped as stopped:
-            raise typer.Exit(stopped.exit_code) from None
+        from envmanager.training.policies.saved import SavedTraining, with_n_envs
+    with Notices(PlainOutput(), verbose=verbose), StopSignals():
+        leave_cores()
+        training = SavedTraining.open(directory, checkpoint)
+        if n_envs is not None and n_envs > episodes:
+            raise ConfigError(f"--n-envs {n_envs} is more than --episodes {episodes}: some would have nothing to play.")
+        options = training.manager_options(env=env, kind=manager)
+        options = with_n_envs(options, min(n_envs or options.n_envs, episodes))
+        if restarts is not None:
+            options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
+        envs = count(options.n_envs, "environment")
+        start = f"{options.env_name}: checkpoint {training.path}, {envs}, manager {options.kind}"
+        print_text(start, sys.stderr if as_json else sys.stdout)
+        with make_manager(options) as made:
+            policies = training.policies_for(made.behavior_specs)
+            per_env = shares(episodes, made.n_envs)
+            evaluation = evaluate(made, policies, episodes_per_env=per_env, config={"seed": seed})
     figures = {
         behavior: {
             "episodes": evaluation.n_episodes,
@@ -129,7 +117,7 @@ def evaluate_command(
         if returns
     }
     facts = {"env": options.env_name, "checkpoint": str(training.path), "n_steps": training.n_steps, "seed": seed}
-    told = sayable({**facts, "n_envs": options.n_envs, "lost": evaluation.lost, "behaviors": figures})
+    told = json_safe({**facts, "n_envs": options.n_envs, "lost": evaluation.lost, "behaviors": figures})
     if as_json:
         print(json.dumps(told, indent=1, allow_nan=False))
     else:
@@ -176,8 +164,8 @@ def play_command(
     and 143 after SIGTERM.
     """
     with loading():
-        from envmanager.training.playing import FRAMES, WINDOW, has_display, play, require_video
-        from envmanager.training.saved import SavedTraining
+        from envmanager.training.policies.playing import FRAMES, WINDOW, has_display, play, require_video
+        from envmanager.training.policies.saved import SavedTraining
     leave_cores()
     if not has_display():
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own default needs a screen
@@ -189,13 +177,10 @@ def play_command(
     training = SavedTraining.open(directory, checkpoint)
     show = Show(training.name, video, fps)
     mode = WINDOW if video is None else FRAMES
-    with Notices(Remarks()), StopSignals():
-        try:
-            print_text(f"{training.manager_options(env=env).env_name}: checkpoint {training.path} plays")
-            play(training, n_episodes=episodes, mode=mode, on_episode=show.ended, seed=seed, env=env)
-            show.finish()
-        except Stopped as stopped:
-            raise typer.Exit(stopped.exit_code) from None
+    with Notices(PlainOutput()), StopSignals():
+        print_text(f"{training.manager_options(env=env).env_name}: checkpoint {training.path} plays")
+        play(training, n_episodes=episodes, mode=mode, on_episode=show.ended, seed=seed, env=env)
+        show.finish()
 
 
 class Show:
@@ -225,7 +210,7 @@ class Show:
             self._write(self._video)
 
     def _write(self, file: Path) -> None:
-        from envmanager.training.playing import save_video
+        from envmanager.training.policies.playing import save_video
 
         assert self._fps is not None
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -268,8 +253,8 @@ def export_command(
     130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():
-        from envmanager.training.exporting import ONNX, SUFFIXES, check_format, export_policy, record
-        from envmanager.training.saved import SavedTraining
+        from envmanager.training.policies.exporting import ONNX, SUFFIXES, check_format, export_policy, record
+        from envmanager.training.policies.saved import SavedTraining
     check_format(to, opset)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime sends usage data
     leave_cores()
@@ -279,12 +264,9 @@ def export_command(
         of_one = f"-{policy.behavior}" if len(training.behaviors) > 1 else ""
         out = Path(f"{training.name}{of_one}{SUFFIXES[to]}")
     check_out(out)
-    with Notices(Remarks()), StopSignals():
-        try:
-            observations = record(training, policy.behavior, n=N_CHECKED, env=env)
-            exported = export_policy(policy, out, to=to, observations=observations, opset=opset)
-        except Stopped as stopped:
-            raise typer.Exit(stopped.exit_code) from None
+    with Notices(PlainOutput()), StopSignals():
+        observations = record(training, policy.behavior, n=N_CHECKED, env=env)
+        exported = export_policy(policy, out, to=to, observations=observations, opset=opset)
     lines = [("checkpoint", f"{training.path}, behavior {policy.behavior!r}")]
     lines += [("input", f"{name}  {told}") for name, told in exported.inputs.items()]
     lines += [("output", f"{name}  {told}") for name, told in exported.outputs.items()]

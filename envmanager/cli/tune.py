@@ -26,8 +26,8 @@ import attrs
 from envmanager.cli.display import count
 from envmanager.cli.hosted import HostedManager
 from envmanager.cli.plan import check_out
-from envmanager.cli.run import EXIT_DONE, Notices, Stopped, StopSignals, set_policies
-from envmanager.cli.tune_display import PlainTuneDisplay
+from envmanager.cli.run import EXIT_DONE, Notices, StopSignals, set_policies
+from envmanager.cli.tune_display import TuneDisplay
 from envmanager.cli.tuning import (
     RAY,
     SUBPROCESS,
@@ -46,7 +46,7 @@ from envmanager.cli.tuning import (
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import ConfigError, EnvManagerError, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe.events import Restarted
-from envmanager.observe.files import write_anew
+from envmanager.observe.files import write_atomically
 from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.placing.placement import IN_PROCESS, Probe
 from envmanager.placing.probing import ProbeEnded, measure
@@ -98,25 +98,19 @@ class TunePlan:
         return own if self.start_method is None else {**own, "start_method": self.start_method}
 
 
-def tune(plan: TunePlan, display: PlainTuneDisplay) -> int:
+def tune(plan: TunePlan, display: TuneDisplay) -> int:
     """Run the trials, show the results on ``display`` and return the exit code.
 
-    If Ctrl-C or an EnvManagerError ends the trials early, the results so far are shown. The error is then raised.
+    If a signal or an error ends the trials early, the results so far are shown.
     """
     course = _Tuning(plan, display)
-    exit_code, failure = EXIT_DONE, None
-    with _FewNotices(display), StopSignals() as signals:
-        try:
+    try:
+        with _FewNotices(display), StopSignals() as signals:
             course.go(signals)
-        except Stopped as stopped:
-            exit_code = stopped.exit_code
-        except EnvManagerError as error:
-            failure = error
-    if any(trial.n_steps or trial.failure for trial in course.trials):
-        display.show_result(course.trials, best(course.trials), *course.conclude())
-    if failure is not None:
-        raise failure
-    return exit_code
+    finally:
+        if any(trial.n_steps or trial.failure for trial in course.trials):
+            display.show_result(course.trials, best(course.trials), *course.conclude())
+    return EXIT_DONE
 
 
 class _FewNotices(Notices):
@@ -136,7 +130,7 @@ class _Tuning:
     """A tuning in progress. ``trials`` has the results so far, even after an error."""
 
     plan: TunePlan
-    display: PlainTuneDisplay
+    display: TuneDisplay
     n_cores: int = 0
     trials: list[Trial] = attrs.field(factory=list)
     deadline: float = 0.0
@@ -186,7 +180,7 @@ class _Tuning:
         if self.plan.out is None:
             return lines, command_line(settings)
         remark = f"Found by envmanager tune on {count(self.n_cores, 'core')}: {speed}."
-        write_anew(self.plan.out, config_text(settings, remark=remark))
+        write_atomically(self.plan.out, config_text(settings, remark=remark))
         return lines, shlex.join(["envmanager", "run", str(self.plan.out)])
 
     def _halve_until_the_end(self) -> None:

@@ -29,7 +29,8 @@ from envmanager.data.specs import (
     object_array,
 )
 from envmanager.data.steps import COLUMNS, AgentSteps
-from envmanager.data.trees import Tree, build, is_foreign, leaves, leaves_like, paths, snapshot
+from envmanager.data.trees import Tree, build, copy_leaf, is_foreign, leaves, leaves_like, map_tree, paths, snapshot
+from envmanager.errors import BadAction
 
 _NUMBERS = "biufc"
 _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
@@ -170,6 +171,31 @@ def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, strict: bool) -> 
         reason = "out of the dtype's range" if is_same_kind else f"{got} with values that are not of that dtype"
         raise SpecMismatch(path, expected, reason)
     return cast
+
+
+def checked_actions(
+    spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool, foreign: bool = False
+) -> Tree:
+    """Return ``action`` as new arrays ``[n, …]``, or unchanged if ``spec`` is None. Errors refer to it as ``what``.
+
+    With ``foreign``, PyTorch and JAX arrays are not converted to NumPy, and their values are not checked.
+
+    Raises BadAction for a wrong shape or value. With ``strict``, floats for an integer spec are also refused, not cast.
+    The arrays are copies, because a policy may write its next actions into the arrays that it returned.
+    """
+    if spec is None:
+        return action
+    only = spec.action
+    if only.__class__ is ArraySpec and only.is_choices(action) and len(action) == n:
+        return action.copy()
+    try:
+        checked = check_batch(spec.action, action, n, "action", strict, foreign)
+    except SpecMismatch as error:
+        raise BadAction(f"{what}: {error}. Nothing was sent; the manager is unchanged.") from error
+    if checked.__class__ is np.ndarray:
+        return checked.copy() if checked is action or checked.base is not None else checked
+    given = {id(leaf) for leaf in leaves(action)}
+    return map_tree(lambda leaf: copy_leaf(leaf) if id(leaf) in given or leaf.base is not None else leaf, checked)
 
 
 _COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}

@@ -1,7 +1,7 @@
 """Specs of observations and actions, independent of any environment library.
 
 A spec is a tree of :class:`ArraySpec`. The manager checks actions against their spec, and the worker checks
-observations. ``training.plain_data`` converts specs to JSON data.
+observations. ``training.algorithms.states`` converts specs to JSON data.
 """
 
 from __future__ import annotations

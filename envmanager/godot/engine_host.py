@@ -82,11 +82,9 @@ class EngineHost(LinkHost[EngineLink]):
         seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
         if options.seed is not None:
             seed = derive_seed(options.seed, _ENGINE_SEEDS + worker_id, entry.generation)
-        plan = EnginePlan(
-            worker_id=worker_id,
-            env_ids=entry.env_ids,
-            generation=entry.generation,
-            timeouts=options.timeouts,
+        plan = self.plan_of(
+            entry,
+            EnginePlan,
             options=options,
             command=() if is_attached else command_for(self.game, options.engine),
             environ=self._environ(entry),

@@ -11,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import attrs
@@ -27,7 +28,8 @@ from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import call_body, configure_body, read_note, reset_body
 from envmanager.godot.options import GodotOptions
 from envmanager.hosts import descriptors
-from envmanager.hosts.link import Link, WorkerPlan
+from envmanager.hosts.life import WorkerPlan
+from envmanager.hosts.link import Link
 from envmanager.hosts.wire import Message
 from envmanager.observe.events import EventLog, Note
 from envmanager.observe.timing import WorkerTimes
@@ -182,22 +184,20 @@ class EngineLink(Link):
 
     # Responses.
 
-    def _response(self, message: Message) -> EnvironmentResponse:
-        return self._checked(super()._response, message, self._asked)
+    def _response(self, message: Message, command: CommandName) -> EnvironmentResponse:
+        return self._checked(partial(super()._response, message, command), command)
 
     def step_response(self, message: Message) -> EnvironmentResponse:
-        return self._checked(super().step_response, message, _STEP)
+        return self._checked(partial(super().step_response, message), _STEP)
 
-    def _checked(
-        self, decode: Callable[[Message], EnvironmentResponse], message: Message, asked: CommandName
-    ) -> EnvironmentResponse:
-        """Decode ``message``. Return the response, or a failure if a script printed an error or the message is invalid.
+    def _checked(self, decode: Callable[[], EnvironmentResponse], asked: CommandName) -> EnvironmentResponse:
+        """Decode a message. Return the response, or a failure if a script printed an error or the message is invalid.
 
         After an error in a script, Godot continues with null. When the addon receives that null, it answers with an
         error. The printed error is returned instead, because it says where the null came from.
         """
         try:
-            response = decode(message)
+            response = decode()
         except BadFrame as error:
             self.channel.refuse(error.reason)
             return self.decoder.failed(self.broke_protocol(asked))
@@ -230,12 +230,12 @@ class EngineLink(Link):
         if frame.kind is Kind.NOTE:
             name, data = read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))
-        elif ticket in (self.step_ticket, self.asked_ticket) and self._n_busy < _MOST_BUSY:
+        elif ticket in (self.awaited.ticket, self.asked.ticket) and self._n_busy < _MOST_BUSY:
             self._n_busy += 1
-            until = time.monotonic() + self._timeouts_s[self.awaited or self._asked]
-            self._deadline = max(self._deadline, until)
-            if self.awaited is not None:
-                self.due_at = max(self.due_at, until)
+            for each in (self.awaited, self.asked):
+                command = each.command  # read once: close() pumps in another thread
+                if command is not None and each.ticket == ticket:
+                    each.deadline = max(each.deadline, time.monotonic() + self._timeouts_s[command])
 
     # Release and output.
 

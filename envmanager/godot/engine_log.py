@@ -18,8 +18,10 @@ from envmanager.processes.output import OutputLog, read_tail
 
 _MOST_BYTES = 16 << 20
 _MARK = b"SCRIPT ERROR:"
-_GODOT_4 = re.compile(r"SCRIPT ERROR: (?P<text>.*)\n\s*at: (?P<function>.+?) \((?P<script>[^()]*):(?P<line>\d+)\)")
-_GODOT_3 = re.compile(r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)\n\s*At: (?P<script>.*?):(?P<line>\d+)")
+_GODOT_4 = re.compile(r"SCRIPT ERROR: (?P<text>.*)\n\s*at: (?P<function>.+?) \((?P<script>[^()]*):(?P<line>\d{1,9})\)")
+_GODOT_3 = re.compile(
+    r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)\n\s*At: (?P<script>.*?):(?P<line>\d{1,9})"
+)
 
 
 class EngineLog:

@@ -25,7 +25,7 @@ import attrs
 
 from envmanager.errors import NotWritten, UsageError
 from envmanager.godot.options import EngineOptions, Protocol
-from envmanager.observe.files import reporting, write_anew
+from envmanager.observe.files import reporting, write_atomically
 
 VARIABLE = "ENVMANAGER_GODOT"
 """Environment variable with the path of the engine, used if a config has no ``engine.binary``."""
@@ -44,7 +44,7 @@ _ADDON, _PLUGIN = b"addons/envmanager/bridge.gd", b"addons/godot_rl_agents/sync.
 AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
 HERE = Path(__file__).parent
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
-_TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d+)", re.MULTILINE)
+_TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d{1,9})", re.MULTILINE)
 _DEMO = "demo:"
 _IMPORTED = {
     *(".import", ".png", ".jpg", ".jpeg", ".svg", ".webp", ".bmp", ".tga", ".exr", ".hdr", ".wav", ".ogg", ".mp3"),
@@ -256,7 +256,7 @@ def major_of(project: Path) -> int:
     file = project / "project.godot"
     if not file.is_file():
         raise UsageError(f"{project} is not a Godot project: it has no project.godot. Name the folder that has one.")
-    found = re.search(r"^config_version\s*=\s*(\d+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    found = re.search(r"^config_version\s*=\s*(\d{1,9})", file.read_text(encoding="utf-8"), re.MULTILINE)
     version = int(found[1]) if found else 0
     if version - 1 not in BY_MAJOR:
         raise UsageError(
@@ -283,7 +283,7 @@ def install_addon(project: Path | str) -> Path:
     elif not there:
         text = f"{text.rstrip()}\n\n[autoload]\n\n{AUTOLOAD}\n"
     to = copy_addon(major, project)
-    write_anew(file, text)
+    write_atomically(file, text)
     return to
 
 
@@ -327,7 +327,7 @@ def new_project(to: Path | str, major: int = 4) -> Path:
     _copy(HERE / "template", major, to)
     file = to / "project.godot"
     title = re.sub(r'["\\\n]', "", to.resolve().name)
-    write_anew(file, file.read_text(encoding="utf-8").replace('"New game"', f'"{title}"'))
+    write_atomically(file, file.read_text(encoding="utf-8").replace('"New game"', f'"{title}"'))
     return to
 
 

@@ -17,7 +17,7 @@ from envmanager.structuring import structure
 Protocol = Literal["envmanager", "godot_rl"]
 """Protocol between trainer and engine: that of this library's addon, or that of the plugin godot_rl_agents."""
 DEFAULT_TICKS_PER_ACTION = 4
-_ADDRESS = re.compile(r"(?P<host>[\w.]+):(?P<port>\d+)")
+_ADDRESS = re.compile(r"(?P<host>[\w.]+):(?P<port>\d{1,5})")
 _LOOPBACK = ("127.0.0.1", "localhost")
 
 

@@ -3,9 +3,6 @@
 ::
 
     launch ── "start" ──▶ worker process ── specs ──▶ await_start
-
-LinkHost checks whether a worker is a Link before it uses the members of a Link, so that tests can replace workers with
-fakes.
 """
 
 from __future__ import annotations
@@ -25,7 +22,8 @@ from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import ManagerClosed, UsageError
 from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
-from envmanager.hosts.link import SIGKILL, Link, State, WorkerPlan
+from envmanager.hosts.life import State, WorkerPlan
+from envmanager.hosts.link import SIGKILL
 from envmanager.hosts.poller import AnyLink, Poller
 from envmanager.hosts.wire import dumps_command
 from envmanager.kernel.calls import weak_callback
@@ -148,6 +146,9 @@ def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
 class LinkHost(WorkerHost, Generic[AnyLink]):
     """The base class of hosts whose workers are other processes, each with a Link that ``make_worker`` returns."""
 
+    n_local = 0
+    """Number of workers, the last ones, that run in the trainer's process and so have no Link and no descriptors."""
+
     def __init__(self, env_factory: Any, options: KindOptions) -> None:
         super().__init__()
         self.env_factory = env_factory
@@ -156,11 +157,11 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         self.options = options
         self._slots = 0
         """Number of ``slot`` numbers (see EnvContext) assigned to environments of all generations so far."""
-        self._starting: list[AnyLink] = []
 
     def open(self, context: HostContext) -> None:
         super().open(context)
-        descriptors.require_room(_DESCRIPTORS_PER_WORKER * len(context.entries) + _MORE_DESCRIPTORS)
+        self._n_links = len(context.entries) - self.n_local
+        descriptors.require_room(_DESCRIPTORS_PER_WORKER * self._n_links + _MORE_DESCRIPTORS)
         descriptors.open_standard()
         with defer_interrupts():
             self._resources: Any  # Any, because hosts use attributes of their kind of poller
@@ -180,18 +181,13 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         """Start the process of a worker and return the worker, without waiting until it has started."""
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        if worker_id >= len(self.workers):
-            return self.context.create(worker_id)
-        self._replace(self.workers[worker_id])
-        try:
-            return self.context.create(worker_id)
-        finally:
-            self._starting.clear()  # await_start() is for the first workers only
+        if generation > 0:
+            self._retire(worker_id)
+        return self.make_worker(worker_id)
 
-    def _replace(self, worker: Any) -> None:
-        """Retire a worker that is about to be replaced. Do nothing for an object that is not a Link."""
-        if isinstance(worker, Link):
-            self._resources.retire(worker)
+    def _retire(self, worker_id: int) -> None:
+        """Ask a worker that is about to be replaced to exit, without waiting for that."""
+        self._resources.retire(self.workers[worker_id])
 
     def care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
         """Make a worker, register it with the poller, and send the command "start". Return the worker."""
@@ -199,7 +195,6 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             worker = make()
             self._resources.watch(worker)
         worker.send(CommandName.START)
-        self._starting.append(worker)
         return worker
 
     def group_factory(self, entry: Entry) -> GroupFactory:
@@ -214,24 +209,21 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             first_slot=first_slot,
         )
 
-    def plan_of(self, entry: Entry) -> WorkerPlan:
-        """Return the WorkerPlan (ids and time limits) with which to start a worker's current generation."""
-        return WorkerPlan(
-            worker_id=entry.worker_id,
-            env_ids=entry.env_ids,
-            generation=entry.generation,
-            timeouts=self.options.timeouts,
-        )
+    def plan_of(self, entry: Entry, kind: Callable[..., Any] = WorkerPlan, **more: Any) -> Any:
+        """Return the plan with which to start a worker's current generation: ids, time limits, and ``more`` fields."""
+        who = {"worker_id": entry.worker_id, "env_ids": entry.env_ids, "generation": entry.generation}
+        return kind(**who, timeouts=self.options.timeouts, **more)
 
     def await_start(self) -> dict[int, StartReport]:
-        return {worker.worker_id: start_report(worker.recv()) for worker in self._starting}
+        return {worker.worker_id: start_report(worker.recv()) for worker in self._links()}
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        worker = self.workers[worker_id]
-        if not isinstance(worker, Link):
+        if worker_id >= self._n_links:
             return super().begin_again(worker_id, config)
         attributes = self.context.entries[worker_id].attributes
-        worker.begin_again(config, [(name, values, rows) for (name, rows), values in attributes.items()])
+        self.workers[worker_id].begin_again(
+            config, [(name, values, rows) for (name, rows), values in attributes.items()]
+        )
         return None
 
     def check_can_travel(self, payload: Any) -> None:
@@ -239,14 +231,16 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             dumps_command(payload)
 
     def is_gone(self, worker_id: int) -> bool:
-        worker = self.workers[worker_id]
-        return isinstance(worker, Link) and worker.state is not State.RUNNING
+        return worker_id < self._n_links and self.workers[worker_id].state is not State.RUNNING
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        worker = self.workers[entry.worker_id]
-        if not isinstance(worker, Link):
+        if entry.worker_id >= self._n_links:
             return known
+        worker = self.workers[entry.worker_id]
         return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())
+
+    def _links(self) -> list[AnyLink]:
+        return self.workers[: self._n_links]
 
     def wake(self) -> None:
         self._resources.poller.wake()

@@ -111,7 +111,7 @@ class LocalWorker:
         """Number of behaviors whose specs were sent with a response."""
         self._rotates = rotates
         self._lends = lends
-        self.hands_on_foreign = False
+        self.accepts_device_arrays = False
         """Whether observations and actions in PyTorch or JAX arrays are passed on without conversion to NumPy."""
         self._asked: tuple[CommandName, Any] | None = None
         self._step: tuple[CommandName, Any] | None = None
@@ -140,7 +140,7 @@ class LocalWorker:
         self.times.started(asked_ns, time.perf_counter_ns(), generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
-        self.hands_on_foreign = self._lends and self.group.hand_on_foreign()
+        self.accepts_device_arrays = self._lends and self.group.accept_device_arrays()
         n_envs = len(self.group.env_ids)
         has_rows = len(report.specs) == 1 and list(report.max_agents.values()) == [n_envs]
         if has_rows and not self.group.returns_new_arrays:

@@ -22,7 +22,8 @@ from typing import Any, Generic, TypeVar
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
 from envmanager.hosts import descriptors
-from envmanager.hosts.link import WHILE_BYTES_COME_S, Alarm, Link, State
+from envmanager.hosts.life import Alarm, State
+from envmanager.hosts.link import WHILE_BYTES_COME_S, Link
 from envmanager.hosts.spin import Spinner
 from envmanager.kernel.host import ResponseSource
 from envmanager.system.interrupts import allow_interrupts
@@ -165,7 +166,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             link = self._by_fd.get(fd)
             if link is None:
                 self.read_other(fd)
-            elif link.awaited is _STEP and fd == link.channel.fd:
+            elif link.awaited.command is _STEP and fd == link.channel.fd:
                 self.pump(link)
         return bool(self.arrived)
 
@@ -175,7 +176,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         with channel.lock:
             has_read = channel.pump()
         if has_read:
-            link.due_at = max(link.due_at, time.monotonic() + WHILE_BYTES_COME_S)
+            link.awaited.deadline = max(link.awaited.deadline, time.monotonic() + WHILE_BYTES_COME_S)
         if channel.hung_up:  # its fd would wake every wait; the pidfd and the deadline are still watched
             self._stop_watching(link, channel.fd)
         self._take_messages(link)
@@ -187,13 +188,14 @@ class Poller(ResponseSource, Generic[AnyLink]):
 
     def _take_messages(self, link: AnyLink) -> None:
         """Add a step response or a first observation to ``arrived``. Reset a replacement that has just started."""
-        if link.awaited in _FIRST:
-            first = link.take_first()
-            if first is not None:
-                self.arrived.append(first)
-        message = link.take(link.step_ticket) if link.channel.messages else None
-        if message is not None:
-            self.arrived.append(link.step_response(message))
+        command = link.awaited.command
+        if command in _FIRST:
+            response = link.take_first(command)
+        else:
+            message = link.take(link.awaited.ticket) if link.channel.messages else None
+            response = None if message is None else link.step_response(message)
+        if response is not None:
+            self.arrived.append(response)
             if link.state is State.GONE:  # killed, because the response broke the protocol
                 self.forget(link)
 
@@ -223,7 +225,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._note_timeouts(now)
 
     def _note_end(self, link: AnyLink, describe: Callable[[Any], EnvManagerError]) -> None:
-        during = link.awaited
+        during = link.awaited.command
         self.forget(link)
         self.arrived.append(link.decoder.failed(describe(during)))
 
@@ -239,12 +241,13 @@ class Poller(ResponseSource, Generic[AnyLink]):
 
     def _note_timeouts(self, now: float) -> None:
         for link in [*self.links.values(), *self._retiring]:
-            if link.due_at <= now:
+            if link.awaited.deadline <= now:
                 self.pump(link)
-            if link.due_at > now or link.awaited is None:
+            if link.awaited.deadline > now:
                 continue
             if link in self._retiring:
                 link.kill()  # the pidfd reports its end later
             else:
                 self._note_end(link, link.timed_out)
-        self._alarm.at = min((link.due_at for link in (*self.links.values(), *self._retiring)), default=math.inf)
+        deadlines = (link.awaited.deadline for link in (*self.links.values(), *self._retiring))
+        self._alarm.at = min(deadlines, default=math.inf)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cattrs.errors import AttributeValidationNote, BaseValidationError, ClassValidationError, IterableValidationError
+from cattrs import transform_error
+from cattrs.errors import BaseValidationError
 
 from envmanager.importing import needed_by
 
@@ -26,16 +27,4 @@ def config_errors() -> Iterator[None]:
     try:
         yield
     except BaseValidationError as error:
-        raise TrainerConfigError("\n".join(_complaints(error, ""))) from None
-
-
-def _complaints(error: BaseException, path: str) -> Iterator[str]:
-    if not isinstance(error, ClassValidationError | IterableValidationError):
-        yield f"{path}: {error}" if path else str(error)
-        return
-    noted, alone = error.group_exceptions()
-    for child, note in noted:
-        step = note.name if isinstance(note, AttributeValidationNote) else str(note.index)
-        yield from _complaints(child, f"{path}.{step}" if path else step)
-    for child in alone:
-        yield from _complaints(child, path)
+        raise TrainerConfigError("\n".join(transform_error(error, "config", lambda mistake, _: str(mistake)))) from None

@@ -178,7 +178,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         When an episode ends, the manager begins the next one by itself. That next episode is used unless a seed or
         ``options`` are given, the last reset of all environments had options, or the worker was replaced.
         """
-        ResetConfig.parse({"seed": seeds, "options": options}, n_envs=self.num_envs)
+        ResetConfig.of({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
             raise UsageError("the first reset must be of all environments: call reset() without a reset_mask.")
         wanted = {env_id: None if seeds is None else seeds[env_id] for env_id in env_ids.tolist()}

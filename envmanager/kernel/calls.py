@@ -93,7 +93,7 @@ class Calls:
         self.closed = False
         self.owner_pid, self.n_forks = os.getpid(), _forks.count
         self.lock = threading.RLock()
-        self.on_their_way: list[str] = []
+        self.in_progress: list[str] = []
         """Names of the calls in progress, outermost first."""
         self.named: dict[str, _Call] = {name: _Call(self, name) for name in (*_MOVES, *_QUESTIONS)}
         """Context managers of the calls, by name."""
@@ -122,7 +122,7 @@ class Calls:
         with defer_interrupts():
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
-                if has_left and not self.on_their_way:
+                if has_left and not self.in_progress:
                     self._give_back()
                 elif stop is not None:
                     with allow_interrupts():
@@ -137,9 +137,9 @@ class Calls:
 
     def leave(self) -> None:
         """End a call during which the manager was closed. The outermost call also releases the manager's resources."""
-        self.on_their_way.pop()
+        self.in_progress.pop()
         try:
-            if not self.on_their_way:
+            if not self.in_progress:
                 self._give_back()
         finally:
             self.lock.release()
@@ -154,7 +154,7 @@ class Calls:
 
     def refuse_inside_a_call(self, what: str) -> None:
         """Raise UsageError, because the call ``what`` (a step or reset) was made inside another call."""
-        outer = self.on_their_way[-1]
+        outer = self.in_progress[-1]
         raise UsageError(
             f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
             f"whose. Call it when {outer}() has returned."
@@ -167,14 +167,14 @@ class _Call:
     ``step``, ``send`` and ``recv`` call ``begin`` and ``end`` directly, because that is faster than ``with``.
     """
 
-    __slots__ = ("_acquire", "_calls", "_is_move", "_on_their_way", "_release", "_what")
+    __slots__ = ("_acquire", "_calls", "_in_progress", "_is_move", "_release", "_what")
 
     def __init__(self, calls: Calls, what: str) -> None:
         self._calls = calls
         self._what = what
         self._is_move = what in _MOVES
         self._acquire, self._release = calls.lock.acquire, calls.lock.release
-        self._on_their_way = calls.on_their_way
+        self._in_progress = calls.in_progress
 
     def __enter__(self) -> None:
         self.begin()
@@ -194,13 +194,13 @@ class _Call:
         try:
             if not self._acquire(False):
                 calls.wait_for_turn(self._what)
-            if self._on_their_way and self._is_move:
+            if self._in_progress and self._is_move:
                 self._release()
                 calls.refuse_inside_a_call(self._what)
         except BaseException:
             end_deferring()
             raise
-        self._on_their_way.append(self._what)
+        self._in_progress.append(self._what)
 
     def end(self, error: BaseException | None = None) -> None:
         """Release the lock after a call. Raises ManagerClosed after ``close()``, unless ``error`` is an interrupt."""
@@ -210,7 +210,7 @@ class _Call:
             if error is None or isinstance(error, Exception):
                 raise ManagerClosed(self._what) from error
             return
-        self._on_their_way.pop()
+        self._in_progress.pop()
         self._release()
         level = levels[-1]
         if level and thread_id() == state.main_thread:  # end_deferring(), in line

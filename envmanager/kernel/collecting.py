@@ -102,7 +102,7 @@ class Collector:
                 self._arrive(response)
         else:
             self._table.accept(responses, self._arrive)
-        if self._recovery.planned:
+        if self._recovery.scheduled:
             self._require_open()
             self._recovery.start_due()
 
@@ -139,7 +139,7 @@ class Collector:
 
     def _wake_at(self, deadline: float | None) -> float | None:
         """Return the earlier of ``deadline`` and the start time of the next replacement, or None if neither exists."""
-        start_at = self._recovery.next_start_at() if self._recovery.planned else None
+        start_at = self._recovery.next_start_at() if self._recovery.scheduled else None
         if start_at is None or deadline is None:
             return deadline if start_at is None else start_at
         return min(start_at, deadline)

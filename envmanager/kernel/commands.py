@@ -42,7 +42,7 @@ class Resets:
 
         Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
         """
-        parsed = ResetConfig.parse(config, n_envs=sum(len(entry.env_ids) for entry in self._table.entries))
+        parsed = ResetConfig.of(config, n_envs=sum(len(entry.env_ids) for entry in self._table.entries))
         if self._seed is not None and parsed.seed is None:
             config = parsed = attrs.evolve(parsed, seed=self._seed)
         self.host.check_can_travel(config)

@@ -16,7 +16,7 @@ import math
 import queue
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -109,8 +109,6 @@ class HostContext:
     entries: Sequence[Entry]
     calls: Calls
     events: EventLog
-    create: Callable[[int], EnvWorker]
-    """Function that makes a worker from its worker_id. It calls ``EnvManager.create_worker``, which tests replace."""
 
 
 class WorkerHost(ABC):
@@ -127,7 +125,7 @@ class WorkerHost(ABC):
     """Factories of all environments, for hosts whose workers run Python environments."""
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
-    hands_on_foreign = False
+    accepts_device_arrays = False
     """Whether PyTorch and JAX arrays of actions reach the environments without conversion to NumPy."""
 
     context: HostContext
@@ -146,10 +144,6 @@ class WorkerHost(ABC):
 
         Raises OSError or EnvManagerError if the worker cannot start. A replacement's error counts as a worker failure.
         """
-
-    def make_worker(self, worker_id: int) -> EnvWorker:
-        """Start and return a worker. ``context.create`` calls this. Only a host that uses ``create`` must define it."""
-        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:
@@ -208,6 +202,29 @@ class WorkerHost(ABC):
     def describe_all(self, known: ManagerStats) -> ManagerStats:
         """Return ``known``, the stats of the whole manager, plus the values that only the host knows."""
         return known
+
+
+class FakeHost(WorkerHost):
+    """The host of a manager whose ``create_worker`` is replaced, by a test. It sends no command before the reset."""
+
+    rewrites_arrays = False
+
+    def __init__(self, manager: Any, replaced: WorkerHost) -> None:
+        """Take the factory of ``replaced``, the host of real workers, which is not opened."""
+        super().__init__()
+        self.step_queue = queue.Queue()
+        self.env_factory, self.steps_some_rows = replaced.env_factory, replaced.steps_some_rows
+        self._manager = manager
+
+    def launch(self, worker_id: int, generation: int) -> EnvWorker:
+        worker: EnvWorker = self._manager.create_worker(worker_id, self.step_queue, self.env_factory)
+        return worker
+
+    def await_start(self) -> dict[int, StartReport]:
+        return {}
+
+    def close(self) -> None:
+        pass
 
 
 def start_report(response: EnvironmentResponse) -> StartReport:

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.casting import check_batch
-from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, describe_value, zeros
+from envmanager.data.casting import checked_actions
+from envmanager.data.specs import BehaviorSpec, as_array, describe_value, zeros
 from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, StepInfo, concat_steps
-from envmanager.data.trees import Tree, copy_leaf, leaves, map_tree
 from envmanager.errors import BadAction, UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import WorkerHost
@@ -66,7 +65,7 @@ class PolicyStepper:
             infos.append(entry.previous_step)
         with allow_interrupts():
             self._check_policies(infos)
-            foreign = self.host.hands_on_foreign
+            foreign = self.host.accepts_device_arrays
             taken = call_policies(infos, self.policies, table.specs, self._check_values, foreign)
         self._calls.require_open("step")
         payloads = []
@@ -174,31 +173,6 @@ def _call(
         {} if taken.outputs.__class__ is dict and not taken.outputs else _checked_outputs(taken.outputs, n, behavior),
         taken.version,
     )
-
-
-def checked_actions(
-    spec: BehaviorSpec | None, action: Tree, n: int, what: str, strict: bool, foreign: bool = False
-) -> Tree:
-    """Return ``action`` as new arrays ``[n, …]``, or unchanged if ``spec`` is None. Errors refer to it as ``what``.
-
-    With ``foreign``, PyTorch and JAX arrays are not converted to NumPy, and their values are not checked.
-
-    Raises BadAction for a wrong shape or value. With ``strict``, floats for an integer spec are also refused, not cast.
-    The arrays are copies, because a policy may write its next actions into the arrays that it returned.
-    """
-    if spec is None:
-        return action
-    only = spec.action
-    if only.__class__ is ArraySpec and only.is_choices(action) and len(action) == n:
-        return action.copy()
-    try:
-        checked = check_batch(spec.action, action, n, "action", strict, foreign)
-    except SpecMismatch as error:
-        raise BadAction(f"{what}: {error}. Nothing was sent; the manager is unchanged.") from error
-    if checked.__class__ is np.ndarray:
-        return checked.copy() if checked is action or checked.base is not None else checked
-    given = {id(leaf) for leaf in leaves(action)}
-    return map_tree(lambda leaf: copy_leaf(leaf) if id(leaf) in given or leaf.base is not None else leaf, checked)
 
 
 def _checked_outputs(outputs: Any, n: int, behavior: str) -> dict[str, np.ndarray]:

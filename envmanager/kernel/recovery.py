@@ -8,7 +8,9 @@
 
 The rule: a replacement affects no other worker, and a Ctrl-C while a worker starts loses no response. Therefore a
 failure is only recorded when it arrives. Replacements are started when all arrived responses are in their entries.
-Only this module changes an entry's generation.
+Only this module changes an entry's generation. An episode of one generation never continues in the next: the first step
+after a replacement, made by the functions at the end, has one row for each agent whose episode is cut, in which the
+episode ends with its last observation. Observations to act on come from the new generation.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ import random
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
-from envmanager.data import cut_episodes
 from envmanager.data.seeding import reseeded
-from envmanager.data.steps import CommandName, EnvironmentResponse, Lost, Steps
-from envmanager.data.trees import take_rows, with_rows
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Lost, Steps, concat_steps
+from envmanager.data.trees import copy_tree, take_rows, with_rows
 from envmanager.errors import (
     BadObservation,
     EnvManagerError,
@@ -39,7 +41,7 @@ from envmanager.errors import (
     WorkerTimedOut,
 )
 from envmanager.kernel.host import WorkerHost
-from envmanager.kernel.table import Entry, Replacement, WorkerState, WorkerTable
+from envmanager.kernel.table import RECYCLED, Entry, Replacement, WorkerState, WorkerTable
 from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy
 
@@ -52,9 +54,6 @@ _FAILURES: dict[type[Exception], type[events.Failed]] = {
     NotPlaced: events.NotStarted,
     WorkerError: events.NotStarted,  # its process could not be started
 }
-
-_RECYCLED = "recycled"
-"""``phase`` of the error that is stored as the cause of a recycled worker's replacement."""
 
 
 @attrs.frozen
@@ -132,8 +131,8 @@ class Recovery:
         self._table = table
         self._policy = policy
         self._supervisor = Supervisor(policy)
-        self.planned: list[tuple[float, int, Entry, Replacement]] = []
-        """Heap of the planned replacements by start time. It may hold some that were started or superseded since."""
+        self.scheduled: list[tuple[float, int, Entry, Replacement]] = []
+        """Heap of the replacements to start, by time. It may hold some that were started or superseded since."""
         self._numbers = itertools.count()
 
     # Responses.
@@ -189,7 +188,7 @@ class Recovery:
         assert isinstance(error, WorkerError)
         last, before, generation = entry.last_responses, entry.replacement, entry.generation + 1
         # If the failed worker was itself a replacement that has delivered nothing, the first cause is to be reported.
-        self._plan(entry, error if before is None else before.cause, now + verdict.delay_s)
+        self._schedule(entry, error if before is None else before.cause, now + verdict.delay_s)
         entry.restarts += 1
         self._table.set_pending(entry, *last)
         self.events.add(
@@ -214,24 +213,24 @@ class Recovery:
 
     # Replacements.
 
-    def _plan(self, entry: Entry, cause: WorkerError | None, start_at: float) -> None:
-        """Plan a worker's next generation, in place of an earlier plan or replacement."""
+    def _schedule(self, entry: Entry, cause: WorkerError | None, start_at: float) -> None:
+        """Set the replacement of a worker by its next generation, which ``start_due`` starts at ``start_at``."""
         entry.replacement = Replacement(entry.generation + 1, cause, start_at)
-        heapq.heappush(self.planned, (start_at, next(self._numbers), entry, entry.replacement))
+        heapq.heappush(self.scheduled, (start_at, next(self._numbers), entry, entry.replacement))
 
     def next_start_at(self) -> float | None:
         """Return the time (monotonic seconds) at which the next replacement is due, or None if none is planned."""
-        while self.planned:
-            start_at, _, entry, replacement = self.planned[0]
+        while self.scheduled:
+            start_at, _, entry, replacement = self.scheduled[0]
             if entry.replacement is replacement and not replacement.is_started:
                 return start_at
-            heapq.heappop(self.planned)
+            heapq.heappop(self.scheduled)
         return None
 
     def start_due(self) -> None:
         """Start the replacements that are due. An unsuccessful start counts as a failure of the worker."""
         while (start_at := self.next_start_at()) is not None and start_at <= time.monotonic():
-            _, _, entry, replacement = self.planned[0]
+            _, _, entry, replacement = self.scheduled[0]
             self._start(entry, replacement)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
@@ -267,9 +266,8 @@ class Recovery:
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None
-        old = cut_episodes.lost(last_steps(entry), with_new=replacement.cause.phase != _RECYCLED)
-        payload = cut_episodes.followed_by(old, entry.outbox[0].payload)
-        return payload, Lost(replacement.cause, replacement.generation)
+        old = lost(last_steps(entry), with_new=not replacement.is_planned)
+        return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
         """Count a step. If ``recycle_after_steps`` is reached and ``response`` ends an episode, plan a replacement."""
@@ -283,8 +281,8 @@ class Recovery:
         else:
             return
         generation, worker_id = entry.generation + 1, entry.worker_id
-        cause = _error(entry, f"was recycled after {n_steps} steps", _RECYCLED, f"{n_steps} steps")
-        self._plan(entry, cause, time.monotonic())
+        cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
+        self._schedule(entry, cause, time.monotonic())
         self._table.set_pending(entry, response)
         self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))
 
@@ -306,7 +304,7 @@ class Recovery:
     def revive(self, entry: Entry) -> None:
         """Plan the replacement of a worker that cannot be reset. Clear its error and restore its restart budget."""
         self.take_back(entry)
-        self._plan(entry, None, time.monotonic())
+        self._schedule(entry, None, time.monotonic())
         self._table.set_pending(entry)
 
 
@@ -331,3 +329,50 @@ def last_steps(entry: Entry) -> Steps:
             obs = with_rows(obs, batch.env_ids[places] - entry.env_ids[0], take_rows(batch.obs, places))
         last[name] = attrs.evolve(steps, obs=obs)
     return last
+
+
+def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:
+    """Return rows, by behavior, that truncate a worker's episodes with reward 0. ``last``: the worker's last steps.
+
+    An agent whose episode ended in ``last`` has a row only if a new episode began at once and ``with_new`` is True.
+    """
+    ends = {}
+    for name, steps in last.items():
+        plays = ~steps.ended
+        if with_new:
+            plays |= True if steps.acting is None else steps.acting
+        own = steps.take(np.flatnonzero(plays))
+        if len(own):
+            begun = AgentSteps.first(agent_id=own.agent_id, obs=own.obs, info=_empty_infos(own))
+            ends[name] = attrs.evolve(begun, truncated=np.ones(len(own), np.bool_), final_obs=copy_tree(own.obs))
+    return ends
+
+
+def followed_by(old: Steps, first: Steps) -> dict[str, AgentSteps]:
+    """Return ``old``, the result of ``lost``, joined with ``first``, the first steps of the new generation.
+
+    There is one row per agent. ``final_obs`` has the last observations of old episodes. Agents of the new generation
+    have its ``obs``, and are in its order, in which it expects actions. Agents that are gone come last, and do not act.
+    """
+    joined, nothing = {}, np.zeros(0, np.int64)
+    for name in dict.fromkeys([*old, *first]):
+        before = old[name] if name in old else first[name].take(nothing)
+        now = first[name] if name in first else before.take(nothing)
+        old_row = {agent_id: row for row, agent_id in enumerate(before.agent_id.tolist())}
+        old_rows = np.array([old_row.get(agent_id, -1) for agent_id in now.agent_id.tolist()], np.int64)
+        returning, new = np.flatnonzero(old_rows >= 0), np.flatnonzero(old_rows < 0)
+        gone = np.setdiff1d(np.arange(len(before)), old_rows)
+        begun, ended = now.take(returning), before.take(gone)
+        idle = np.zeros(len(ended), np.bool_)
+        parts = [
+            attrs.evolve(before.take(old_rows[returning]), obs=begun.obs, acting=begun.acting, reset_info=begun.info),
+            now.take(new),
+            attrs.evolve(ended, obs=copy_tree(ended.final_obs), acting=idle, reset_info=_empty_infos(ended)),
+        ]
+        in_order = np.argsort(np.concatenate([returning, new, len(now) + gone]))
+        joined[name] = concat_steps([part for part in parts if len(part)] or parts[:1]).take(in_order)
+    return joined
+
+
+def _empty_infos(steps: AgentSteps) -> list[dict[str, Any]] | None:
+    return None if steps.info is None else [{} for _ in steps.info]

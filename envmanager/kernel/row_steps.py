@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.casting import checked_actions
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import BadAction, UsageError
 from envmanager.kernel.host import WorkerHost
-from envmanager.kernel.policy_steps import checked_actions
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 
@@ -107,7 +107,7 @@ class BatchStepper:
             self._find_behavior(is_begun=begin is None)
             behavior = self.behavior
         n, groups = self._env_rows.grouped(env_ids, BadAction)
-        actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.hands_on_foreign)
+        actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
         entries, sent = table.entries, []
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]

@@ -45,6 +45,8 @@ class WorkerState(enum.IntEnum):
     """Failed, and is never used again."""
 
 
+RECYCLED = "recycled"
+"""``phase`` of the error that is stored as the cause of a recycled worker's replacement."""
 _S = WorkerState
 _MOVES = (
     {_S.IN_FLIGHT, _S.READY, _S.REPLACING, _S.DROPPED},  # from IDLE
@@ -63,7 +65,7 @@ _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.
 
 @attrs.define(eq=False)
 class Replacement:
-    """A worker's planned or started replacement. It ends when the new generation's first observations are delivered."""
+    """A worker's scheduled or started replacement. It ends when the new generation's first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
@@ -73,6 +75,11 @@ class Replacement:
     is_started: bool = False
     has_begun: bool = False
     """Whether the generation's first observations have arrived, as the last response in the outbox."""
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a healthy worker is replaced, by ``recycle_after_steps``."""
+        return self.cause is not None and self.cause.phase == RECYCLED
 
 
 @attrs.define(eq=False)

@@ -7,7 +7,7 @@
     Batch ───── add_batch ──┘    of each agent                └──▶ on_end(Episode)
 
 An episode that was cut because its worker was replaced has no return. It counts as lost, not as finished. Episodes
-in progress at a call of ``pass_over_those_under_way`` do not count as finished either.
+in progress at a call of ``ignore_running`` do not count as finished either.
 
 This code runs for each StepInfo that is counted. For speed, the agents of a worker's rows are looked up once and
 cached until they change.
@@ -103,7 +103,7 @@ class Episodes:
         """Return counters that ignore the episodes in progress. ``under_way``: the manager's latest StepInfos."""
         episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
         if under_way:
-            episodes.pass_over_those_under_way(under_way, n_envs)
+            episodes.ignore_running(under_way, n_envs)
         return episodes
 
     # Counting.
@@ -156,7 +156,7 @@ class Episodes:
         self._forget(places[batch.lost])
         self._end_episodes(behavior, places[ended & ~batch.lost])
 
-    def pass_over_those_under_way(self, infos: Iterable[StepInfo], n_envs: int) -> None:
+    def ignore_running(self, infos: Iterable[StepInfo], n_envs: int) -> None:
         """Exclude the episodes in progress from the finished episodes. ``infos``: each worker's latest StepInfo."""
         for info in infos:
             for places in self._owners(info, self._owners_of.get(info.worker_id)).places:

@@ -59,7 +59,7 @@ def append_to(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | SAFELY), "ab")
 
 
-def write_anew(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Atomically replace ``path`` with a file that contains ``text``. Raises NotWritten if it cannot be written."""
     with replacing(path) as file:
         file.write(text.encode())

@@ -76,7 +76,7 @@ def _logging_settings() -> tuple[int, dict[str, int], bytes]:
     return root.manager.disable, {"root": root.level, **levels}, handler
 
 
-def take_over(inherited: Inheritance) -> None:
+def inherit(inherited: Inheritance) -> None:
     """Apply ``inherited`` to this process. Libraries that are imported later read the new environment variables."""
     sys.path[:], sys.argv[:] = inherited.path, inherited.argv
     set_environ(inherited.environ)
@@ -119,13 +119,14 @@ def set_environ(environ: Mapping[str, str]) -> None:
     os.environ.update({**needed, **environ})
 
 
-def python(executable: str, imports: str) -> list[str]:
-    """Return a Python command with this process's options. For ``imports`` "boot import run; run" it calls boot.run."""
+def python(executable: str, module: str, function: str) -> list[str]:
+    """Return a Python command with this process's options that calls a function of a module of this package."""
     flags = [each.split(":") for each in _FLAGS.split()]
     options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
     options += [f"-W{each}" for each in sys.warnoptions]
     options += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
-    code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager.processes.{imports}(*map(int, sys.argv[1:]))"
+    code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager.processes.{module} import {function}"
+    code += f"; {function}(*map(int, sys.argv[1:]))"
     return [executable, *options, "-c", code]
 
 
@@ -167,7 +168,7 @@ def run() -> None:
     threading.Thread(target=end_with_trainer, name="envmanager-lifeline", daemon=True).start()
     inherited, function, connection, arguments = pickle.loads(data)
     del data  # it may be large
-    take_over(inherited)
+    inherit(inherited)
     if isinstance(connection, bytes):  # Windows
         connection = socket.fromshare(connection).detach()  # type: ignore[attr-defined]
     for fd in (connection, *arguments[0]):

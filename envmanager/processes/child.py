@@ -2,7 +2,7 @@
 
 ::
 
-    helper.run or boot.run ──▶ main: signals, output, seeds ──▶ worker(connection, step queue, factory, worker_id)
+    helper or boot ──▶ run_worker: signals, output, seeds ──▶ worker(connection, step queue, factory, worker_id)
 
     worker ─── step ───▶ environment ─── os.fork() ───▶ the parent continues as the worker
                                              └────────▶ the fork: its connections to the trainer are cut;
@@ -281,7 +281,7 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
         respond(failed(error, command.name, worker_id=worker_id, env_ids=group.env_ids, group=group))
 
 
-def main(
+def run_worker(
     inherited: list[Any], worker_id: int, generation: int, seed: int, spin_ns: int, pickled_env_factory: bytes
 ) -> None:
     """Set up signals, output and random seeds, then call ``worker``. ``inherited`` has the descriptors named in FDS."""

@@ -7,9 +7,9 @@
        └──── one socket per process: its pid and pidfd, later its exit code
 
 How a process starts: ``starting.start`` writes a Birth to a file in memory and sends a request → ``_Helper._obey`` →
-``_Helper._start`` forks → ``_become`` turns the fork into the requested process → ``run`` calls its function. With
+``_Helper._start`` forks → ``_become`` turns the fork into the requested process → ``begin`` calls its function. With
 start method "forkserver" the fork keeps the libraries that the helper has loaded. With "spawn" it executes a new
-Python, which calls ``run``. An engine executes its own program.
+Python, which calls ``begin``. An engine executes its own program.
 
 The helper listens on no address, because it inherits the other end of the trainer's one socket. It is the parent of the
 processes that it starts. When a process ends, even while the trainer computes, the helper kills the rest of its process
@@ -55,19 +55,19 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from envmanager.processes.boot import Inheritance, end_group, set_environ, take_over
+from envmanager.processes.boot import Inheritance, end_group, inherit, set_environ
 
 RESPONSE = struct.Struct("<q")
 """Format of both responses to a start: first a pid or a negative errno, later an exit code (negative: a signal)."""
 LOAD, FORK, EXECUTE = "load", "fork", "execute"
-"""Kinds of requests. A request may also name modules to import. FORK and EXECUTE are sent with descriptors."""
+"""Kinds of requests. FORK and EXECUTE are sent with descriptors."""
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _COULD_NOT_EXECUTE = 127
 _exit_code_of_fork: int | None = None
-"""Exit code of this process if it is a fork of the helper that calls ``run``; None in any other process."""
+"""Exit code of this process if it is a fork of the helper that calls ``begin``; None in any other process."""
 
 
 class Birth(NamedTuple):
@@ -81,6 +81,37 @@ class Birth(NamedTuple):
     python: Inheritance | None
     """Settings that a Python process takes over before it calls its function; None for any other program."""
 
+    def write(self, data_fd: int, call: Any) -> None:
+        """Write this Birth to a file, and ``call``: a function and its arguments, or None for another program."""
+        with open(data_fd, "wb", closefd=False) as file:
+            pickle.dump(self, file)
+            pickle.dump(call, file, protocol=5)
+        os.lseek(data_fd, 0, os.SEEK_SET)
+
+
+class Request(NamedTuple):
+    """A request to the helper: one message over the trainer's socket."""
+
+    kind: str
+    modules: Sequence[str] = ()
+    """Modules that the helper imports first."""
+    fds: Sequence[int] = ()
+    """Descriptors: a socket for the responses, the file with the Birth, standard output and error, and others."""
+
+    def send(self, requests: socket.socket) -> None:
+        """Send the request without blocking. Raises OSError if that fails."""
+        data = " ".join([self.kind, *self.modules]).encode()
+        socket.send_fds(requests, [data], self.fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+
+    @classmethod
+    def receive(cls, requests: socket.socket) -> Request | None:
+        """Return the next request, or None if the trainer is dying. Without room for its ``fds``, it has none."""
+        data, fds, flags, _ = socket.recv_fds(requests, _MOST_BYTES, _MOST_DESCRIPTORS)
+        if not data:
+            return None
+        kind, *modules = data.decode().split()
+        return cls(kind, modules, () if flags & socket.MSG_CTRUNC else fds)
+
 
 class _Child(NamedTuple):
     pid: int
@@ -90,8 +121,8 @@ class _Child(NamedTuple):
 
 
 def main(requests_fd: int, life_fd: int) -> None:
-    """Run the main loop of the helper. In a new fork that is to call a function, the loop ends and ``run`` follows."""
-    atexit.register(_end_fork)  # before all others, so that it runs last
+    """Run the main loop of the helper. In a new fork that is to call a function, the loop ends; ``begin`` follows."""
+    atexit.register(_exit_without_cleanup)  # before all others, so that it runs last
     # A process group suffices to avoid a terminal's signals. With a session, Linux (autogroup) would give half of the
     # cores' time to the trainer and half to all workers, which doubles the duration of a round with eight workers.
     os.setpgid(0, 0)
@@ -102,11 +133,11 @@ def main(requests_fd: int, life_fd: int) -> None:
     if helper.born:
         global _exit_code_of_fork
         _exit_code_of_fork = 1
-        run(*helper.born)
+        begin(*helper.born)
         _exit_code_of_fork = 0
 
 
-def _end_fork() -> None:
+def _exit_without_cleanup() -> None:
     """Flush the output and exit at once if this process is a fork of the helper. Runs as the last ``atexit`` function.
 
     Python's usual shutdown frees all modules inherited from the helper, which takes longer than starting a process.
@@ -137,7 +168,7 @@ class _Helper:
         self._awaited: dict[int, int] = {}
         """Pids of children by ``response_fd``, the socket through which the trainer receives the exit code."""
         self.born: tuple[int, ...] = ()
-        """Arguments for ``run`` in a new fork; empty in the helper."""
+        """Arguments for ``begin`` in a new fork; empty in the helper."""
         self._loaded: set[str] = set()
         self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (self._limits[1], self._limits[1]))
@@ -163,24 +194,23 @@ class _Helper:
 
     def _obey(self) -> bool:
         """Carry out one request. Return whether to serve more: not in a new fork or if descriptors have run out."""
-        data, fds, flags, _ = socket.recv_fds(self._requests, _MOST_BYTES, _MOST_DESCRIPTORS)
-        if not data:  # the trainer is dying; the life pipe closes when it has died
+        request = Request.receive(self._requests)
+        if request is None:  # the life pipe closes when the trainer has died
             self._poll.unregister(self._requests)
             return True
-        kind, *modules = data.decode().split()
-        self._load(modules)
-        if kind == LOAD:
+        self._load(request.modules)
+        if request.kind == LOAD:
             return True
-        if flags & socket.MSG_CTRUNC or not fds:  # out of descriptors; a new helper will have some
+        if not request.fds:  # out of descriptors; a new helper will have some
             return False
-        for fd in fds:
+        for fd in request.fds:
             os.set_inheritable(fd, False)
-        response_fd, *others = fds
+        response_fd, *others = request.fds
         if is_cut(response_fd):  # the start has timed out, or was interrupted
-            _close(*fds)
+            _close(*request.fds)
             return True
         try:
-            self._start(kind == EXECUTE, response_fd, others)
+            self._start(request.kind == EXECUTE, response_fd, others)
             if self.born:
                 return False
         except OSError as error:
@@ -203,7 +233,7 @@ class _Helper:
             gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
-        """Start a process and report its pid, or raise OSError. In a child that will call ``run``, set ``born``."""
+        """Start a process and report its pid, or raise OSError. In a child that will call ``begin``, set ``born``."""
         failure_r, failure_w = os.pipe()
         try:
             with warnings.catch_warnings():
@@ -319,7 +349,7 @@ def watch(life_fd: int) -> None:
 def _become(
     executes: bool, fds: Sequence[int], life_fd: int, failure_w: int, limits: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Set this fork up as the requested process. Return arguments for ``run``, or execute a program. Exit on errors."""
+    """Set this fork up as the requested process. Return arguments for ``begin`` or execute a program."""
     try:
         data_fd, stdout, stderr, *others = fds
         with open(data_fd, "rb", closefd=False) as file:
@@ -329,7 +359,7 @@ def _become(
         for fd, number in ((stdout, 1), (stderr, 2)):  # 0 is /dev/null, because only the trainer reads input
             os.dup2(fd, number)
             os.close(fd)
-        # A new Python may need variables such as LD_LIBRARY_PATH to start; ``run`` removes them.
+        # A new Python may need variables such as LD_LIBRARY_PATH to start; ``begin`` removes them.
         environ = {**os.environ, **birth.environ} if birth.python else birth.environ
         set_environ(birth.environ)
         os.chdir(birth.directory)
@@ -338,7 +368,7 @@ def _become(
             line, is_tied = line_for(life_fd, -os.getpid()), 1
             os.close(life_fd)
         except OSError:
-            line, is_tied = life_fd, 0  # a thread waits for the end of the pipe (see run)
+            line, is_tied = life_fd, 0  # a thread waits for the end of the pipe (see begin)
         if is_cut(line):  # the trainer died before the lifeline was set up
             end_group()
         kept = (data_fd, line, *others)
@@ -362,7 +392,7 @@ def _become(
     os._exit(_COULD_NOT_EXECUTE)
 
 
-def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
+def begin(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     """Read settings, a function and arguments from ``data_fd``; apply the settings; call ``function(fds, *arguments)``.
 
     If ``is_tied`` is 0, ``line`` is the life pipe, and a thread kills this process when the pipe ends.
@@ -373,7 +403,7 @@ def run(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
     with open(data_fd, "rb") as file:
         birth: Birth = pickle.load(file)
         assert birth.python is not None
-        take_over(birth.python)
+        inherit(birth.python)
         if not is_tied:
             watch(line)
         function, arguments = pickle.load(file)

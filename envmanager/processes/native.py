@@ -54,7 +54,7 @@ class NativeLink(ProcessLink):
                     process = start(
                         plan.start_method or "forkserver",
                         f"envmanager-worker-{plan.worker_id}",
-                        "envmanager.processes.child:main",
+                        "envmanager.processes.child:run_worker",
                         (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
                         fds=(theirs.fileno(), plan.memory, *plan.shared_fds),
                         output=(1, 2) if output_fd is None else (output_fd, output_fd),
@@ -108,11 +108,11 @@ class StepPipePoller(Poller[ProcessLink]):
                 data = self._without_strays(data)
         for _, ticket, worker_id, generation, slot, flags, n_ended, busy_ns, ended_ns in RECORD.iter_unpack(data):
             link = self.links.get(worker_id)
-            if link is None or ticket != link.step_ticket or generation != link.generation:
+            if link is None or ticket != link.awaited.ticket or generation != link.generation:
                 self._events.add(LateReplyDiscarded(worker_id=worker_id, generation=generation, ticket=ticket))
                 continue
             link.times.stepped(busy_ns, ended_ns)
-            link.await_nothing()
+            link.awaited.clear()
             self.arrived.append(link.decoder.record(slot, flags, n_ended))
 
     def _without_strays(self, data: bytes) -> bytes:

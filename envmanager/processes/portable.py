@@ -3,7 +3,7 @@
 ::
 
     trainer                                                             worker
-    PortableProcess ── standard input: a call; it stays open ─────────▶ boot.run ──▶ child.main
+    PortableProcess ── standard input: a call; it stays open ─────────▶ boot ──▶ child.run_worker
       its thread    ── waits for the end of the process
                        and then closes the peer of the socket ``pidfd``
     Channel ◀────────── a socket: COMMANDs and MESSAGEs ──────────────▶ TrainerConnection
@@ -202,7 +202,7 @@ def _start_python(
         executable, needed["__PYVENV_LAUNCHER__"] = sys._base_executable, sys.executable
     with blocked_in_children():
         return subprocess.Popen(
-            python(executable, "boot import run; run"),
+            python(executable, "boot", "run"),
             env={**needed, **environ},
             pass_fds=kept,
             stdin=stdin_fd,
@@ -278,13 +278,13 @@ class PortablePoller(Poller["PortableLink"]):
     """A poller with a fast path for steps that are entirely in shared memory."""
 
     def pump(self, link: PortableLink) -> None:
-        step = link.channel.take_step(link.step_ticket) if link.step_ticket else None
+        step = link.channel.take_step(link.awaited.ticket) if link.awaited.ticket else None
         if step is None:
             super().pump(link)
             return
         flags, n_ended, busy_ns, ended_ns = step
         link.times.stepped(busy_ns, ended_ns)
-        link.await_nothing()
+        link.awaited.clear()
         self.arrived.append(link.decoder.record(link.slot, flags, n_ended))
 
 
@@ -301,7 +301,7 @@ class PortableLink(ProcessLink):
             ours.setblocking(False)
             process = PortableProcess(
                 f"envmanager-worker-{plan.worker_id}",
-                "envmanager.processes.child:main",
+                "envmanager.processes.child:run_worker",
                 (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
                 connection=theirs,
                 memory=plan.memory,

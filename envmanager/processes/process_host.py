@@ -24,25 +24,24 @@ import numpy as np
 
 from envmanager.adapters.factories import check_travel, factories_for
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport, only_agents
+from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, StartReport, only_agents
 from envmanager.errors import WorkerTimedOut
 from envmanager.hosts import descriptors
-from envmanager.hosts.hosting import GroupFactory
-from envmanager.hosts.link import Link, WorkerPlan, WorkerProcess
+from envmanager.hosts.life import WorkerPlan
+from envmanager.hosts.link import Link, WorkerProcess
 from envmanager.hosts.link_host import LinkHost
 from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
 from envmanager.hosts.shared_rows import Block, BlockLayout, SharedRows, allocate
 from envmanager.hosts.spin import spin_ns
 from envmanager.hosts.wire import ATTACH_CODE, CODES, COMMAND, Channel, Decoder, dumps_command
 from envmanager.kernel.host import EnvWorker, HostContext
-from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ProcessOptions, ResetConfig
 from envmanager.processes.output import OutputLog
 from envmanager.system.interrupts import defer_interrupts
 
-_STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
+_STEP = CommandName.STEP
 _DESCRIPTORS_TO_START = 16
 """Number of free descriptors required before a start, more than a start needs, so that no start fails half-way."""
 
@@ -76,7 +75,7 @@ class ProcessLink(Link):
         self._plan = plan
         self._worker_rows: SharedRows | None = None
         self.rows_to_attach: SharedRows | None = None
-        """Rows to attach once a replacement has started; None if the manager's steps are not in shared memory."""
+        """Rows to attach once a replacement has started."""
         descriptors.require_room(_DESCRIPTORS_TO_START)
         descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
         self._log, output_fd = None, None
@@ -102,23 +101,19 @@ class ProcessLink(Link):
         """
 
     def send(self, name: str, payload: Any = None) -> None:
+        """Send a command. A step blocks only if the socket is full. Call this method with interrupts deferred."""
         command = name if name.__class__ is CommandName else CommandName(name)
-        if command is _STEP:
-            self._send_step(command, payload, payload, None)
-        elif command is _STEP_ROWS:
-            self._send_step(command, payload, payload[1], payload[0])
-        else:
+        if command not in STEPPING:
             super().send(command, payload)
-
-    def _send_step(self, command: CommandName, payload: Any, actions: Any, rows: Any) -> None:
-        """Send a step, and block only if the socket is full. Call this method with interrupts deferred."""
+            return
+        rows, actions = (None, payload) if command is _STEP else payload
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
-        deadline = time.monotonic() + self._step_s
+        deadline = time.monotonic() + self._timeouts_s[_STEP]
         ticket = self.ticket + 1
         message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
-        self.ticket = self.step_ticket = ticket  # here, because to pack the message may raise MemoryError
+        self.ticket = ticket  # here, because to pack the message may raise MemoryError
         try:
             n_written = descriptors.write(self.channel.fd, message)
         except OSError:  # the socket is full, or the worker has ended
@@ -126,7 +121,7 @@ class ProcessLink(Link):
         if n_written < len(message):
             self.channel.push(message[n_written:], deadline)
         self.slot = slot
-        self._await(_STEP, deadline)
+        self.await_response(ticket, _STEP, deadline)
 
     def attach(self, worker_rows: SharedRows) -> None:
         """Use ``worker_rows`` for all later steps, and send the layout of the shared memory to the worker."""
@@ -135,11 +130,12 @@ class ProcessLink(Link):
         data = pickle.dumps(worker_rows.layout)
         self.ticket += 1
         message = COMMAND.pack(self.ticket, ATTACH_CODE, self.slot, 0, 0, len(data)) + data
-        self.channel.push(message, time.monotonic() + self._timeouts.call_s)
+        self.channel.push(message, time.monotonic() + self._timeouts_s[CommandName.CALL])
 
-    def have_started_again(self) -> None:
-        if self.rows_to_attach is not None:
+    def first_response(self, response: EnvironmentResponse) -> EnvironmentResponse | None:
+        if response.name is CommandName.START and self.rows_to_attach is not None:
             self.attach(self.rows_to_attach)
+        return super().first_response(response)
 
     def output_tail(self) -> str:
         """Return the end of the worker's log file, or "" without ``log_dir``."""
@@ -173,14 +169,14 @@ class ProcessHost(LinkHost[ProcessLink]):
         """Views of all workers' rows, by behavior and slot, for behaviors with one agent per environment."""
         self._rewards: dict[str, list[list[np.ndarray]]] = {}
         """Workers' reward arrays, by behavior, slot and worker. ``whole`` uses them to find steps written in place."""
-        self.rewrites_arrays = False  # until memory is shared; fakes never share any
+        self.rewrites_arrays = not options.zero_copy
+        self.n_local = int(bool(options.local_envs))
 
     def open(self, context: HostContext) -> None:
         self._spin_ns = spin_ns(len(context.entries))
-        self._local_id = len(context.entries) - 1 if self.options.local_envs else None
         super().open(context)
-        if self._local_id is not None:
-            self.step_queue = LocalStepQueue(self.workers, self._local_id, self._resources.poller)
+        if self.n_local:
+            self.step_queue = LocalStepQueue(self.workers, self._n_links, self._resources.poller)
 
     # Starting.
 
@@ -189,26 +185,24 @@ class ProcessHost(LinkHost[ProcessLink]):
             check_travel(self.factories)
         return super().launch(worker_id, generation)
 
-    def _replace(self, worker: Any) -> None:
-        if isinstance(worker, LocalWorker):
-            worker.close_quietly()
+    def _retire(self, worker_id: int) -> None:
+        if worker_id < self._n_links:
+            super()._retire(worker_id)
         else:
-            super()._replace(worker)
+            self.workers[worker_id].close_quietly()
 
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Return a new worker: a started process, or the local worker, which makes its environments when first used."""
         entry = self.context.entries[worker_id]
         factory = self.group_factory(entry)
-        if worker_id == self._local_id:
+        if worker_id >= self._n_links:
             return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self.options.zero_copy)
-        return self._start_process(entry, factory)
-
-    def _start_process(self, entry: Entry, factory: GroupFactory) -> ProcessLink:
         self.context.calls.require_open("the start of a worker")
         options = self.options
         environ = dict(os.environ) if options.worker_env is None else options.worker_env
-        plan = LaunchPlan(
-            **attrs.asdict(self.plan_of(entry), recurse=False),
+        plan = self.plan_of(
+            entry,
+            LaunchPlan,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
             start_method=options.start_method,
             memory=self._memory,
@@ -222,25 +216,18 @@ class ProcessHost(LinkHost[ProcessLink]):
         return self.care_for(lambda: self.link_class(plan, pickled, self.context.events, entry.times))
 
     def await_start(self) -> dict[int, StartReport]:
-        if not self._starting:
-            return {}
         local = {each.worker_id: each.start() for each in self._local_workers()}  # while the processes start
         return {**super().await_start(), **local}
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
-        """Allocate the shared memory for ``specs`` and attach all workers to it. Only the first call has an effect."""
-        if not self._starting:
-            return
+        """Allocate the shared memory for ``specs`` and attach all workers to it."""
         max_agents = [reports[worker_id].max_agents for worker_id in sorted(reports)]
         layout = BlockLayout.of(specs, max_agents, n_slots=self._n_slots)
         allocate(self._memory, Block(layout).size_bytes)
         block = Block.shared(layout, self._memory)
         self._worker_rows = [SharedRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
-        self.rewrites_arrays = not self.options.zero_copy
-        workers: list[Any] = [*self._starting, *self._local_workers()]
-        for worker in workers:
+        for worker in self.workers:
             worker.attach(self._worker_rows[worker.worker_id])
-        self._starting = []
         self._know_whole(block)
 
     def _know_whole(self, block: Block) -> None:
@@ -256,24 +243,20 @@ class ProcessHost(LinkHost[ProcessLink]):
                 ]
 
     def _local_workers(self) -> list[LocalWorker]:
-        return [each for each in self.workers if isinstance(each, LocalWorker)]
+        return self.workers[self._n_links :]
 
     # Methods that the manager calls.
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         worker = self.workers[worker_id]
-        if isinstance(worker, ProcessLink):
+        if worker_id < self._n_links:
             # Only rows in the same slot can be returned as one view, so take the last slot that the others have used.
-            others = (each.slot for each in self.workers if isinstance(each, ProcessLink) and each is not worker)
+            others = (each.slot for each in self._links() if each is not worker)
             worker.slot = next(others, 0)
-            worker.rows_to_attach = self._worker_rows[worker_id] if self._worker_rows else None
-        elif self._worker_rows and isinstance(worker, LocalWorker):
+            worker.rows_to_attach = self._worker_rows[worker_id]
+        else:
             worker.attach(self._worker_rows[worker_id])
         return super().begin_again(worker_id, config)
-
-    def check_can_travel(self, payload: Any) -> None:
-        if payload is not None and self._worker_rows:
-            dumps_command(payload)
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
         """Return one view of all workers' rows if it exists and all ``parts`` are in the same slot, else None."""

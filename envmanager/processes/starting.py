@@ -15,7 +15,6 @@ import contextlib
 import errno
 import math
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -29,7 +28,7 @@ from typing import Any
 from envmanager.hosts import descriptors
 from envmanager.hosts.descriptors import register, wait_for
 from envmanager.processes.boot import THREAD_CAPS, inheritance, python
-from envmanager.processes.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth
+from envmanager.processes.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth, Request
 from envmanager.system.interrupts import allow_interrupts, blocked_in_children
 from envmanager.system.machine import after_fork_in_child, core_wait_ns, exit_name, state_of
 
@@ -65,7 +64,7 @@ class Helper:
         try:
             with theirs, blocked_in_children():
                 process = subprocess.Popen(
-                    [*python(sys.executable, "helper import main; main"), str(theirs.fileno()), str(life_fd)],
+                    [*python(sys.executable, "helper", "main"), str(theirs.fileno()), str(life_fd)],
                     env={**dict.fromkeys(THREAD_CAPS, "1"), **os.environ},
                     pass_fds=(theirs.fileno(), life_fd),
                     stdin=subprocess.DEVNULL,
@@ -96,14 +95,14 @@ class Helper:
             except ChildProcessError:  # the user's code has reaped it
                 return False
 
-    def ask(self, request: str, fds: Sequence[int] = ()) -> None:
-        """Send a request and ``fds`` without blocking, or raise HelperGone. Any response comes through ``fds[0]``."""
+    def ask(self, request: Request) -> None:
+        """Send a request without blocking, or raise HelperGone. Any response comes through ``request.fds[0]``."""
         with self._lock:
             if self._is_stopped:  # by another thread
                 raise HelperGone
             try:
                 with socket.socket(fileno=os.dup(self._fd)) as requests:
-                    socket.send_fds(requests, [request.encode()], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    request.send(requests)
             except BlockingIOError as error:  # the queue of requests is full
                 self.is_late = True
                 raise HelperGone from error
@@ -195,23 +194,20 @@ def _choose_helper() -> Helper | None:
 
 def load(*modules: str) -> None:
     """Ask the helper to import modules that workers will need. Do not wait for the imports. May raise HelperGone."""
-    find_helper().ask(" ".join([LOAD, *modules]))
+    find_helper().ask(Request(LOAD, modules))
 
 
 class Process:
     """A process that was started through the helper, with its pid, its pidfd and its exit code."""
 
-    def __init__(self, kind: str, birth: Birth, payload: Any, fds: Sequence[int], deadline: float = math.inf) -> None:
+    def __init__(self, kind: str, birth: Birth, call: Any, fds: Sequence[int], deadline: float = math.inf) -> None:
         """Start the process and wait for its pid. Raises TimeoutError at ``deadline``, or OSError on failure."""
         modules = ["envmanager.processes.child"] if kind == FORK else []
         modules += [module for name, module in PRELOADABLE.items() if kind == FORK and name in sys.modules]
         data_fd = os.memfd_create("envmanager-start", os.MFD_CLOEXEC)
         try:
-            with open(data_fd, "wb", closefd=False) as file:
-                pickle.dump(birth, file)
-                pickle.dump(payload, file, protocol=5)
-            os.lseek(data_fd, 0, os.SEEK_SET)
-            self._start(" ".join([kind, *modules]), [data_fd, *fds], deadline)
+            birth.write(data_fd, call)
+            self._start(kind, modules, [data_fd, *fds], deadline)
         finally:
             os.close(data_fd)
         self._exit_code: int | None = None
@@ -221,17 +217,18 @@ class Process:
         self._lock = threading.RLock()
         """Lock held while the descriptors are used, and while ``release`` closes them."""
 
-    def _start(self, request: str, fds: Sequence[int], deadline: float) -> None:
+    def _start(self, kind: str, modules: Sequence[str], fds: Sequence[int], deadline: float) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:  # once ``ours`` is closed, the helper does not start the process, or kills it
+            request = Request(kind, modules, [theirs.fileno(), *fds])
             self._helper = find_helper(self)
             try:
                 try:
-                    self._helper.ask(request, [theirs.fileno(), *fds])
+                    self._helper.ask(request)
                 except HelperGone:  # the helper has not read the request
                     self._helper.users.discard(self)
                     self._helper = find_helper(self)
-                    self._helper.ask(request, [theirs.fileno(), *fds])
+                    self._helper.ask(request)
                 theirs.close()
                 self._helper.wait_for(ours.fileno(), deadline)
                 data, received, _, _ = socket.recv_fds(ours, RESPONSE.size, 1)
@@ -318,7 +315,7 @@ def start(
     standard output and error. Raises TimeoutError at ``deadline`` (monotonic seconds), or another OSError on failure.
     """
     kind = FORK if start_method == "forkserver" else EXECUTE
-    command, cores = python(sys.executable, "helper import run; run"), os.sched_getaffinity(0)
+    command, cores = python(sys.executable, "helper", "begin"), os.sched_getaffinity(0)
     birth = Birth(command, dict(environ), os.getcwd(), cores, inheritance(name, environ))
     return Process(kind, birth, (function, arguments), [*output, *fds], deadline)
 

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, NotPlaced
 from envmanager.hosts import descriptors
-from envmanager.hosts.link import SIGKILL, Link, State, WorkerPlan
+from envmanager.hosts.life import State, WorkerPlan
+from envmanager.hosts.link import SIGKILL, Link
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.wire import CODES, COMMAND, STEP_CODE, Channel, Decoder, Message
 from envmanager.observe.events import EventLog
@@ -168,15 +169,15 @@ class ActorLink(Link):
                 return COMMAND.pack(ticket, CODES[command], 0, flags, 0, 0) + self._rows.actions
         return super().encode(ticket, command, payload)
 
-    def _response(self, message: Message) -> EnvironmentResponse:
-        response = super()._response(message)
+    def _response(self, message: Message, command: CommandName) -> EnvironmentResponse:
+        response = super()._response(message, command)
         if response.name is CommandName.START:
             self._rows = SentRows(response.payload, self.env_ids)
             self.decoder.attach(self._rows.rows)
         return response
 
     def step_response(self, message: Any) -> EnvironmentResponse:
-        self.await_nothing()
+        self.awaited.clear()
         self.times.stepped(message.busy_ns, message.ended_ns)
         self._rows.steps[: len(message.steps)] = message.steps
         if message.data:
@@ -187,7 +188,7 @@ class ActorLink(Link):
         if self.channel.pid is not None:
             return super().timed_out(during)
         self.kill()
-        worker_id, env_ids, limit_s = self.worker_id, self.env_ids, self._timeouts.start_s
+        worker_id, env_ids, limit_s = self.worker_id, self.env_ids, self._timeouts_s[CommandName.START]
         return NotPlaced(worker_id=worker_id, env_ids=env_ids, timeout_s=limit_s, **self._cluster.shortage())
 
     def output_tail(self) -> str:
@@ -243,7 +244,7 @@ class ActorPoller(Poller[ActorLink]):
         if now >= self._ask_at:
             self._ask_at = now + _ASK_EVERY_S
             for link in self.links.values():
-                if link.state is State.RUNNING and link.awaited is None:
+                if link.state is State.RUNNING and link.awaited.command is None:
                     link.channel.ask()
         return super().collect()
 

@@ -61,9 +61,7 @@ class RayHost(LinkHost[ActorLink]):
         return self.care_for(lambda: ActorLink(plan, ActorConnection(make_actor, poller), cluster, events, times))
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        worker = self.workers[entry.worker_id]
-        node = worker.channel.node if isinstance(worker, ActorLink) else known.node
-        return attrs.evolve(super().describe(entry, known), node=node)
+        return attrs.evolve(super().describe(entry, known), node=self.workers[entry.worker_id].channel.node)
 
 
 class RayEnvManager(EnvManager):

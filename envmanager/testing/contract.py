@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 
 from envmanager.check.environment import check_environment
-from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
+from envmanager.data.steps import StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
-from envmanager.errors import BadAction, BadObservation, EnvManagerError, EnvRaised, ManagerClosed, UsageError
+from envmanager.errors import BadObservation, EnvRaised, ManagerClosed
 from envmanager.options import Wait
-from envmanager.testing.contract_asking import AskingContract, NumberedActions, OwnManagers
+from envmanager.testing.contract_base import NumberedActions, OwnManagers
 from envmanager.testing.contract_data import DataContract
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 
@@ -84,13 +84,6 @@ class _StepContract(OwnManagers):
             assert [env_id for info in infos for env_id in info.current["default"].env_id] == [0, 1, 2, 3, 4]
             assert all(info.previous is None and info.actions is None for info in infos)
 
-    def test_before_the_first_action_transitions_have_no_rows_and_the_specs_shapes(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            for info in manager.reset():
-                made = info.transitions("default")
-                assert (made.obs.shape, made.next_obs.shape, made.action.shape) == ((0, 5), (0, 5), (0,))
-                assert [part.dtype for part in (made.obs, made.action, made.reward)] == [np.int64, np.int64, np.float32]
-
     @pytest.mark.parametrize("wait", [Wait.any(), Wait.all(), Wait(min_ready=2, max_ready=2)], ids=["any", "all", "2"])
     def test_every_step_belongs_to_its_environment_and_its_action(self, wait: Wait) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
@@ -113,43 +106,6 @@ class _StepContract(OwnManagers):
             assert reference() is None, "something refers back to the manager"
         finally:
             gc.enable()
-
-    def test_previous_is_the_current_of_the_workers_last_step(self) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_policy("default", NumberedActions())
-            last = {info.worker_id: info for info in manager.reset()}
-            for _ in range(20):
-                for info in manager.step():
-                    assert info.previous is last[info.worker_id].current
-                    last[info.worker_id] = info
-
-    def test_the_policys_outputs_come_back_with_the_step(self) -> None:
-        with self.stepping(EchoEnvironment, 2) as manager:
-            (info, *_) = manager.step(Wait.all())
-
-            assert info.actions is not None
-            taken = info.actions["default"]
-            assert (taken.outputs["twice"] == 2 * taken.action).all()
-            assert taken.version == 3
-
-    def test_a_policy_may_return_the_same_arrays_again(self) -> None:
-        with self.stepping(EchoEnvironment, 3, _ReusesItsArrays()) as manager:
-            infos = [info for _ in range(20) for info in manager.step()]
-
-        for info in infos:
-            assert info.previous is not None
-            assert info.actions is not None
-            taken, number = info.actions["default"], info.previous["default"].obs[:, 2]
-            assert taken.outputs["twice"].tolist() == (2 * number).tolist()
-            assert taken.action.tolist() == number.tolist() == info.current["default"].obs[:, 3].tolist()
-
-    @pytest.mark.parametrize("n_envs", [1, 3])
-    def test_a_policy_may_write_into_its_steps(self, n_envs: int) -> None:
-        policy, n_steps = _WritesIntoItsSteps(), Counter[int]()
-        with self.stepping(EchoEnvironment, n_envs, policy) as manager:
-            for _ in range(10):
-                for info in manager.step(Wait.all()):
-                    check_echo(info, policy.given, n_steps)
 
     def test_earlier_steps_stay_unchanged(self) -> None:
         with self.stepping(EchoEnvironment, 2) as manager:
@@ -220,97 +176,6 @@ class _StepContract(OwnManagers):
             assert sorted(zip(second.env_ids.tolist(), second.obs[:, 3].tolist(), strict=True)) == [(0, 0), (3, 30)]
 
 
-class _RefusalContract(OwnManagers):
-    """Tests that invalid calls raise an error and lose no step."""
-
-    @pytest.mark.parametrize(
-        ("actions", "env_ids"),
-        [
-            (np.zeros(2, np.int64), [0, 1, 2]),
-            (np.zeros((3, 1), np.int64), [0, 1, 2]),
-            (np.full(3, 0.5), [0, 1, 2]),
-            (None, [0, 1, 2]),
-            (np.zeros(3, np.int64), [0, 1, 3]),
-            (np.zeros(3, np.int64), [0, 1, -1]),
-            (np.zeros(3, np.int64), [0, 1, 1]),
-            (np.zeros(3, np.int64), ["0", "1", "2"]),
-            ({"a": np.zeros(3, np.int64)}, [0, 1, 2]),
-        ],
-        ids=["length", "shape", "dtype", "none", "unknown env", "negative env", "twice", "text", "structure"],
-    )
-    def test_bad_actions_are_refused_before_anything_is_sent(self, actions: Any, env_ids: Any) -> None:
-        with self.receiving(EchoEnvironment, 3) as manager:
-            with pytest.raises(BadAction):
-                manager.send(actions, env_ids)
-
-            manager.send(np.array([5, 6, 7]), [0, 1, 2])
-            batch = manager.recv(Wait.all())
-            assert batch.obs[:, 3].tolist() == [5, 6, 7]
-            assert batch.obs[:, 2].tolist() == [1, 1, 1]
-
-    def test_a_second_send_before_the_response_is_refused(self) -> None:
-        with self.receiving(EchoEnvironment, 2) as manager:
-            manager.send(np.array([1, 2]), [0, 1])
-            with pytest.raises(BadAction, match="waiting"):
-                manager.send(np.array([3, 4]), [0, 1])
-
-            assert manager.recv(Wait.all()).obs[:, 3].tolist() == [1, 2]
-
-    def test_a_policys_bad_action_is_refused_and_the_next_one_is_paired(self) -> None:
-        class Short:
-            def get_action(self, steps: AgentSteps) -> ActionInfo:
-                return ActionInfo(np.zeros(len(steps) + 1, np.int64))
-
-        policy, n_steps = NumberedActions(), Counter[int]()
-        with self.stepping(EchoEnvironment, 3, Short()) as manager:
-            with pytest.raises(BadAction):
-                manager.step(Wait.all())
-            manager.set_policy("default", policy)
-            for _ in range(5):
-                for info in manager.step(Wait.all()):
-                    check_echo(info, policy.given, n_steps)
-
-    def test_step_without_a_policy_says_so(self) -> None:
-        with self.make_manager(EchoEnvironment, 1) as manager:
-            manager.reset()
-            with pytest.raises(UsageError, match="set_policy"):
-                manager.step()
-
-    def test_calls_before_reset_say_so(self) -> None:
-        with self.make_manager(EchoEnvironment, 1) as manager:
-            manager.set_policy("default", NumberedActions())
-            with pytest.raises(UsageError, match="reset"):
-                manager.step()
-            with pytest.raises(UsageError, match="reset"):
-                manager.recv()
-            with pytest.raises(UsageError, match="reset"):
-                manager.send(np.zeros(1, np.int64), [0])
-            manager.reset()
-            assert len(manager.step()) == 1
-
-    def test_recv_with_nothing_in_flight_says_so(self) -> None:
-        with self.receiving(EchoEnvironment, 2) as manager, pytest.raises(UsageError, match="in flight"):
-            manager.recv()
-
-    def test_step_and_send_do_not_mix_between_two_resets(self) -> None:
-        with self.stepping(EchoEnvironment, 1) as manager:
-            manager.step()
-            with pytest.raises(UsageError, match="not both"):
-                manager.recv()
-            manager.reset()
-            assert len(manager.recv()) == 1
-
-    def test_multi_agent_environments_step_and_refuse_send(self) -> None:
-        policy, n_steps = NumberedActions(), Counter[int]()
-        with self.stepping(_two_agents, 3, policy) as manager:
-            for _ in range(20):
-                for info in manager.step():
-                    check_echo(info, policy.given, n_steps)
-            manager.reset()
-            with pytest.raises(UsageError, match=r"step\(\)"):
-                manager.recv()
-
-
 class _LifeContract(OwnManagers):
     """Tests of ``call`` and similar methods, of exceptions in environments, of ``stats()`` and of ``close()``."""
 
@@ -343,12 +208,6 @@ class _LifeContract(OwnManagers):
                 batch = manager.recv(Wait.all())
                 assert batch.obs[:, 3].tolist() == [number] * 3
                 assert batch.obs[:, 2].tolist() == [number] * 3
-
-    def test_a_refused_call_leaves_open_which_way_to_step(self) -> None:
-        with self.stepping(EchoEnvironment, 2) as manager:
-            with pytest.raises(BadAction):
-                manager.send(np.zeros(1, np.int64), [0, 1])
-            assert manager.step(Wait.all())
 
     def test_an_exception_in_a_call_leaves_the_worker_usable(self) -> None:
         policy, n_steps = NumberedActions(), Counter[int]()
@@ -394,14 +253,6 @@ class _LifeContract(OwnManagers):
         assert raised.value.phase == "start"
         assert isinstance(raised.value.__cause__, RuntimeError) or not self.exceptions_travel
 
-    def test_a_factory_without_a_return_is_named(self) -> None:
-        with pytest.raises(UsageError, match="returned None"):
-            self.make_manager(lambda: None, 1)
-
-    def test_an_environment_instead_of_a_factory_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="Pass a function that makes one"):
-            self.make_manager(FakeEnvironment(), 1)
-
     def test_an_observation_that_breaks_its_spec_is_named(self) -> None:
         with self.stepping(_BreaksItsSpec, 1) as manager:
             with pytest.raises(BadObservation) as raised:
@@ -411,10 +262,6 @@ class _LifeContract(OwnManagers):
             assert raised.value.got == "float32[1, 2]"
             manager.reset()
             assert manager.get_attr("closed") == [False]
-
-    def test_max_ready_limits_what_is_delivered(self) -> None:
-        with self.stepping(EchoEnvironment, 3) as manager:
-            assert all(len(manager.step(Wait(max_ready=1))) == 1 for _ in range(12))
 
     def test_stats_count_what_was_delivered(self) -> None:
         with self.stepping(EchoEnvironment, 3) as manager:
@@ -442,13 +289,9 @@ class _LifeContract(OwnManagers):
             with pytest.raises(ManagerClosed):
                 call()
 
-    def test_errors_are_all_of_one_family(self) -> None:
-        with pytest.raises(EnvManagerError):
-            self.make_manager(None, 1)
 
-
-class ManagerContract(_StepContract, _RefusalContract, _LifeContract, AskingContract, DataContract):
-    """A test class to inherit. It tests a manager's steps, data, exceptions, closing, and refusal of invalid calls."""
+class ManagerContract(_StepContract, _LifeContract, DataContract):
+    """A test class to inherit. It tests a manager's steps, data, exceptions and closing."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -468,31 +311,6 @@ class EnvironmentContract:
         findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0, in_process=True)
         problems = [f"{each.text} {each.advice}" for each in findings if each.outcome == "problem"]
         assert not problems, "\n".join(problems)
-
-
-def _two_agents(context: EnvContext) -> EchoEnvironment:
-    return EchoEnvironment(context, n_agents=2)
-
-
-class _ReusesItsArrays:
-    """A policy whose actions are the step numbers in the observations. It returns the same two arrays every time."""
-
-    def __init__(self) -> None:
-        self._action, self._twice = np.zeros(8, np.int64), np.zeros(8, np.int64)
-
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        action, twice = self._action[: len(steps)], self._twice[: len(steps)]
-        action[:] = steps.obs[:, 2]
-        twice[:] = 2 * action
-        return ActionInfo(action, {"twice": twice})
-
-
-class _WritesIntoItsSteps(NumberedActions):
-    def get_action(self, steps: AgentSteps) -> ActionInfo:
-        taken = super().get_action(steps)
-        for array in (steps.agent_id, steps.obs, steps.reward):
-            array[:] = -7
-        return taken
 
 
 class _FailsFirstReset(FakeEnvironment):

@@ -1,4 +1,4 @@
-"""Tests of how managers handle casts, empty spaces, data that does not fit its spec, and behaviors that appear late."""
+"""Tests of how managers handle empty spaces and behaviors that appear late."""
 
 from __future__ import annotations
 
@@ -14,47 +14,13 @@ from envmanager.data.steps import ActionInfo, AgentSteps, Steps
 from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext, Environment
-from envmanager.errors import BadAction, BadObservation, RestartsExhausted
-from envmanager.observe.events import Started
+from envmanager.errors import BadObservation, RestartsExhausted
 from envmanager.options import RestartPolicy, Wait
-from envmanager.testing.contract_asking import OwnManagers
-from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
+from envmanager.testing.contract_base import OwnManagers
 
 
 class DataContract(OwnManagers):
-    """Tests of casts, of empty spaces, and of data that does not fit its spec. Part of ManagerContract."""
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 7.5)}},
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 300)}},
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), np.nan)}},
-            lambda steps: {"obs": {**steps.obs, "place": np.full((len(steps), 2), 1e300)}},
-            lambda steps: {"terminated": np.full(len(steps), 2)},
-            lambda steps: {"reward": np.full(len(steps), "1")},
-        ],
-        ids=["0.5 in integers", "300 in uint8", "NaN in integers", "infinite", "2 as a bool", "text"],
-    )
-    def test_values_that_do_not_survive_a_cast_are_refused(self, change: Callable[[AgentSteps], Any]) -> None:
-        with self.make_manager(lambda: _OtherDtypes(change), 1) as manager, pytest.raises(BadObservation):
-            manager.reset()
-
-    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint64, np.bool_])
-    def test_actions_that_survive_a_cast_are_cast(self, dtype: type) -> None:
-        with self.receiving(EchoEnvironment, 2) as manager:
-            manager.send(np.array([1, 0], dtype), [1, 0])
-            batch = manager.recv(Wait.all())
-            assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
-
-    # Data that does not fit.
-
-    @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
-    def test_an_info_that_is_no_dict_is_refused_also_without_infos(self, info: Any) -> None:
-        with self.stepping(lambda: _Informs(info), 1, _Fives()) as manager:
-            with pytest.raises(BadObservation) as raised:
-                manager.step()
-            assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
+    """Tests of empty spaces. Part of ManagerContract."""
 
     @pytest.mark.parametrize("nothing", [{}, (), {"a": (), "b": {}}], ids=repr)
     def test_spaces_that_are_empty_work(self, nothing: Tree) -> None:
@@ -74,9 +40,7 @@ class DataContract(OwnManagers):
 
 
 class LateSpecsContract(OwnManagers):
-    """Tests of behaviors that appear late and of casts. Managers need the options ``restarts`` and ``check_values``."""
-
-    # Behaviors that appear late.
+    """Tests of behaviors that appear late. Managers need the option ``restarts``."""
 
     @pytest.mark.parametrize("early", [(), ("host",)], ids=["nothing known", "another known"])
     def test_behaviors_that_appear_with_the_reset_are_known_after_it(self, early: tuple[str, ...]) -> None:
@@ -145,34 +109,6 @@ class LateSpecsContract(OwnManagers):
                 manager.step(Wait.all())
             assert isinstance(raised.value.last, BadObservation)
             assert raised.value.last.path == "behavior 'host'"
-
-    # Values of another dtype.
-
-    def test_values_that_survive_a_cast_are_cast_silently(self) -> None:
-        with self.make_manager(_OtherDtypes, 3) as manager:
-            manager.set_policy("default", _Fives())
-            for _ in range(2):
-                manager.reset()
-                for info in manager.step(Wait.all()) + manager.step(Wait.all()):
-                    steps = info.current["default"]
-                    assert steps.obs["place"].dtype == np.float32
-                    assert steps.obs["camera"].dtype == np.uint8
-                    assert steps.obs["place"].tolist() == [[0.5, 1.5]] * len(steps)
-                    assert steps.obs["camera"].tolist() == [7] * len(steps)
-                    assert steps.reward.dtype == np.float32
-                    assert steps.terminated.dtype == np.bool_
-            assert {type(event) for event in manager.events} <= {Started}
-
-    def test_check_values_refuses_to_cast_what_environments_return(self) -> None:
-        with self.make_manager(_OtherDtypes, 1, check_values=True) as manager, pytest.raises(BadObservation) as raised:
-            manager.reset()
-        assert raised.value.path == "obs['place']"
-
-    def test_check_values_refuses_actions_of_another_kind_of_numbers(self) -> None:
-        with self.receiving(EchoEnvironment, 1, check_values=True) as manager:
-            with pytest.raises(BadAction, match="float32"):
-                manager.send(np.ones(1, np.float32), [0])
-            manager.send(np.ones(1, np.int32), [0])
 
 
 class _Fives:
@@ -284,40 +220,6 @@ class _Disagrees(_Guests):
     def reset(self, **arguments: Any) -> Steps:
         (steps,) = super().reset(**arguments).values()
         return {"guest": attrs.evolve(steps, obs=np.zeros((1, *self.SPEC.observation.shape), np.float32))}
-
-
-class _OtherDtypes(FakeEnvironment):
-    """An environment whose values have other dtypes than its spec. ``change(steps)`` returns the fields to replace."""
-
-    SPEC = BehaviorSpec({"place": ArraySpec((2,)), "camera": ArraySpec((), np.uint8)}, ArraySpec((), np.int64))
-
-    def __init__(self, change: Callable[[AgentSteps], Any] | None = None) -> None:
-        super().__init__()
-        self._change = change
-
-    def reset(self, **arguments: Any) -> Steps:
-        super().reset(**arguments)
-        return self._other()
-
-    def step(self, actions: Mapping[str, Tree]) -> Steps:
-        return self._other()
-
-    def _obs(self, action: int) -> Any:
-        return {"place": np.array([[0.5, 1.5]]), "camera": np.array([7])}
-
-    def _other(self) -> Steps:
-        no = np.zeros(1, np.int64)
-        steps = AgentSteps(np.zeros(1, np.int64), self._obs(0), np.zeros(1), no, np.zeros(1, np.bool_))
-        return {"default": steps if self._change is None else attrs.evolve(steps, **self._change(steps))}
-
-
-class _Informs(FakeEnvironment):
-    def __init__(self, info: Any) -> None:
-        super().__init__()
-        self._info = info
-
-    def step(self, actions: Mapping[str, Tree]) -> Steps:
-        return {"default": attrs.evolve(super().step(actions)["default"], info=[self._info])}
 
 
 class _Empty(Environment):

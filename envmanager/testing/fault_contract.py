@@ -17,21 +17,24 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envmanager.environment import EnvContext
-from envmanager.errors import EnvRaised, WorkerDied, WorkerTimedOut
+from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerTimedOut
 from envmanager.options import Timeouts, Wait
-from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep
+from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, Raise, Sleep
 from envmanager.testing.fault_checks import (
     IDLE,
     NO_RESTARTS,
     SIGKILL,
     CheckedTrainer,
     FaultyManagers,
+    check_close,
     check_error,
     is_gone,
     only_with_processes,
@@ -41,7 +44,6 @@ from envmanager.testing.fault_checks import (
 )
 from envmanager.testing.fault_contract_data import DataFaults
 from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
-from envmanager.testing.fault_contract_usage import UsageFaults
 from envmanager.testing.faults import (
     CloseOutput,
     HoldGil,
@@ -53,6 +55,7 @@ from envmanager.testing.faults import (
     ReadInput,
     Recurse,
     ReuseArrays,
+    SendSignal,
     StartSimulator,
     TwoArgumentError,
     faulty,
@@ -241,6 +244,42 @@ class CodeFaults(FaultyManagers):
             steps, same = info.current["default"], copy.current["default"]
             assert steps.obs.tolist() == same.obs.tolist()
             assert steps.reward.tolist() == same.reward.tolist()
+
+
+class UsageFaults(FaultyManagers):
+    """Tests of cases 36 and 42: which factories workers accept, and ``close()`` at any time."""
+
+    def test_case_36_lambdas_closures_and_classes_of_the_main_module_are_factories(self) -> None:
+        class OfThisFunction(EchoEnvironment):
+            pass
+
+        of_main = type("OfMain", (OfThisFunction,), {"__module__": "__main__"})
+        factories: list[Any] = [lambda context: OfThisFunction(context), OfThisFunction, [of_main, OfThisFunction]]
+        for factory in factories:
+            with self.running(factory, 2) as trainer:
+                trainer.step(Wait.all())
+
+    @only_with_processes
+    def test_case_36_a_factory_that_holds_a_lock_is_refused(self) -> None:
+        lock = threading.Lock()
+        with pytest.raises(UsageError, match="cannot be pickled"):
+            self.make_manager(lambda: (lock, FakeEnvironment())[1], 2)
+
+    def test_case_42_close_before_anything_else(self) -> None:
+        check_close(self.make_manager(EchoEnvironment, 2), Timeouts().close_s)
+
+    def test_case_42_close_from_two_threads(self) -> None:
+        with self.running(EchoEnvironment) as trainer:
+            trainer.step(Wait(max_ready=1))
+            with ThreadPoolExecutor(2) as threads, returns_within(Timeouts().close_s):
+                both = [threads.submit(trainer.manager.close) for _ in range(2)]
+                assert [one.result() for one in both] == [None, None]
+
+    @unless_windows(reason="on Windows os.kill with SIGINT ends the process")
+    def test_case_42_an_interrupt_during_start_stops_everything(self) -> None:
+        interrupt = [SendSignal(os.getpid()), Sleep(600)]
+        with pytest.raises(KeyboardInterrupt), returns_within(self.start_s):
+            self.make_manager(faulty(interrupt, at="start", only_env=1), 2, timeouts=Timeouts(close_s=1))
 
 
 class FaultContract(CodeFaults, RestartsAfterFaults, DataFaults, UsageFaults):

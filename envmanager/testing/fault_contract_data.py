@@ -18,7 +18,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadObservation, EnvRaised
 from envmanager.options import Timeouts, Wait
-from envmanager.testing.contract_asking import NumberedActions
+from envmanager.testing.contract_base import NumberedActions
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment
 from envmanager.testing.fault_checks import (
     FaultyManagers,

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from envmanager.data.seeding import derive_seed
-from envmanager.data.steps import Batch
 from envmanager.environment import EnvContext
 from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe import events
@@ -23,7 +22,6 @@ from envmanager.testing.bad_steps import BAD_STEPS
 from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep
 from envmanager.testing.fault_checks import (
     IDLE,
-    NO_RESTARTS,
     SIGKILL,
     CheckedTrainer,
     FaultyManagers,
@@ -84,15 +82,6 @@ class RestartsAfterFaults(FaultyManagers):
     )
     def test_case_22_an_exception_is_a_fault_when_asked_for(self, fault: Any, kind: Any) -> None:
         self._is_replaced_once(fault, kind, ON_EXCEPTION)
-
-    def test_case_22_an_exception_is_raised_by_default(self) -> None:
-        with self.running(faulty(BROKEN, after=3, only_env=1)) as trainer:
-            check_error(trainer.first_error(), EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="step")
-            trainer.go_on(self.others_than(1))
-            assert trainer.lost == []
-            assert trainer.manager.stats().restarts == 0
-            assert trainer.manager.events.count(events.Restarted) == 0
-            assert trainer.manager.events.count(events.Raised) == 1
 
     @only_with_processes
     def test_case_14_a_worker_killed_while_idle_is_lost_at_the_next_wait(self) -> None:
@@ -172,27 +161,6 @@ class RestartsAfterFaults(FaultyManagers):
         assert after[1] not in before
         assert len(set(after)) == 3
 
-    # With send() and recv().
-
-    def test_case_20_lost_rows_of_a_batch_are_marked(self) -> None:
-        with self.managing(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as manager:
-            manager.reset()
-            last = manager.recv(Wait.all())
-            for number in range(1, 4):
-                manager.send(np.array([10, 20, 30]) + number, last.env_ids)
-                last = manager.recv(Wait.all())
-                assert not last.lost.any()
-            manager.send(np.array([14, 24, 34]), [0, 1, 2])
-            batch = manager.recv(Wait.all())
-
-            assert batch.env_ids.tolist() == [0, 1, 2]
-            assert batch.lost.tolist() == ([False, True, False] if self.has_processes else [True] * 3)
-            _check_lost_rows(batch, last)
-            alive = ~batch.lost
-            assert batch.obs[alive, 3].tolist() == np.array([14, 24, 34])[alive].tolist()
-            manager.send(np.array([15, 25, 35]), [0, 1, 2])
-            assert manager.recv(Wait.all()).obs[:, 3].tolist() == [15, 25, 35]
-
     @only_with_processes
     @pytest.mark.parametrize("noticed", [False, True], ids=["not yet noticed", "noticed"])
     def test_case_20_an_action_for_a_worker_that_has_died_is_dropped_and_counted(self, noticed: bool) -> None:
@@ -267,21 +235,6 @@ class RestartsAfterFaults(FaultyManagers):
             check_error(told.last, kind, worker_id=1, env_id=1, phase="start")
             trainer.go_on([0, 2])
 
-    @only_with_processes
-    def test_without_a_budget_the_fault_is_raised_once_and_the_worker_is_out_until_reset(self) -> None:
-        factory = faulty(Die(3), after=3, only_env=1, only_generation=0)
-        with self.running(factory, restarts=NO_RESTARTS) as trainer:
-            error = check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase="step")
-            trainer.go_on([0, 2], n_steps=10)
-            with pytest.raises(WorkerDied) as again:
-                trainer.manager.get_attr("label", env_ids=[1])
-            assert str(again.value) == str(error)
-            assert trainer.manager.get_attr("label", env_ids=[0, 2]) == ["env 0", "env 2"]
-            assert {info.worker_id for info in trainer.step(Wait.all())} == {0, 2}
-            assert len(trainer.reset()) == 3
-            trainer.go_on([0, 1, 2])
-            assert trainer.lost == []
-
     @pytest.mark.parametrize("max_restarts", [0, 1])
     @pytest.mark.parametrize(
         ("fault", "on_exception"), [(BROKEN, "restart"), (Die(3), "raise")], ids=["raises", "dies"]
@@ -306,12 +259,6 @@ class RestartsAfterFaults(FaultyManagers):
             trainer.manager.send(np.array([5, 7]), [0, 2])
             batch = trainer.manager.recv(Wait.all())
             assert sorted(batch.obs[:, [0, 3]].tolist()) == [[0, 5], [2, 7]]
-
-    @pytest.mark.parametrize(("max_restarts", "kind"), [(0, EnvRaised), (1, RestartsExhausted)])
-    def test_when_all_workers_are_dropped_the_error_is_raised(self, max_restarts: int, kind: Any) -> None:
-        policy = RestartPolicy(max_restarts=max_restarts, backoff_s=0, on_exception="restart", then="drop")
-        with self.running(faulty(BROKEN), 1, restarts=policy) as trainer:
-            check_error(trainer.first_error(), kind, worker_id=0, env_id=0, phase="step")
 
     # Start, reset, call.
 
@@ -352,16 +299,6 @@ class RestartsAfterFaults(FaultyManagers):
             trainer.reset()
             trainer.go_on(range(manager.n_workers))
 
-    def test_an_exception_in_a_call_is_raised_and_replaces_no_worker(self) -> None:
-        with self.running(faulty(BROKEN, at="call", only_env=1), restarts=ON_EXCEPTION) as trainer:
-            with pytest.raises(EnvRaised) as raised:
-                trainer.manager.call("misbehave")
-            check_error(raised.value, EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="call")
-            assert trainer.manager.call("misbehave") == ["fine"] * 3
-            trainer.go_on(range(trainer.manager.n_workers))
-            assert trainer.lost == []
-            assert trainer.manager.stats().restarts == 0
-
     @only_with_processes
     @pytest.mark.parametrize(
         ("fault", "kind"), [(Die(3), WorkerDied), (Sleep(600), WorkerTimedOut)], ids=["dies", "hangs"]
@@ -398,22 +335,3 @@ class RestartsAfterFaults(FaultyManagers):
             n_recycled = [sum(info.worker_id == each for info in trainer.recycled) for each in range(n_workers)]
             assert [worker.generation for worker in trainer.workers] == n_recycled
             assert trainer.manager.events.count(events.Failed) == 0
-
-    def test_recycling_spends_no_restarts(self) -> None:
-        policy = RestartPolicy(max_restarts=1, recycle_after_steps=1)
-        with self.running(EchoEnvironment, recycling=True, restarts=policy) as trainer:
-            trainer.step_until(lambda: len(trainer.recycled) >= 3)
-            assert trainer.manager.stats().restarts == 0
-
-
-def _check_lost_rows(batch: Batch, last: Batch) -> None:
-    """Assert that lost rows are truncated and their ``final_obs`` is their ``obs`` in the previous batch, ``last``."""
-    rows = np.flatnonzero(batch.lost)
-    ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
-    assert batch.truncated[rows].all()
-    assert not batch.terminated[rows].any()
-    assert not batch.reward[rows].any()
-    assert batch.obs[rows, 0].tolist() == batch.env_ids[rows].tolist()
-    assert not batch.obs[rows, 1:].any(), "not a first observation"
-    finals = [batch.final_obs[ended.index(row)].tolist() for row in rows.tolist()]
-    assert finals == last.obs[rows].tolist()

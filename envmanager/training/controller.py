@@ -26,9 +26,7 @@ from envmanager.errors import UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episodes
 from envmanager.options import ResetConfig, Wait
-from envmanager.training.freeze_keys import FreezeKeys
-from envmanager.training.learners import Learners, LearnersChanged, LearnersState
-from envmanager.training.rounds import RoundCount, Rounds
+from envmanager.training.learners import FreezeKeys, Learners, LearnersChanged, LearnersState, RoundCount, Rounds
 from envmanager.training.trainer import Trainer
 
 _EPISODES_KEPT = 1000

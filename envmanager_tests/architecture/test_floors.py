@@ -23,13 +23,14 @@ FLOORS = {
     "kernel": ["kernel", "env_manager"],
     "workers": ["hosts"],
     "processes": ["processes"],
+    "placement": ["placing"],
     "managers": [
+        "auto_env_manager",
         "godot",
         "ray_cluster",
         "simple_env_manager",
         "subprocess_env_manager",
         "registry",
-        "placing",
     ],
     "tools": ["check", "testing", "interop", "training", "cli"],
 }
@@ -38,8 +39,16 @@ FLOORS = {
 
 ROOMS = [
     "adapters", "data", "godot", "hosts", "kernel", "observe", "placing", "processes", "ray_cluster", "system",
+    "training.algorithms", "training.policies", "training.runs",
 ]  # fmt: skip
 """Their folders hold modules, and do nothing themselves."""
+
+
+TRAINING = ["the loop", "algorithms", "runs", "policies"]
+"""The rooms of ``training``, lowest first. A module in one imports only from it and those before it.
+
+The loop (the modules directly in ``training``) needs no PyTorch, but for the learner's process.
+"""
 
 
 def floor_of(module: str) -> int:
@@ -102,6 +111,19 @@ def test_a_module_imports_only_from_its_own_floor_and_those_below(path: Path) ->
         assert floor_of(imported) <= floor_of(module), f"{module} imports {imported} from a floor above"
 
 
+def room_of(module: str) -> int:
+    _, room, *inner = module.split(".")
+    return TRAINING.index(room) if inner or room in TRAINING else 0
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if "training" in path.parts], ids=name_of)
+def test_a_module_of_training_imports_only_from_its_own_room_and_those_below(path: Path) -> None:
+    module = name_of(path)
+    for imported in imports_of(path):
+        if module != "training" and imported.startswith("training."):
+            assert room_of(imported) <= room_of(module), f"{module} imports {imported} from a room above"
+
+
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=name_of)
 def test_no_module_imports_what_is_not_installed_with_it(path: Path) -> None:
     assert re.findall(r"^ *(?:from|import) (?:benchmarks|envmanager_tests)\b.*", path.read_text(), re.M) == []
@@ -156,6 +178,19 @@ def test_only_documented_parts_of_multiprocessing_are_used() -> None:
         elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "multiprocessing":
             used.add(ast.unparse(node))
     assert used <= {f"multiprocessing.{name}" for name in multiprocessing.__all__}
+
+
+def test_the_life_of_a_worker_knows_no_descriptor_and_no_process() -> None:
+    path = ROOT / "hosts" / "life.py"
+    inside = {name.partition(".")[0] for name in imports_of(path)}
+    outside = {
+        name.partition(".")[0]
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [])
+        + ([alias.name for alias in node.names] if isinstance(node, ast.Import) else [])
+    }
+    assert not inside & {"hosts", "processes"}
+    assert not outside & {"os", "select", "signal", "socket", "subprocess", "threading"}
 
 
 def test_the_helper_loads_nothing_but_the_standard_library() -> None:

@@ -9,16 +9,17 @@ import pytest
 from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
 from envmanager.testing import ManagerContract
 from envmanager.testing.contract_data import LateSpecsContract
+from envmanager_tests.contract.kernel_contract import CastContract, KernelContract
 from envmanager_tests.start_methods import FIRST_START_METHOD, MARKED_START_METHODS
 
 
-class TestSimpleEnvManager(ManagerContract, LateSpecsContract):
+class TestSimpleEnvManager(ManagerContract, KernelContract, LateSpecsContract, CastContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SimpleEnvManager(env_factory, n_envs, **options)
 
 
 @pytest.mark.parametrize("start_method", [FIRST_START_METHOD], scope="class")
-class TestOneEnvPerWorker(ManagerContract, LateSpecsContract):
+class TestOneEnvPerWorker(ManagerContract, KernelContract, LateSpecsContract, CastContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:
         self.start_method = start_method
@@ -28,7 +29,7 @@ class TestOneEnvPerWorker(ManagerContract, LateSpecsContract):
 
 
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS, scope="class")
-class TestSeveralEnvsPerWorker(ManagerContract, LateSpecsContract):
+class TestSeveralEnvsPerWorker(ManagerContract, KernelContract, LateSpecsContract, CastContract):
     @pytest.fixture(autouse=True)
     def _method(self, start_method: str) -> None:
         self.start_method = start_method
@@ -38,13 +39,13 @@ class TestSeveralEnvsPerWorker(ManagerContract, LateSpecsContract):
         return SubprocessEnvManager(env_factory, n_envs, n_workers=n_workers, start_method=self.start_method, **options)
 
 
-class TestShareOfTheTrainer(ManagerContract, LateSpecsContract):
+class TestShareOfTheTrainer(ManagerContract, KernelContract, LateSpecsContract, CastContract):
     """The last environment in this process, the others in workers; a single one has nobody to share with."""
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SubprocessEnvManager(env_factory, n_envs, local_envs=min(1, n_envs - 1), **options)
 
 
-class TestPortableTransport(ManagerContract, LateSpecsContract):
+class TestPortableTransport(ManagerContract, KernelContract, LateSpecsContract, CastContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SubprocessEnvManager(env_factory, n_envs, n_workers=max(1, n_envs // 2), transport="portable", **options)

@@ -18,8 +18,8 @@ from envmanager import (
     SubprocessEnvManager,
     UsageError,
 )
+from envmanager.adapters.side_by_side import SideBySide
 from envmanager.data.steps import Steps
-from envmanager.environment import SideBySide
 
 SPEC = BehaviorSpec(ArraySpec((1,), np.float32), ArraySpec((), np.int64, 0, 1))
 

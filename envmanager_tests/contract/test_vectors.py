@@ -18,6 +18,7 @@ from envmanager.environment import Environment
 from envmanager.interop.spaces import to_space
 from envmanager.testing import ManagerContract
 from envmanager.testing.fakes import FakeEnvironment, Raise, Step
+from envmanager_tests.contract.kernel_contract import KernelContract
 
 
 class AsGymnasium(gymnasium.Env):  # type: ignore[type-arg, misc]
@@ -87,7 +88,7 @@ NOT_FOR_VECTORS = {
 """Tests of the contract that cannot apply, by the beginning of their names."""
 
 
-class _OfVectors(ManagerContract):
+class _OfVectors(ManagerContract, KernelContract):
     @pytest.fixture(autouse=True)
     def _applies(self, request: pytest.FixtureRequest) -> None:
         for beginning, reason in NOT_FOR_VECTORS.items():

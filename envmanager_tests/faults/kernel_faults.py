@@ -1,6 +1,6 @@
-"""Cases 29 to 31, 33, 37 and 43 of docs/failures.md: options, values, specs and calls, which kinds leave to the kernel.
+"""Cases 20, 22, 29 to 31, 33, 36, 37 and 43 of docs/failures.md: budgets, options, values, specs and calls.
 
-A kind of manager cannot get them wrong, so they are no part of FaultContract; here they run over every manager.
+A kind of manager leaves them to the kernel, so they are no part of FaultContract; here they run over every manager.
 """
 
 from __future__ import annotations
@@ -15,14 +15,32 @@ import numpy as np
 import pytest
 
 from envmanager import ActionInfo, AgentSteps, ArraySpec, BehaviorSpec, EnvManager
-from envmanager.errors import BadAction, BadObservation, EnvRaised, ManagerClosed, UsageError
+from envmanager.data.steps import Batch
+from envmanager.errors import (
+    BadAction,
+    BadObservation,
+    EnvRaised,
+    ManagerClosed,
+    RestartsExhausted,
+    UsageError,
+    WorkerDied,
+)
+from envmanager.observe import events
 from envmanager.options import RestartPolicy, Timeouts, Wait
-from envmanager.testing.bad_steps import BAD_KEYED_STEPS, BAD_STEPS, NOT_FINITE, KeyedFaultyEnvironment
+from envmanager.testing.bad_steps import BAD_STEPS
 from envmanager.testing.contract import calls_of_an_open_manager
-from envmanager.testing.contract_asking import NumberedActions
-from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise
-from envmanager.testing.fault_checks import FaultyManagers, check_error, returns_within
+from envmanager.testing.contract_base import NumberedActions
+from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, Raise
+from envmanager.testing.fault_checks import (
+    NO_RESTARTS,
+    FaultyManagers,
+    check_error,
+    only_with_processes,
+    returns_within,
+)
+from envmanager.testing.fault_contract_restarts import BROKEN, ON_EXCEPTION
 from envmanager.testing.faults import Change, faulty
+from envmanager_tests.faults.bad_keyed_steps import BAD_KEYED_STEPS, NOT_FINITE, KeyedFaultyEnvironment
 
 
 class KernelFaults(FaultyManagers):
@@ -197,6 +215,101 @@ class KernelFaults(FaultyManagers):
                     manager.send(np.array([1]), [1])
                 with pytest.raises(EnvRaised, match="gear 7 broke"):
                     manager.get_attr("label", env_ids=[1])
+
+    # Factories.
+
+    def test_case_36_a_factory_that_makes_nothing_is_refused(self) -> None:
+        factories: list[Any] = [None, lambda: None, FakeEnvironment(), 7, "no:where", []]
+        for factory in factories:
+            with pytest.raises(UsageError):
+                self.make_manager(factory, 1)
+
+    def test_case_36_one_environment_for_two_is_refused(self) -> None:
+        if self.has_processes:
+            pytest.skip("each worker has a copy")
+        one = FakeEnvironment()
+        with pytest.raises(UsageError, match="same environment"):
+            self.make_manager(lambda: one, 2)
+
+    # Restarts.
+
+    def test_case_22_an_exception_is_raised_by_default(self) -> None:
+        with self.running(faulty(BROKEN, after=3, only_env=1)) as trainer:
+            check_error(trainer.first_error(), EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="step")
+            trainer.go_on(self.others_than(1))
+            assert trainer.lost == []
+            assert trainer.manager.stats().restarts == 0
+            assert trainer.manager.events.count(events.Restarted) == 0
+            assert trainer.manager.events.count(events.Raised) == 1
+
+    @only_with_processes
+    def test_without_a_budget_the_fault_is_raised_once_and_the_worker_is_out_until_reset(self) -> None:
+        factory = faulty(Die(3), after=3, only_env=1, only_generation=0)
+        with self.running(factory, restarts=NO_RESTARTS) as trainer:
+            error = check_error(trainer.first_error(), WorkerDied, worker_id=1, env_id=1, phase="step")
+            trainer.go_on([0, 2], n_steps=10)
+            with pytest.raises(WorkerDied) as again:
+                trainer.manager.get_attr("label", env_ids=[1])
+            assert str(again.value) == str(error)
+            assert trainer.manager.get_attr("label", env_ids=[0, 2]) == ["env 0", "env 2"]
+            assert {info.worker_id for info in trainer.step(Wait.all())} == {0, 2}
+            assert len(trainer.reset()) == 3
+            trainer.go_on([0, 1, 2])
+            assert trainer.lost == []
+
+    @pytest.mark.parametrize(("max_restarts", "kind"), [(0, EnvRaised), (1, RestartsExhausted)])
+    def test_when_all_workers_are_dropped_the_error_is_raised(self, max_restarts: int, kind: Any) -> None:
+        policy = RestartPolicy(max_restarts=max_restarts, backoff_s=0, on_exception="restart", then="drop")
+        with self.running(faulty(BROKEN), 1, restarts=policy) as trainer:
+            check_error(trainer.first_error(), kind, worker_id=0, env_id=0, phase="step")
+
+    def test_an_exception_in_a_call_is_raised_and_replaces_no_worker(self) -> None:
+        with self.running(faulty(BROKEN, at="call", only_env=1), restarts=ON_EXCEPTION) as trainer:
+            with pytest.raises(EnvRaised) as raised:
+                trainer.manager.call("misbehave")
+            check_error(raised.value, EnvRaised, worker_id=self.worker_of(1), env_id=1, phase="call")
+            assert trainer.manager.call("misbehave") == ["fine"] * 3
+            trainer.go_on(range(trainer.manager.n_workers))
+            assert trainer.lost == []
+            assert trainer.manager.stats().restarts == 0
+
+    def test_recycling_spends_no_restarts(self) -> None:
+        policy = RestartPolicy(max_restarts=1, recycle_after_steps=1)
+        with self.running(EchoEnvironment, recycling=True, restarts=policy) as trainer:
+            trainer.step_until(lambda: len(trainer.recycled) >= 3)
+            assert trainer.manager.stats().restarts == 0
+
+    def test_case_20_lost_rows_of_a_batch_are_marked(self) -> None:
+        with self.managing(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as manager:
+            manager.reset()
+            last = manager.recv(Wait.all())
+            for number in range(1, 4):
+                manager.send(np.array([10, 20, 30]) + number, last.env_ids)
+                last = manager.recv(Wait.all())
+                assert not last.lost.any()
+            manager.send(np.array([14, 24, 34]), [0, 1, 2])
+            batch = manager.recv(Wait.all())
+
+            assert batch.env_ids.tolist() == [0, 1, 2]
+            assert batch.lost.tolist() == ([False, True, False] if self.has_processes else [True] * 3)
+            _check_lost_rows(batch, last)
+            alive = ~batch.lost
+            assert batch.obs[alive, 3].tolist() == np.array([14, 24, 34])[alive].tolist()
+            manager.send(np.array([15, 25, 35]), [0, 1, 2])
+            assert manager.recv(Wait.all()).obs[:, 3].tolist() == [15, 25, 35]
+
+
+def _check_lost_rows(batch: Batch, last: Batch) -> None:
+    """Assert that lost rows are truncated and their ``final_obs`` is their ``obs`` in the previous batch, ``last``."""
+    rows = np.flatnonzero(batch.lost)
+    ended = np.flatnonzero(batch.terminated | batch.truncated).tolist()
+    assert batch.truncated[rows].all()
+    assert not batch.terminated[rows].any()
+    assert not batch.reward[rows].any()
+    assert batch.obs[rows, 0].tolist() == batch.env_ids[rows].tolist()
+    assert not batch.obs[rows, 1:].any(), "not a first observation"
+    finals = [batch.final_obs[ended.index(row)].tolist() for row in rows.tolist()]
+    assert finals == last.obs[rows].tolist()
 
 
 def _error_of_step(manager: EnvManager) -> BaseException:

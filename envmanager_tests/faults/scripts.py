@@ -384,7 +384,7 @@ def run_without_a_trainer(fds: list[int], trainer_pid: int, *arguments: Any) -> 
     poll.register(pidfd, select.POLLIN)
     poll.poll(int(SOON_S * 1000))
     os.close(pidfd)
-    child.main(fds, *arguments)
+    child.run_worker(fds, *arguments)
 
 
 def hang_at_the_start() -> None:
@@ -494,7 +494,7 @@ def run_after_an_interrupt(fds: list[int], *arguments: Any) -> None:
         lambda: signal.SIGINT in signal.sigpending() or n_bytes_to_read(fds[0]) > COMMAND.size,
         "a Ctrl-C",
     )
-    child.main(fds, *arguments)
+    child.run_worker(fds, *arguments)
 
 
 def n_bytes_to_read(fd: int) -> int:
@@ -1001,7 +1001,7 @@ def _stop() -> None:
 
 def run_second(fds: list[int], _: Any, *arguments: Any) -> None:
     """What a worker does when somebody lets it go on."""
-    child.main(fds, *arguments)
+    child.run_worker(fds, *arguments)
 
 
 def train_with_workers_that_are_stopped_early(start_method: Any) -> None:

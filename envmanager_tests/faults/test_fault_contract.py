@@ -13,9 +13,8 @@ import pytest
 from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
 from envmanager.options import StartMethod, Transport
 from envmanager.testing import FaultContract
-from envmanager.testing.fault_contract import CodeFaults
+from envmanager.testing.fault_contract import CodeFaults, UsageFaults
 from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
-from envmanager.testing.fault_contract_usage import UsageFaults
 from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 from envmanager_tests.start_methods import FIRST_START_METHOD, IS_PORTABLE

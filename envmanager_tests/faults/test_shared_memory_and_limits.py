@@ -34,6 +34,7 @@ from envmanager import (
     WorkerError,
 )
 from envmanager.hosts import shared_rows
+from envmanager.processes.process_host import ProcessHost
 from envmanager.processes.starting import Helper
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
 from envmanager.testing.fault_checks import SLACK_S, SOON_S
@@ -207,29 +208,44 @@ def test_case_46_too_few_descriptors_are_refused_before_anything_starts_with_the
         assert len(manager.step(Wait.all())) == 24
 
 
+def test_case_46_environments_of_the_trainers_process_need_no_descriptors() -> None:
+    def n_needed(n_workers: int, local_envs: int) -> int:
+        with soft_limit(resource.RLIMIT_NOFILE, n_open() + 8), pytest.raises(UsageError) as raised:
+            SubprocessEnvManager(FakeEnvironment, 8, n_workers=n_workers, local_envs=local_envs)
+        return max(int(number) for number in re.findall(r"\d+", str(raised.value)))
+
+    assert n_needed(n_workers=2, local_envs=4) == n_needed(n_workers=2, local_envs=0)
+
+
 @every_start_method
-def test_case_46_wherever_descriptors_run_out_during_the_start_nothing_is_left(start_method: Any) -> None:
-    class RunsOut(SubprocessEnvManager):
+def test_case_46_wherever_descriptors_run_out_during_the_start_nothing_is_left(
+    start_method: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ProcessHost.make_worker
+
+    def make_worker(host: ProcessHost, worker_id: int) -> Any:
         """Another part of the program takes descriptors after the check: some are left for worker 1."""
+        if worker_id < 1:
+            return real(host, worker_id)
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        free = set(range(highest)) - set(map(int, os.listdir("/proc/self/fd")))
+        taken = [os.open("/dev/null", os.O_RDONLY) for _ in free]
+        try:
+            with soft_limit(resource.RLIMIT_NOFILE, max([highest, *taken]) + 1 + n_left):
+                return real(host, worker_id)
+        finally:
+            for fd in taken:
+                os.close(fd)
 
-        def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> Any:
-            if worker_id < 1:
-                return super().create_worker(worker_id, step_queue, env_factory)
-            highest = max(map(int, os.listdir("/proc/self/fd")))
-            free = set(range(highest)) - set(map(int, os.listdir("/proc/self/fd")))
-            taken = [os.open("/dev/null", os.O_RDONLY) for _ in free]
-            try:
-                with soft_limit(resource.RLIMIT_NOFILE, max([highest, *taken]) + 1 + n_left):
-                    return super().create_worker(worker_id, step_queue, env_factory)
-            finally:
-                for fd in taken:
-                    os.close(fd)
-
+    monkeypatch.setattr(ProcessHost, "make_worker", make_worker)
     n_left, errors = 0, []
     while True:
         with nothing_left_behind():
             try:
-                RunsOut(FakeEnvironment, 2, start_method=start_method, timeouts=Timeouts(start_s=5.0)).close()
+                manager = SubprocessEnvManager(
+                    FakeEnvironment, 2, start_method=start_method, timeouts=Timeouts(start_s=5.0)
+                )
+                manager.close()
             except Exception as error:
                 errors.append(error)
             else:

@@ -18,7 +18,7 @@ import pytest
 
 from envmanager.options import StartMethod
 from envmanager.processes import starting
-from envmanager.processes.helper import LOAD
+from envmanager.processes.helper import LOAD, Request
 from envmanager.system import machine
 from envmanager.testing.fault_checks import SLACK_S, until
 from envmanager_tests.faults import scripts
@@ -169,7 +169,7 @@ def test_a_request_to_a_helper_that_another_thread_stops_goes_to_no_socket_of_th
 
         def ask() -> None:
             with suppress(starting.HelperGone):
-                helper.ask(f"{LOAD} json")
+                helper.ask(Request(LOAD, ["json"]))
 
         with while_held_at(line, starting.Helper.ask, ask, helper.stop):
             ends = [stack.enter_context(end) for _ in range(20) for end in socket.socketpair()]
@@ -219,7 +219,7 @@ def test_a_helper_whose_trainer_died_while_it_began_obeys_no_request(hanging_imp
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     life_fd, trainers_end = os.pipe()
     with ours, theirs:
-        ours.send(f"{LOAD} cv2".encode())  # which would hang
+        Request(LOAD, ["cv2"]).send(ours)  # which would hang
         os.close(trainers_end)
         command = f"from envmanager.processes.helper import main; main({theirs.fileno()}, {life_fd})"
         helper = subprocess.Popen(

@@ -15,6 +15,7 @@ import pytest
 from envmanager import EnvManager, Timeouts, Wait
 from envmanager.hosts import descriptors
 from envmanager.testing import FakeEnvironment, FaultContract, ManagerContract
+from envmanager_tests.contract.kernel_contract import KernelContract
 from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 
@@ -43,7 +44,7 @@ class OverTcp:
 
 
 @pytest.mark.start_methods
-class TestTcpManager(OverTcp, ManagerContract):
+class TestTcpManager(OverTcp, ManagerContract, KernelContract):
     pass
 
 

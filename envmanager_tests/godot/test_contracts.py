@@ -11,6 +11,7 @@ import pytest
 
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
+from envmanager_tests.contract.kernel_contract import KernelContract
 from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
@@ -53,13 +54,13 @@ class _OfEngines:
         return FakeEngineManager(env_factory, n_envs, **options)
 
 
-class TestSeveralArenasPerEngine(_OfEngines, ManagerContract):
+class TestSeveralArenasPerEngine(_OfEngines, ManagerContract, KernelContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return super().make_manager(env_factory, n_envs, n_workers=max(1, n_envs // 2), **options)
 
 
 @pytest.mark.start_methods
-class TestAnEnginePerEnvironment(_OfEngines, ManagerContract):
+class TestAnEnginePerEnvironment(_OfEngines, ManagerContract, KernelContract):
     pass
 
 

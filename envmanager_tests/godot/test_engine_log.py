@@ -61,6 +61,14 @@ def test_an_error_is_reported_once_and_the_first_of_several(printing: Printing) 
     assert printing.log.new_error() is None
 
 
+@pytest.mark.parametrize("text", [GODOT_4, GODOT_3], ids=["Godot 4", "Godot 3"])
+def test_a_line_number_that_is_none_does_not_hide_the_error(printing: Printing, text: str) -> None:
+    printing.print(text.replace(":12", f":{'9' * 5000}"))
+    error = printing.log.new_error()
+    assert error is not None
+    assert "Nonexistent function 'jump'" in str(error)
+
+
 def test_an_error_without_a_place_is_told_as_it_is(printing: Printing) -> None:
     printing.print("SCRIPT ERROR: something new in Godot 5\n")
     error = printing.log.new_error()

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.godot.manager import GodotEnvManager
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.controller import TrainerController
-from envmanager.training.ppo import PPO, PPOOptions
 from envmanager_tests.godot.displays import environ_of, with_window
 
 KEYPAD_1 = {4: 4194439, 3: 16777351}

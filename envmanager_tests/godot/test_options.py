@@ -39,6 +39,7 @@ def test_a_mapping_becomes_options() -> None:
         ({"speed": "fast"}, "speed must be 'max' or 'realtime'"),
         ({"attach": "10.0.0.1:4000"}, "attach must be"),
         ({"attach": "127.0.0.1:99999"}, "attach must be"),
+        ({"attach": f"127.0.0.1:{'9' * 5000}"}, "attach must be"),
         ({"parameters": {"when": object()}}, "parameters must be what JSON can say"),
         ({"window": 1}, "true or false"),
     ],

@@ -109,7 +109,7 @@ def test_a_project_of_godot_3_gets_the_addon_for_it(game: Path) -> None:
     assert "PoolByteArray" in (install_addon(game) / "wire.gd").read_text()
 
 
-@pytest.mark.parametrize("text", [None, "config_version=3\n", "no version\n"])
+@pytest.mark.parametrize("text", [None, "config_version=3\n", "no version\n", f"config_version={'5' * 5000}\n"])
 def test_a_folder_without_a_project_of_these_versions_is_refused(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "project.godot").write_text(text)

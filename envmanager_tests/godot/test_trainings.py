@@ -20,10 +20,10 @@ pytest.importorskip("torch")
 from envmanager import make_manager
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.testing.fault_checks import SLACK_S
-from envmanager.training import checkpoints
 from envmanager.training.learners import LearnersChanged
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.saved import SavedTraining
+from envmanager.training.policies.saved import SavedTraining
+from envmanager.training.runs import checkpoints
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1500)]
 

@@ -17,12 +17,13 @@ pytest.importorskip("torch")
 
 from envmanager import UsageError, make_manager
 from envmanager.cli.app import run_command_line
-from envmanager.training import checkpoints, watching
-from envmanager.training.freeze_keys import FreezeKeys
-from envmanager.training.plan import SavedPlan
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.saved import SavedTraining
-from envmanager.training.watching import Source, Watching, WatchPlan, manager_options
+from envmanager.training.learners import FreezeKeys
+from envmanager.training.policies import watching
+from envmanager.training.policies.saved import SavedTraining
+from envmanager.training.policies.watching import Source, Watching, WatchPlan, manager_options
+from envmanager.training.runs import checkpoints
+from envmanager.training.runs.plan import SavedPlan
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.godot.driver import MISSING, find_engine
 from envmanager_tests.training.puzzles import rewrite
 

@@ -26,14 +26,14 @@ def behavior(**settings):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (behavior(hyperparameters={"batch_sizes": 64}), "behaviors.Corridor: The option batch_sizes was specified"),
-        (behavior(trainer_type="pppo"), "behaviors.Corridor: Invalid trainer type pppo"),
-        (behavior(time_horizn=3), "behaviors.Corridor: The option time_horizn was specified"),
-        (behavior(time_horizon="abc"), "behaviors.Corridor: invalid literal for int"),
-        (behavior(reward_signals={"extrinsic": {"gama": 1}}), "behaviors.Corridor: The option gama was specified"),
+        (behavior(hyperparameters={"batch_sizes": 64}), "The option batch_sizes was specified"),
+        (behavior(trainer_type="pppo"), "Invalid trainer type pppo"),
+        (behavior(time_horizn=3), "The option time_horizn was specified"),
+        (behavior(time_horizon="abc"), "invalid literal for int"),
+        (behavior(reward_signals={"extrinsic": {"gama": 1}}), "The option gama was specified"),
         (
             {"environment_parameters": {"hint": {"sampler_type": "unifrm", "sampler_parameters": {}}}},
-            "environment_parameters: 'unifrm'",
+            "'unifrm' @ config.environment_parameters",
         ),
     ],
     ids=["hyperparameter", "trainer", "setting", "type", "reward signal", "sampler"],
@@ -44,7 +44,9 @@ def test_a_mistake_is_ml_agents_own_error_with_its_place(config, said):
     with pytest.raises(TrainerConfigError) as caught, config_errors():
         RunOptions.from_dict(config)
 
+    place = "config.environment_parameters" if "unifrm" in said else "config.behaviors['Corridor']"
     assert str(caught.value).startswith(said)
+    assert str(caught.value).endswith(f" @ {place}")
     assert "\n" not in str(caught.value)
 
 
@@ -56,9 +58,9 @@ def test_every_mistake_has_a_line():
     with pytest.raises(TrainerConfigError) as caught, config_errors():
         RunOptions.from_dict(config)
 
-    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
-        "behaviors.Corridor",
-        "behaviors.Other",
+    assert [line.rpartition(" @ ")[2] for line in str(caught.value).splitlines()] == [
+        "config.behaviors['Corridor']",
+        "config.behaviors['Other']",
     ]
 
 
@@ -84,5 +86,5 @@ def test_the_script_of_the_documentation_says_what_is_wrong_with_its_config(tmp_
     assert ended.returncode == 1
     assert "cattrs" not in ended.stderr
     assert ended.stderr.splitlines()[-1].startswith(
-        "mlagents.trainers.exception.TrainerConfigError: behaviors.Corridor: The option time_horizn was specified"
+        "mlagents.trainers.exception.TrainerConfigError: The option time_horizn was specified"
     )

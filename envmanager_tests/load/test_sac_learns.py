@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(1200)]
 

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
-from envmanager.training import checkpoints, episode_log
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs import checkpoints, figures
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 pytestmark = pytest.mark.load
 
@@ -80,5 +80,5 @@ def test_a_training_killed_and_resumed_ends_as_well(seed: int, tmp_path: Path) -
     evaluation = next(line for line in resumed.stdout.splitlines() if line.startswith("evaluation"))
     print(f"seed {seed}: killed after {killed_at:,} steps, resumed; {evaluation}")
     assert float(evaluation.split()[1]) >= GOOD
-    steps = [end.steps for end in episode_log.read(tmp_path / episode_log.FILE)]
+    steps = [end.steps for end in figures.read_episodes(tmp_path / figures.EPISODES)]
     assert steps == sorted(steps)

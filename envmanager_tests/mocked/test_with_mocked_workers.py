@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
+import threading
+import weakref
 from typing import Any
 
 import cloudpickle
@@ -18,6 +21,7 @@ from envmanager import (
     EnvironmentResponse,
     EnvRaised,
     RestartPolicy,
+    SimpleEnvManager,
     SubprocessEnvManager,
     UsageError,
     Wait,
@@ -59,6 +63,46 @@ def test_each_worker_is_created_with_three_positional_arguments(create_worker: A
 
         assert create_worker.call_args_list == [mocker.call(i, step_queue, never_called) for i in range(3)]
         assert all(not made.send.called for made in manager.env_workers), "the constructor sends nothing"
+
+
+@pytest.mark.parametrize("kind", [SubprocessEnvManager, SimpleEnvManager])
+def test_a_manager_of_fakes_opens_and_starts_nothing(kind: Any, mocker: MockerFixture) -> None:
+    mocker.patch.object(kind, "create_worker", side_effect=FakeWorker)
+    before = os.listdir("/proc/self/fd"), threading.enumerate()
+    with kind(FakeEnvironment, n_envs=2) as manager:
+        assert (os.listdir("/proc/self/fd"), threading.enumerate()) == before
+        manager.set_policy("default", Zeros())
+        manager.reset()
+
+        assert all(isinstance(worker, FakeWorker) for worker in manager.env_workers)
+        assert len(manager.step(Wait.all())) == len(manager.env_workers)
+
+
+def test_fakes_may_be_made_by_a_subclass_and_replaced_later() -> None:
+    class OverFakes(SubprocessEnvManager):
+        def create_worker(self, worker_id: int, step_queue: Any, env_factory: Any) -> FakeWorker:
+            return FakeWorker(worker_id, step_queue, env_factory)
+
+    with OverFakes(EchoEnvironment, n_envs=2, restarts=RestartPolicy(backoff_s=0)) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        first = list(manager.env_workers)
+        first[1].hold = True
+        manager.step()
+        first[1].fail(WorkerDied(worker_id=1, env_ids=[1], phase="step", exit="SIGKILL"))
+
+        (lost,) = [info for info in manager.step(Wait.all()) if info.lost]
+        assert lost.worker_id == 1
+        assert [new is old for new, old in zip(manager.env_workers, first, strict=True)] == [True, False]
+
+
+def test_a_manager_of_fakes_that_nobody_closes_is_freed_when_the_last_reference_goes(mocker: MockerFixture) -> None:
+    mocker.patch.object(SubprocessEnvManager, "create_worker", side_effect=FakeWorker)
+    manager = SubprocessEnvManager(FakeEnvironment, n_envs=2)
+    manager.reset()
+    gone = weakref.ref(manager)
+    del manager
+    assert gone() is None
 
 
 def test_reset_is_sent_to_every_worker_and_answered_in_turn(create_worker: Any) -> None:

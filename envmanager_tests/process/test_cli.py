@@ -407,7 +407,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("caught", [False, True], ids=["", "caught by a library"])
 @pytest.mark.parametrize(
-    "module", ["typer", "rich.console", "numpy", "envmanager.registry", "torch", "envmanager.training.run"]
+    "module", ["typer", "rich.console", "numpy", "envmanager.registry", "torch", "envmanager.training.runs.run"]
 )
 def test_ctrl_c_while_a_command_loads_ends_it_without_a_word(folder, module, caught):
     if module == "torch":

@@ -22,7 +22,7 @@ import yaml
 from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
 from envmanager.godot.games import find_major
 from envmanager.registry import ENTRY_POINT_GROUP, ManagerOptions, structure
-from envmanager.training.control import Control, ControlFile
+from envmanager.training.runs.control import Control, ControlFile
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -552,28 +552,27 @@ def eight(context: EnvContext):
     return SlowVector(8)
 
 
-class Vectorised(Slow):
-    vectorised = staticmethod(slow_vector)
+def other_spaces(**_):
+    return SlowVector(4, n_numbers=5)
 
 
-class OtherSpaces(Slow):
-    @staticmethod
-    def vectorised(context: EnvContext):
-        return SlowVector(context.n_envs, n_numbers=5)
+def broken(**_):
+    raise RuntimeError("no licence")
 
 
-class NoBetter(Noop):
-    vectorised = staticmethod(slow_vector)
+def with_form(single, vector):
+    """An id of the single environment that has ``vector`` as its vectorised form."""
+    env_id = f"{single.__name__}-{vector.__name__}-v0"
+    gymnasium.register(env_id, entry_point=single, vector_entry_point=vector)
+    return env_id
 
 
-class BrokenVector(Slow):
-    @staticmethod
-    def vectorised(context: EnvContext):
-        raise RuntimeError("no licence")
+def slow_rows(num_envs, **_):
+    return SlowVector(num_envs)
 
 
 def test_the_vectorised_form_is_taken_where_it_is_faster():
-    with make_manager({"kind": "auto", "n_envs": 8, "n_workers": 1, "env": Vectorised}) as manager:
+    with make_manager({"kind": "auto", "n_envs": 8, "n_workers": 1, "env": with_form(Slow, slow_rows)}) as manager:
         assert "; in their vectorised form, in which a step of all takes" in manager.stats().placement
         manager.reset()
         assert len(manager.recv()) == 8
@@ -581,15 +580,15 @@ def test_the_vectorised_form_is_taken_where_it_is_faster():
 
 
 @pytest.mark.parametrize(
-    ("env", "why"),
+    ("single", "vector", "why"),
     [
-        (OtherSpaces, "which has other observations or actions"),
-        (NoBetter, "in which a step of all takes"),
-        (BrokenVector, "which failed when it was tried: worker 0 raised RuntimeError at start: no licence"),
+        (Slow, other_spaces, "which has other observations or actions"),
+        (Noop, slow_rows, "in which a step of all takes"),
+        (Slow, broken, "which failed when it was tried: worker 0 raised RuntimeError at start: no licence"),
     ],
 )
-def test_else_the_single_environments_stay_and_the_placement_says_why(env, why):
-    with make_manager({"kind": "auto", "n_envs": 4, "n_workers": 1, "env": env}) as manager:
+def test_else_the_single_environments_stay_and_the_placement_says_why(single, vector, why):
+    with make_manager({"kind": "auto", "n_envs": 4, "n_workers": 1, "env": with_form(single, vector)}) as manager:
         assert f"; not in their vectorised form, {why}" in manager.stats().placement
         manager.reset()
         assert manager.get_attr("pid")

@@ -31,6 +31,7 @@ from envmanager import (
     derive_seed,
 )
 from envmanager.observe import events
+from envmanager.processes.process_host import ProcessHost
 from envmanager.testing import EchoEnvironment, FakeEnvironment, Step, faulty
 from envmanager.testing.contract import NumberedActions
 from envmanager.testing.fault_checks import SLACK_S, CheckedTrainer, is_gone, until
@@ -476,15 +477,15 @@ def test_starting_a_replacement_may_fail_and_be_tried_again(mocker: Any) -> None
     with SubprocessEnvManager(EchoEnvironment, 2, restarts=RestartPolicy(backoff_s=0.01)) as manager:
         run = CheckedTrainer(manager)
         run.reset({"seed": 3})
-        real = manager.create_worker
+        real = ProcessHost.make_worker
         refusals = iter([OSError(11, "Resource temporarily unavailable")])
 
-        def create(*arguments: Any) -> Any:
+        def make_worker(host: ProcessHost, worker_id: int) -> Any:
             for refusal in refusals:
                 raise refusal
-            return real(*arguments)
+            return real(host, worker_id)
 
-        mocker.patch.object(manager, "create_worker", create)
+        mocker.patch.object(ProcessHost, "make_worker", make_worker)
         kill(manager, 1)
         run.until_lost()
         assert manager.stats().workers[1].generation == 2

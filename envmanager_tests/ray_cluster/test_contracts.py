@@ -12,6 +12,7 @@ import pytest
 from envmanager import EnvManager
 from envmanager.testing import FaultContract, ManagerContract
 from envmanager.testing.contract_data import LateSpecsContract
+from envmanager_tests.contract.kernel_contract import CastContract, KernelContract
 from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 
@@ -38,11 +39,11 @@ class _OfActors:
         return RayEnvManager(env_factory, n_envs, **options)
 
 
-class TestActors(_OfActors, ManagerContract, LateSpecsContract):
+class TestActors(_OfActors, ManagerContract, KernelContract, LateSpecsContract, CastContract):
     """An actor for each environment."""
 
 
-class TestOneActor(_OfActors, ManagerContract, LateSpecsContract):
+class TestOneActor(_OfActors, ManagerContract, KernelContract, LateSpecsContract, CastContract):
     """One for all."""
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:

@@ -12,7 +12,7 @@ pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.ray_cluster.test_nodes import lose, node_of, one_more_node
 
 pytestmark = [pytest.mark.load, pytest.mark.timeout(900)]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from envmanager import ActionInfo, AgentSteps, ArraySpec, StepInfo
-from envmanager.training.store import NOWHERE, StepStore
+from envmanager.training.algorithms.store import NOWHERE, StepStore
 from envmanager.training.trainer import Arrays, Trainer
 from envmanager_tests.envs import Duel
 

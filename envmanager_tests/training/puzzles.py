@@ -10,8 +10,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envmanager.training.plain_data import checksum_of
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.algorithms.states import checksum_of
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 HERE = __name__
 PUZZLE = f"{HERE}:Puzzle"

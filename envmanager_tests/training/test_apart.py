@@ -7,6 +7,7 @@ import gc
 import logging
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -25,17 +26,20 @@ torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError
 from envmanager.cli.app import run_command_line
+from envmanager.hosts import descriptors
+from envmanager.hosts.wire import MESSAGE, MESSAGE_MARK, Channel
 from envmanager.options import TRANSPORTS
 from envmanager.processes.starting import start
 from envmanager.testing.fault_checks import is_gone, returns_within, until
-from envmanager.training import apart
-from envmanager.training.apart import Apart, LearnerFailed
+from envmanager.training import learner_process
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.ppo import PPO
+from envmanager.training.algorithms.trainers import check_tables, make_trainer
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
-from envmanager.training.message_pipe import MessagePipe
-from envmanager.training.ppo import PPO
-from envmanager.training.trainers import check_tables, make_trainer
+from envmanager.training.learner_process import LearnerFailed, LearnerProcess, tell
 from envmanager_tests.faults.scripts import announce, hold_the_gil, program
+from envmanager_tests.in_a_thread import lines_of, while_held_at
+from envmanager_tests.interrupting import interrupted
 from envmanager_tests.start_methods import loses
 
 OPTIONS = DQNOptions(capacity=1000, learning_starts=50, train_every=10, batch=16, hidden=(8,))
@@ -63,7 +67,7 @@ def test_updates_keep_up_with_steps_and_the_policy_has_the_weights_that_were_lea
     manager: Any, transport: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENVMANAGER_TRANSPORT", transport)
-    with Apart(make(manager.behavior_specs["default"], device), max_ahead=40) as trainer:
+    with LearnerProcess(make(manager.behavior_specs["default"], device), max_ahead=40) as trainer:
         before = {name: tensor.clone() for name, tensor in trainer._model.state_dict().items()}
         TrainerController(manager, {"default": trainer}).train(1000)
         arrays, facts = trainer.state()  # everything that was sent before is dealt with
@@ -81,10 +85,10 @@ def test_updates_keep_up_with_steps_and_the_policy_has_the_weights_that_were_lea
 @pytest.mark.load
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_is_restored_on_both_sides(manager: Any, device: str) -> None:
-    with Apart(make(manager.behavior_specs["default"], device)) as trainer:
+    with LearnerProcess(make(manager.behavior_specs["default"], device)) as trainer:
         TrainerController(manager, {"default": trainer}).train(300)
         arrays, facts = trainer.state()
-    with Apart(make(manager.behavior_specs["default"], device)) as again:
+    with LearnerProcess(make(manager.behavior_specs["default"], device)) as again:
         again.restore(arrays, facts)
         assert again.version == facts["version"] > 0
         arrays_again, facts_again = again.state()
@@ -101,7 +105,7 @@ class Fails(DQN):
 
 def test_what_the_learner_raises_is_raised_here_with_its_traceback(manager: Any) -> None:
     spec = manager.behavior_specs["default"]
-    with Apart(lambda: Fails("default", spec, OPTIONS, device="cpu")) as trainer:
+    with LearnerProcess(lambda: Fails("default", spec, OPTIONS, device="cpu")) as trainer:
         controller = TrainerController(manager, {"default": trainer})
         with pytest.raises(LearnerFailed, match="ArithmeticError: no more"):
             controller.train(100_000)
@@ -109,7 +113,7 @@ def test_what_the_learner_raises_is_raised_here_with_its_traceback(manager: Any)
 
 @pytest.mark.load
 def test_a_learner_that_was_killed_is_told_and_nothing_hangs(manager: Any) -> None:
-    with Apart(make(manager.behavior_specs["default"]), max_ahead=20) as trainer:
+    with LearnerProcess(make(manager.behavior_specs["default"]), max_ahead=20) as trainer:
         controller = TrainerController(manager, {"default": trainer})
         controller.train(100)
         os.kill(trainer._process.pid, signal.SIGKILL)
@@ -121,7 +125,7 @@ def test_a_learner_that_was_killed_is_told_and_nothing_hangs(manager: Any) -> No
 @pytest.mark.load
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # PyTorch's threads; the child only closes
 def test_closed_in_a_forked_process_it_goes_on_and_closed_twice_it_leaves_no_process(manager: Any) -> None:
-    trainer = Apart(make(manager.behavior_specs["default"]))
+    trainer = LearnerProcess(make(manager.behavior_specs["default"]))
     pid = trainer._process.pid
     child = os.fork()
     if child == 0:
@@ -139,20 +143,20 @@ def test_closed_in_a_forked_process_it_goes_on_and_closed_twice_it_leaves_no_pro
 def test_one_that_is_stopped_with_all_its_pipe_full_is_closed_by_force(
     manager: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(apart, "_CLOSE_S", 0.5)
-    with Apart(make(manager.behavior_specs["default"]), max_ahead=1_000_000) as trainer:
+    monkeypatch.setattr(learner_process, "_CLOSE_S", 0.5)
+    with LearnerProcess(make(manager.behavior_specs["default"]), max_ahead=1_000_000) as trainer:
         trainer.pause()  # it is there
         os.kill(trainer._process.pid, signal.SIGSTOP)
         with contextlib.suppress(BlockingIOError):
             while True:
-                os.write(trainer._pipe._fd, bytes(1 << 16))
+                os.write(trainer._channel.fd, bytes(1 << 16))
     assert is_gone(trainer._process.pid)
 
 
 @pytest.mark.load
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # PyTorch's threads; the child only asks
 def test_a_forked_process_cannot_use_it(manager: Any) -> None:
-    with Apart(make(manager.behavior_specs["default"])) as trainer:
+    with LearnerProcess(make(manager.behavior_specs["default"])) as trainer:
         child = os.fork()
         if child == 0:
             try:
@@ -166,7 +170,7 @@ def test_a_forked_process_cannot_use_it(manager: Any) -> None:
 
 @pytest.mark.load
 def test_the_learner_of_a_forgotten_one_ends(manager: Any) -> None:
-    trainer = Apart(make(manager.behavior_specs["default"]))
+    trainer = LearnerProcess(make(manager.behavior_specs["default"]))
     pid = trainer._process.pid
     del trainer
     gc.collect()
@@ -180,7 +184,7 @@ def test_a_learner_that_is_stopped_is_killed_after_the_timeout_and_a_warning_com
     manager: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = manager.behavior_specs["default"]
-    with Apart(make(spec), max_ahead=20, learner_timeout_s=1.0) as trainer:
+    with LearnerProcess(make(spec), max_ahead=20, learner_timeout_s=1.0) as trainer:
         controller = TrainerController(manager, {"default": trainer})
         controller.train(100)
         pid = trainer._process.pid
@@ -203,7 +207,7 @@ def test_a_learner_that_is_stopped_is_killed_after_the_timeout_and_a_warning_com
 @pytest.mark.load
 def test_a_learner_that_is_stopped_does_not_keep_the_others(manager: Any) -> None:
     spec = manager.behavior_specs["default"]
-    with Apart(make(spec), learner_timeout_s=0.5) as stopped, Apart(make(spec)) as other:
+    with LearnerProcess(make(spec), learner_timeout_s=0.5) as stopped, LearnerProcess(make(spec)) as other:
         for trainer in (stopped, other):
             trainer.pause()
         os.kill(stopped._process.pid, signal.SIGSTOP)
@@ -214,7 +218,25 @@ def test_a_learner_that_is_stopped_does_not_keep_the_others(manager: Any) -> Non
     assert all(map(is_gone, pids))
 
 
-Respond = Callable[[MessagePipe], None]
+class Fake:
+    """The learner's end of a socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._received = connection.makefile("rb")
+
+    def tell(self, what: str, payload: Any = None) -> None:
+        tell(self.connection, what, payload)
+
+    def next(self) -> Any:
+        return pickle.load(self._received)
+
+    def close(self) -> None:
+        self._received.close()
+        self.connection.close()
+
+
+Respond = Callable[[Fake], None]
 
 
 def idle(_: Any) -> None:
@@ -222,38 +244,34 @@ def idle(_: Any) -> None:
 
 
 @pytest.fixture
-def faked(manager: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Apart]]:
-    """Makes trainers whose learner is a function in a thread, which gets the learner's end of the pipe."""
-    monkeypatch.setattr(apart, "_CLOSE_S", 0.1)
-    monkeypatch.setattr(apart, "_START_S", 0.1)
-    monkeypatch.setattr(apart, "_start", lambda *_: (start("spawn", "idle", f"{__name__}:idle", ()), ours, []))
-    ours, theirs = (MessagePipe(end.detach()) for end in socket.socketpair())
+def faked(manager: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LearnerProcess]]:
+    """Makes trainers whose learner is a function in a thread, which gets the learner's end of the socket."""
+    monkeypatch.setattr(learner_process, "_CLOSE_S", 0.1)
+    monkeypatch.setattr(learner_process, "_START_S", 0.1)
+    monkeypatch.setattr(
+        learner_process, "_start", lambda *_: (start("spawn", "idle", f"{__name__}:idle", ()), channel, [])
+    )
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    channel = Channel()
+    channel.open(descriptors.register(ours.detach()), descriptors.CLOSED)
+    learner = Fake(theirs)
     threads: list[threading.Thread] = []
 
-    def make_faked(respond: Respond = lambda _: None, **options: Any) -> Apart:
-        threads.append(threading.Thread(target=respond, args=(theirs,)))
+    def make_faked(respond: Respond = lambda _: None, **options: Any) -> LearnerProcess:
+        threads.append(threading.Thread(target=respond, args=(learner,)))
         threads[0].start()
-        return Apart(make(manager.behavior_specs["default"]), **options)
+        return LearnerProcess(make(manager.behavior_specs["default"]), **options)
 
     yield make_faked
     for thread in threads:
         thread.join()
-    theirs.close()
-
-
-def send(pipe: MessagePipe, what: str, payload: Any = None) -> None:
-    apart._send_whole(pipe, what, payload)
-
-
-def next_of(pipe: MessagePipe) -> Any:
-    while (message := pipe.receive()) is None:
-        pipe.exchange(math.inf)
-    return message
+    learner.close()
 
 
 @pytest.mark.parametrize("what", ["pause", "state", "restore", "add", "more than the pipe holds"])
 def test_a_learner_that_never_starts_is_killed_whatever_it_is_waited_for(
-    faked: Callable[..., Apart], manager: Any, what: str
+    faked: Callable[..., LearnerProcess], manager: Any, what: str
 ) -> None:
     with faked(learner_timeout_s=0.1, max_ahead=10) as trainer:
         calls: dict[str, Callable[[], Any]] = {
@@ -269,38 +287,42 @@ def test_a_learner_that_never_starts_is_killed_whatever_it_is_waited_for(
     assert is_gone(pid)
 
 
-def test_a_learner_that_takes_longer_in_all_and_gives_signs_of_life_is_waited_for(faked: Callable[..., Apart]) -> None:
-    def respond(pipe: MessagePipe) -> None:
-        _, (number, _) = next_of(pipe)
+def test_a_learner_that_takes_longer_in_all_and_gives_signs_of_life_is_waited_for(
+    faked: Callable[..., LearnerProcess],
+) -> None:
+    def respond(learner: Fake) -> None:
+        _, (number, _) = learner.next()
         for n_learned in range(10):
-            send(pipe, "learned", n_learned)
+            learner.tell("learned", n_learned)
             threading.Event().wait(0.1)  # an update
-        send(pipe, "answer", (number, None))
+        learner.tell("answer", (number, None))
 
     with faked(respond, learner_timeout_s=0.8) as trainer:
         trainer.pause()
 
 
-def test_without_a_limit_it_is_waited_for(faked: Callable[..., Apart], monkeypatch: pytest.MonkeyPatch) -> None:
-    def respond(pipe: MessagePipe) -> None:
-        _, (number, _) = next_of(pipe)
+def test_without_a_limit_it_is_waited_for(
+    faked: Callable[..., LearnerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def respond(learner: Fake) -> None:
+        _, (number, _) = learner.next()
         threading.Event().wait(0.3)
-        send(pipe, "answer", (number, None))
+        learner.tell("answer", (number, None))
 
     with faked(respond, learner_timeout_s=math.inf) as trainer:
         trainer.pause()
 
 
 def test_a_wait_can_be_interrupted_and_the_late_answer_is_not_taken_for_the_next_one(
-    faked: Callable[..., Apart],
+    faked: Callable[..., LearnerProcess],
 ) -> None:
-    def respond(pipe: MessagePipe) -> None:
-        what, (first, _) = next_of(pipe)
+    def respond(learner: Fake) -> None:
+        what, (first, _) = learner.next()
         os.kill(os.getpid(), signal.SIGINT)
-        second_what, (second, _) = next_of(pipe)
+        second_what, (second, _) = learner.next()
         assert (what, second_what) == ("pause", "state")
         for number, answer in ((first, "late"), (second, ({}, {"version": 7}))):
-            send(pipe, "answer", (number, answer))
+            learner.tell("answer", (number, answer))
 
     with faked(respond, learner_timeout_s=60) as trainer:
         with pytest.raises(KeyboardInterrupt):
@@ -308,22 +330,108 @@ def test_a_wait_can_be_interrupted_and_the_late_answer_is_not_taken_for_the_next
         assert trainer.state() == ({}, {"version": 7})
 
 
-def test_one_that_is_killed_in_the_middle_of_a_message_has_ended(faked: Callable[..., Apart]) -> None:
-    def respond(pipe: MessagePipe) -> None:
-        next_of(pipe)
-        os.write(pipe._fd, (100).to_bytes(8, "little") + b"half of it")
+def test_one_that_is_killed_in_the_middle_of_a_message_has_ended(faked: Callable[..., LearnerProcess]) -> None:
+    def respond(learner: Fake) -> None:
+        learner.next()
+        learner.connection.sendall(MESSAGE.pack(0, 0, 0, MESSAGE_MARK, 0, 100, 0, 0) + b"half of it")
         trainer._process.signal(signal.SIGKILL)
-        pipe.close()
+        learner.close()
 
     with faked(respond) as trainer, pytest.raises(LearnerFailed, match=r"has ended \(SIGKILL\)"):
         trainer.state()
 
 
-def test_what_it_raised_is_told_even_if_there_is_no_room_for_what_it_is_sent(faked: Callable[..., Apart]) -> None:
-    def respond(pipe: MessagePipe) -> None:
-        send(pipe, "learned", 1)
-        send(pipe, "failed", "ArithmeticError: no more")
-        pipe.close()
+def test_a_learner_that_sends_what_is_no_message_is_killed(faked: Callable[..., LearnerProcess]) -> None:
+    def respond(learner: Fake) -> None:
+        learner.next()
+        learner.connection.sendall(b"a line that some library prints to a descriptor that is not its own\n")
+
+    with faked(respond) as trainer:
+        with pytest.raises(LearnerFailed, match="sent bytes that are no message and was killed"):
+            trainer.state()
+        until(lambda: is_gone(trainer._process.pid))
+
+
+LARGE = bytes(1 << 22)
+"""More than a socket holds."""
+
+
+def test_a_wait_can_be_interrupted_in_the_middle_of_a_message_which_arrives_all_the_same(
+    faked: Callable[..., LearnerProcess],
+) -> None:
+    was_interrupted = threading.Event()
+
+    def respond(learner: Fake) -> None:
+        learner.connection.recv(1, socket.MSG_PEEK)  # a part of the message is here
+        os.kill(os.getpid(), signal.SIGINT)
+        was_interrupted.wait(60)
+        assert learner.next() == ("progress", LARGE)
+        what, (number, _) = learner.next()
+        learner.tell("answer", (number, what))
+
+    with faked(respond, learner_timeout_s=60) as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.update(LARGE)  # type: ignore[arg-type]
+        was_interrupted.set()
+        assert trainer._ask("state") == "state"
+
+
+def test_large_messages_both_ways_at_once_arrive(faked: Callable[..., LearnerProcess]) -> None:
+    def respond(learner: Fake) -> None:
+        learner.tell("updated", (1, {"loss": LARGE}))
+        assert learner.next() == ("progress", LARGE)
+
+    with faked(respond, learner_timeout_s=60) as trainer:
+        trainer.update(LARGE)  # type: ignore[arg-type]
+        assert trainer.is_ready()
+        assert trainer.update(0.5) == {"loss": LARGE}
+
+
+def test_an_interrupt_anywhere_in_a_call_tears_no_message_and_sends_none_twice(
+    faked: Callable[..., LearnerProcess],
+) -> None:
+    received: list[Any] = []
+
+    def respond(learner: Fake) -> None:
+        while (message := learner.next())[0] != "close":
+            received.append(message)
+            learner.tell("learned", len(received))
+
+    with faked(respond, learner_timeout_s=60) as trainer:
+
+        def talk() -> None:
+            trainer.update(nth)
+            trainer.is_ready()
+
+        nth = 1
+        while interrupted(talk, nth):
+            nth += 1
+        until(lambda: not trainer.is_ready() and trainer._n_learned == len(received))
+    assert nth > 10
+    sent = [number for _, number in received]
+    assert sent == sorted(set(sent)), "one was sent twice"
+    assert sent[-1] == nth
+
+
+@pytest.mark.parametrize("line", lines_of(LearnerProcess._exchange))
+def test_a_close_in_another_thread_ends_a_wait(faked: Callable[..., LearnerProcess], line: int) -> None:
+    trainer = faked(learner_timeout_s=0.5)  # for lines that are reached only then
+
+    def wait() -> None:
+        with contextlib.suppress(LearnerFailed):
+            trainer.pause()
+
+    with while_held_at(line, LearnerProcess._exchange, wait, trainer.close):
+        pass
+
+
+def test_what_it_raised_is_told_even_if_there_is_no_room_for_what_it_is_sent(
+    faked: Callable[..., LearnerProcess],
+) -> None:
+    def respond(learner: Fake) -> None:
+        learner.tell("learned", 1)
+        learner.tell("failed", "ArithmeticError: no more")
+        learner.close()
 
     def go_on() -> None:
         while True:
@@ -337,7 +445,7 @@ def test_what_it_raised_is_told_even_if_there_is_no_room_for_what_it_is_sent(fak
             trainer.pause()
 
 
-def test_after_close_it_says_so(faked: Callable[..., Apart]) -> None:
+def test_after_close_it_says_so(faked: Callable[..., LearnerProcess]) -> None:
     trainer = faked()
     trainer.close()
     with pytest.raises(LearnerFailed, match="the learner of 'default' was closed"):
@@ -430,7 +538,7 @@ def train_beside_a_fork(kind: str) -> None:
     cls = {"deaf": Deaf, "stopped": Stops}[kind]
     with SimpleEnvManager("CartPole-v1", 2, seed=0) as manager:
         spec = manager.behavior_specs["default"]
-        with Apart(lambda: cls("default", spec, OPTIONS, device="cpu"), max_ahead=1000) as trainer:
+        with LearnerProcess(lambda: cls("default", spec, OPTIONS, device="cpu"), max_ahead=1000) as trainer:
             loader = os.fork()
             if loader == 0:
                 time.sleep(600)
@@ -442,7 +550,7 @@ def train_beside_a_fork(kind: str) -> None:
 def start_a_learner_that_imports_for_long() -> None:
     """Start a learner, and die before it has imported what it needs."""
     with SimpleEnvManager("CartPole-v1", 2) as manager:
-        trainer = Apart(make(manager.behavior_specs["default"]))
+        trainer = LearnerProcess(make(manager.behavior_specs["default"]))
         announce("started", trainer._process.pid)
         time.sleep(600)
 
@@ -471,9 +579,9 @@ def test_the_learner_is_gone_when_its_trainer_is_killed_while_it_starts() -> Non
 SCRIPT = """
 import signal
 from envmanager import SimpleEnvManager
-from envmanager.training.apart import Apart
+from envmanager.training.learner_process import LearnerProcess
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
 
 signals = []
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -485,7 +593,7 @@ class MyDQN(DQN):
 with SimpleEnvManager("CartPole-v1", 2, seed=0) as manager:
     spec = manager.behavior_specs["default"]
     options = DQNOptions(learning_starts=50, batch=16, hidden=(8,))
-    with Apart(lambda: MyDQN("default", spec, options, device="cpu"), max_ahead=40) as trainer:
+    with LearnerProcess(lambda: MyDQN("default", spec, options, device="cpu"), max_ahead=40) as trainer:
         controller = TrainerController(manager, {"default": trainer})
         controller.train(200)
         print("at it", flush=True)
@@ -513,13 +621,13 @@ def test_a_script_needs_no_guard_and_signals_to_its_group_leave_the_learner_to_i
 
 def test_a_trainer_without_a_model_cannot_learn_apart() -> None:
     with pytest.raises(UsageError, match="has no `model`"):
-        Apart(lambda: object())  # type: ignore[arg-type,return-value]
+        LearnerProcess(lambda: object())  # type: ignore[arg-type,return-value]
 
 
 def test_one_that_needs_steps_of_its_present_policy_cannot_learn_apart(manager: Any) -> None:
     spec = manager.behavior_specs["default"]
     with pytest.raises(UsageError, match=r"PPO cannot learn in a process of its own.*max_policy_lag is 1"):
-        Apart(lambda: PPO("default", spec, device="cpu"))
+        LearnerProcess(lambda: PPO("default", spec, device="cpu"))
 
 
 def test_a_config_that_has_ppo_learn_apart_is_refused_before_there_is_an_environment() -> None:
@@ -530,14 +638,14 @@ def test_a_config_that_has_ppo_learn_apart_is_refused_before_there_is_an_environ
 def test_one_that_is_frozen_in_the_config_learns_apart_once_it_is_not(manager: Any) -> None:
     table = {"kind": "dqn", "frozen": True, "apart": 50, "learning_starts": 10, "hidden": [8]}
     with make_trainer("default", manager.behavior_specs["default"], table, seed=0, device="cpu") as trainer:
-        assert isinstance(trainer, Apart)
+        assert isinstance(trainer, LearnerProcess)
         assert trainer.frozen
 
 
 def test_the_policy_here_explores_as_it_should_after_so_many_steps(manager: Any) -> None:
     options = attrs.evolve(OPTIONS, exploration_steps=200, final_epsilon=0.1)
     spec = manager.behavior_specs["default"]
-    with Apart(lambda: DQN("default", spec, options, device="cpu"), max_ahead=40) as trainer:
+    with LearnerProcess(lambda: DQN("default", spec, options, device="cpu"), max_ahead=40) as trainer:
         policy: Any = trainer.policy
         assert policy.epsilon == 1.0
         TrainerController(manager, {"default": trainer}).train(100)

@@ -20,12 +20,13 @@ from safetensors.numpy import load_file, save_file
 
 from envmanager.data.specs import zeros
 from envmanager.errors import EnvManagerError, UsageError
-from envmanager.training import checkpoints, load_policy
-from envmanager.training.apart import LearnerFailed
-from envmanager.training.checkpoints import CheckpointDamaged, restoring
-from envmanager.training.plain_data import checksum_of
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.saved import SavedTraining
+from envmanager.training import load_policy
+from envmanager.training.algorithms.states import checksum_of
+from envmanager.training.learner_process import LearnerFailed
+from envmanager.training.policies.saved import SavedTraining
+from envmanager.training.runs import checkpoints
+from envmanager.training.runs.checkpoints import CheckpointDamaged, restoring
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 DUEL = {
     "manager": {"kind": "simple", "env": "envmanager_tests.envs:Duel", "n_envs": 2, "wait": "all", "seed": 3},

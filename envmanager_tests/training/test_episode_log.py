@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog, holds_episodes, read
+import attrs
+
+from envmanager.training.runs.figures import EPISODES, EpisodeEnd, EpisodeLog, read_episodes
 
 ENDS = [EpisodeEnd(100, 1.5, "talker", 7, -3.25, 40), EpisodeEnd(220, 2.5, "walker", 1 << 32, 12.0, 60)]
 
@@ -12,35 +14,34 @@ ENDS = [EpisodeEnd(100, 1.5, "talker", 7, -3.25, 40), EpisodeEnd(220, 2.5, "walk
 def written(directory: Path, *ends: EpisodeEnd) -> Path:
     with EpisodeLog(directory) as log:
         for end in ends:
-            log.write(end)
-    return directory / FILE
+            log.episode_ended(end)
+    return directory / EPISODES
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    assert read(written(tmp_path / "run", *ENDS)) == ENDS
+    assert read_episodes(written(tmp_path / "run", *ENDS)) == ENDS
 
 
 def test_a_new_training_begins_a_new_file(tmp_path: Path) -> None:
     written(tmp_path, *ENDS)
-    assert read(written(tmp_path)) == []
+    assert read_episodes(written(tmp_path)) == []
 
 
 def test_a_resumed_training_keeps_the_episodes_before_its_checkpoint_and_the_time_they_took(tmp_path: Path) -> None:
     written(tmp_path, *ENDS)
     with EpisodeLog(tmp_path, resumed_at=150) as log:
-        assert log.seconds == 1.5
-        log.write(ENDS[1])
-    assert read(tmp_path / FILE) == ENDS
+        log.episode_ended(attrs.evolve(ENDS[1], seconds=1.0))
+    assert read_episodes(tmp_path / EPISODES) == ENDS
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     path = written(tmp_path, *ENDS)
     path.write_text(path.read_text() + "300,4.0,wal")
-    assert read(path) == ENDS
+    assert read_episodes(path) == ENDS
 
 
 def test_where_nothing_was_written_there_are_no_episodes(tmp_path: Path) -> None:
-    assert read(tmp_path / FILE) == []
+    assert read_episodes(tmp_path / EPISODES) == []
 
 
 def test_a_line_says_the_environment_and_the_length(tmp_path: Path) -> None:
@@ -56,9 +57,4 @@ def test_a_last_line_that_was_cut_before_its_length_is_left_out(tmp_path: Path) 
     last = whole.rindex(b"220,")
     for n in range(last, whole.rindex(b",") + 2):
         path.write_bytes(whole[:n])
-        assert read(path) == ENDS[:1]
-
-
-def test_a_file_without_an_episode_holds_none(tmp_path: Path) -> None:
-    assert not holds_episodes(written(tmp_path))
-    assert not holds_episodes(tmp_path / "nothing")
+        assert read_episodes(path) == ENDS[:1]

@@ -117,12 +117,13 @@ def test_observations_and_actions_may_be_trees(tmp_path: Path, capsys: pytest.Ca
     ("arguments", "words"),
     [
         (["--checkpoint", "best"], "there is no checkpoint 'best'"),
+        (["--checkpoint", "9" * 5000], "there is no checkpoint '999"),
         (["--episodes", "3", "--n-envs", "4"], "--n-envs 4 is more than --episodes 3"),
         (["--manager", "sinple"], "did you mean simple"),
         (["--env", "CartPole-v7"], "Gymnasium knows no environment 'CartPole-v7'"),
         (["--out", "/no/such/folder/file.json"], "there is no directory /no/such/folder"),
     ],
-    ids=str,
+    ids=range(6),
 )
 def test_mistakes_are_named(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert run_command_line(["evaluate", str(run), *arguments]) == 2

@@ -16,11 +16,11 @@ pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError, Wait
 from envmanager.registry import ManagerOptions
-from envmanager.training import checkpoints, episode_log
-from envmanager.training.evaluation import Evaluation
-from envmanager.training.evaluator import Evaluator, options_for
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.saved import find
+from envmanager.training import evaluation
+from envmanager.training.evaluation import Evaluation, Evaluator, options_for
+from envmanager.training.policies.saved import find
+from envmanager.training.runs import checkpoints, figures
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 CARTPOLE: dict[str, Any] = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
 PPO: dict[str, Any] = {"kind": "ppo", "rollout": 64, "epochs": 2, "minibatch": 32}
@@ -73,7 +73,7 @@ def test_a_training_that_is_evaluated_learns_bit_for_bit_what_it_learns_without(
     assert expected.keys() == found.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(array, found[name], err_msg=name)
-    read = [episode_log.read(tmp_path / name / episode_log.FILE) for name in ("alone", "watched")]
+    read = [figures.read_episodes(tmp_path / name / figures.EPISODES) for name in ("alone", "watched")]
     told = [[(end.steps, end.agent_id, end.total, end.length) for end in ends] for ends in read]
     assert told[0] == told[1], "episodes of evaluations are none of the training's"
 
@@ -95,7 +95,7 @@ def test_evaluations_of_a_training_that_was_resumed_are_those_it_would_have_had(
 def test_the_same_policy_brings_the_same_each_time() -> None:
     options = ManagerOptions(**{**CARTPOLE, "wait": Wait.all(), "seed": 3})
     with SimpleEnvManager("CartPole-v1", 4) as manager:
-        from envmanager.training.trainers import make_trainer
+        from envmanager.training.algorithms.trainers import make_trainer
 
         trainer = make_trainer("default", manager.behavior_specs["default"], PPO, seed=0, device="cpu")
         with Evaluator(options, manager, n_episodes=4, seed=3) as evaluator:
@@ -136,10 +136,9 @@ class Stairs(gymnasium.Env):  # type: ignore[misc]
 def brings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """``brings(1, 5, 3)``: a manager's table; the first evaluation brings 1, the next 5, all others 3."""
     from envmanager.data.seeding import derive_seed
-    from envmanager.training import evaluator
 
     def table(*returns: float) -> dict[str, Any]:
-        seed = derive_seed(0, 0, generation=evaluator._GENERATION)
+        seed = derive_seed(0, 0, generation=evaluation._GENERATION)
         monkeypatch.setattr(Stairs, "seed_of_evaluations", derive_seed(seed, 0))
         monkeypatch.setattr(Stairs, "BRINGS", returns)
         monkeypatch.setattr(Stairs, "n_resets", 0)

@@ -13,8 +13,8 @@ pytest.importorskip("torch")
 
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.godot.games import find_major
-from envmanager.training.episode_log import EpisodeEnd, EpisodeLog
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NEEDS = {
@@ -95,8 +95,8 @@ def test_a_script_runs(
 @pytest.mark.usefixtures("fonts_are_open")
 def test_the_returns_of_a_training_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with EpisodeLog(tmp_path / "run") as log:
-        log.write(EpisodeEnd(100, 1.0, "talker", 0, -20.0, 5))
-        log.write(EpisodeEnd(200, 2.0, "walker", 1, -10.0, 5))
+        log.episode_ended(EpisodeEnd(100, 1.0, "talker", 0, -20.0, 5))
+        log.episode_ended(EpisodeEnd(200, 2.0, "walker", 1, -10.0, 5))
     run_script("plot_returns", f"{tmp_path / 'run'} --out {tmp_path / 'returns.png'} --goal -15", monkeypatch)
     assert (tmp_path / "returns.png").read_bytes().startswith(b"\x89PNG")
 

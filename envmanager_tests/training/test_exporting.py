@@ -17,9 +17,9 @@ from envmanager.cli.app import run_command_line
 from envmanager.data.specs import ArraySpec
 from envmanager.data.trees import leaves
 from envmanager.training import load_policy
-from envmanager.training.exporting import Exported, ExportFailed, export_policy, leaf_names, record
-from envmanager.training.saved import SavedPolicy, SavedTraining
-from envmanager.training.trainers import make_trainer
+from envmanager.training.algorithms.trainers import make_trainer
+from envmanager.training.policies.exporting import Exported, ExportFailed, export_policy, leaf_names, record
+from envmanager.training.policies.saved import SavedPolicy, SavedTraining
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_DQN, SMALL_PPO, SPEAKERS, trained
 
 NORMALIZED = {**SMALL_PPO, "normalize_observations": True}

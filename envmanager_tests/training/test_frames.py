@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envmanager.training import frames
-from envmanager.training.frames import FrameStacks
+from envmanager.training.algorithms import store
+from envmanager.training.algorithms.store import FrameStacks
 
 SHAPE = (4, 3, 2)
 
 
 @pytest.fixture(autouse=True)
 def small_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "WINDOW", 8)
+    monkeypatch.setattr(store, "WINDOW", 8)
 
 
 def episode(n: int, seed: int) -> np.ndarray:

@@ -25,10 +25,10 @@ from envmanager import (
     make_manager,
 )
 from envmanager.observe.events import Note
-from envmanager.training.apart import Apart
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
-from envmanager.training.ppo import PPO, PPOOptions
+from envmanager.training.learner_process import LearnerProcess
 from envmanager.training.trainer import Trainer
 from envmanager_tests.envs import Duel
 from envmanager_tests.training.duels import DRAWN, GREEDY, Keeps
@@ -516,7 +516,7 @@ def test_one_that_learns_apart_is_frozen_once_its_learner_rests_and_is_not_behin
     options = DQNOptions(capacity=2000, learning_starts=20, train_every=4, batch=8, hidden=(8,))
     with SimpleEnvManager(Duel, 3) as manager:
         specs = manager.behavior_specs
-        with Apart(lambda: DQN("target", specs["target"], options, device="cpu"), max_ahead=30) as target:
+        with LearnerProcess(lambda: DQN("target", specs["target"], options, device="cpu"), max_ahead=30) as target:
             trainers: dict[str, Trainer] = {"hero": PPO("hero", specs["hero"], SMALL, device="cpu"), "target": target}
             controller = TrainerController(manager, trainers)
             for _ in range(8):  # a step lost to the count in each would have `add` wait for ever

@@ -12,14 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from envmanager import AgentSteps, ArraySpec, BehaviorSpec, SimpleEnvManager, UsageError
-from envmanager.training.actions import ActionHeads
+from envmanager.training.algorithms.actions import FORBIDDEN, ActionHeads, NothingAllowed
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.off_policy import Batch
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
 from envmanager.training.evaluation import evaluate
-from envmanager.training.masks import FORBIDDEN, NothingAllowed
-from envmanager.training.off_policy import Batch
-from envmanager.training.ppo import PPO, PPOOptions
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 SEEN = ArraySpec((3,), np.float32)
 CHOICE = ArraySpec((), np.int64, 2, 5)

@@ -13,12 +13,20 @@ torch = pytest.importorskip("torch")
 from envmanager import ArraySpec, BehaviorSpec, SimpleEnvManager, UsageError
 from envmanager.data.casting import check_batch
 from envmanager.data.specs import zeros
-from envmanager.training.actions import ActionHeads
+from envmanager.training.algorithms.actions import ActionHeads
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.networks import (
+    CONVOLUTIONS,
+    SMALLEST_IMAGE,
+    Convolutions,
+    Encoder,
+    Flat,
+    OneHot,
+    Scale,
+)
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
+from envmanager.training.algorithms.sac import SAC
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
-from envmanager.training.networks import CONVOLUTIONS, SMALLEST_IMAGE, Convolutions, Encoder, Flat, OneHot, Scale
-from envmanager.training.ppo import PPO, PPOOptions
-from envmanager.training.sac import SAC
 
 ACTIONS: dict[str, Any] = {
     "discrete": ArraySpec((), np.int64, 0, 4),

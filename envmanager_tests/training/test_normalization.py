@@ -12,13 +12,13 @@ torch = pytest.importorskip("torch")
 
 from envmanager import AgentSteps, SimpleEnvManager, UsageError
 from envmanager.data.specs import BehaviorSpec
-from envmanager.training import checkpoints
-from envmanager.training.checkpoints import Checkpoint, TrainingState
+from envmanager.training.algorithms.dqn import DQN, DQNOptions
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
+from envmanager.training.algorithms.sac import SAC, SACOptions
+from envmanager.training.algorithms.trainers import restore
 from envmanager.training.controller import TrainerController
-from envmanager.training.dqn import DQN, DQNOptions
-from envmanager.training.ppo import PPO, PPOOptions
-from envmanager.training.sac import SAC, SACOptions
-from envmanager.training.trainers import restore
+from envmanager.training.runs import checkpoints
+from envmanager.training.runs.checkpoints import Checkpoint, TrainingState
 
 SMALL = {"learning_starts": 50, "capacity": 2000, "hidden": (8,), "batch": 16}
 KINDS: dict[str, Any] = {

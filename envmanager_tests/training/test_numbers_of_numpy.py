@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 
 from envmanager import ArraySpec, BehaviorSpec, ConfigError
 from envmanager.structuring import structure
-from envmanager.training.dqn import DQNOptions
-from envmanager.training.ppo import PPOOptions
-from envmanager.training.sac import SACOptions
-from envmanager.training.trainers import check_tables, make_trainer
+from envmanager.training.algorithms.dqn import DQNOptions
+from envmanager.training.algorithms.ppo import PPOOptions
+from envmanager.training.algorithms.sac import SACOptions
+from envmanager.training.algorithms.trainers import check_tables, make_trainer
 
 FIELDS = [
     pytest.param(cls, field.name, id=f"{cls.__name__}.{field.name}")

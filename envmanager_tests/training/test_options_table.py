@@ -12,9 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envmanager.training.dqn import DQNOptions
-from envmanager.training.ppo import PPOOptions
-from envmanager.training.sac import SACOptions
+from envmanager.training.algorithms.dqn import DQNOptions
+from envmanager.training.algorithms.ppo import PPOOptions
+from envmanager.training.algorithms.sac import SACOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 COLUMNS = {"ppo": PPOOptions, "dqn": DQNOptions, "sac": SACOptions}

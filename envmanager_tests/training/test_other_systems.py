@@ -24,8 +24,8 @@ from pathlib import Path
 
 import envmanager.cli.train
 from envmanager.training import load_policy
-from envmanager.training.run import TrainingPlan, TrainingRun
-from envmanager.training.trainers import check_tables
+from envmanager.training.runs.run import TrainingPlan, TrainingRun
+from envmanager.training.algorithms.trainers import check_tables
 
 
 class Report:

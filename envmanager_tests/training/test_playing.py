@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 from envmanager import UsageError
 from envmanager.cli.app import run_command_line
 from envmanager.registry import ManagerOptions
-from envmanager.training.playing import FRAMES, WINDOW, PlayedEpisode, make_shown, play
-from envmanager.training.saved import SavedTraining
+from envmanager.training.policies.playing import FRAMES, WINDOW, PlayedEpisode, make_shown, play
+from envmanager.training.policies.saved import SavedTraining
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_PPO, SPEAKERS, Puzzle, rewrite, trained
 
 HERE = __name__

@@ -18,10 +18,10 @@ pytest.importorskip("torch")
 from envmanager import ConfigError, ManagerOptions, UsageError, Wait
 from envmanager.cli.app import run_command_line
 from envmanager.cli.config_files import TRAINING_TABLES, load_config, run_folder_of
-from envmanager.observe.metrics import Metrics
 from envmanager.options import RestartPolicy
-from envmanager.training import checkpoints, records
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
+from envmanager.training.runs import checkpoints, records
+from envmanager.training.runs.metrics import Metrics
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.training.test_run_folder import files_of, put_things_of_others
 
 TABLES: dict[str, Any] = {
@@ -95,7 +95,7 @@ def test_the_versions_are_there(tmp_path: Path) -> None:
 
 
 def test_what_no_config_can_say_is_named() -> None:
-    assert records.plain(TrainingPlan) == "envmanager.training.plan:TrainingPlan"
+    assert records.plain(TrainingPlan) == "envmanager.training.runs.plan:TrainingPlan"
     assert records.plain(Path("a/b")) == "a/b"
     assert records.plain(np.arange(2)) == [0, 1]
     assert records.plain(Wait.any()) == "any"
@@ -142,25 +142,6 @@ def test_somebodys_own_config_json_goes_where_others_go(tmp_path: Path) -> None:
 # Files of others.
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        (name, content)
-        for name in ("config.json", "versions.json", "metrics.csv", "checkpoints/best")
-        for content in ('{"manager": {"env": "mine"}}', "mine", "", "[1]")
-        if (name, content) != ("metrics.csv", "")  # as a run leaves it that was killed at its very beginning
-    ],
-)
-def test_somebodys_file_of_such_a_name_is_refused_and_stays(tmp_path: Path, name: str, content: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text(content)
-
-    for how in ({}, {"force": True}, {"resume": True}):
-        with pytest.raises(UsageError, match="was not written by a training run: move it"):
-            train(tmp_path, with_tables(training={"metrics": ["csv"]}), **how)
-    assert files_of(tmp_path) == {name: content.encode()}
-
-
 def test_a_folder_with_ones_own_files_in_it_survives_every_command(tmp_path: Path) -> None:
     run, config = tmp_path / "run", tmp_path / "config.yaml"
     tables = with_tables(
@@ -168,15 +149,11 @@ def test_a_folder_with_ones_own_files_in_it_survives_every_command(tmp_path: Pat
         training={"evaluate_every": 64, "checkpoint_every": 32, "keep": 1, "metrics": ["csv", "tensorboard"]},
     )
     config.write_text(json.dumps(tables).replace("1e-05", "1.0e-05"))  # which is YAML
-    others = put_things_of_others(run)
-    (run / "tensorboard").mkdir()
-    for name in ("tensorboard/events.out.tfevents.1.mine", "control.toml", "config.toml", "checkpoints/best.txt"):
-        (run / name).write_text(f"# mine: {name}")
-        others[name] = (run / name).read_bytes()
-
-    def survives() -> bool:
-        found = files_of(run)
-        return {name: found.get(name) for name in others} == others
+    own = ("tensorboard/events.out.tfevents.1.mine", "control.toml", "config.toml", "notes.txt", "data/big.bin")
+    others = {name: f"# mine: {name}".encode() for name in own}
+    for name, content in others.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_bytes(content)
 
     arguments = [str(config), "--plain", "--dir", str(run)]
     for more, exit_code in (
@@ -188,20 +165,15 @@ def test_a_folder_with_ones_own_files_in_it_survives_every_command(tmp_path: Pat
         (["--resume", "--force"], 2),
         (["--resume", "--seed", "3", "--steps", "96"], 0),
     ):
+        if more == ["--resume", "--steps", "256"]:
+            others |= put_things_of_others(run)
         assert run_command_line(["train", *arguments, *more]) == exit_code, more
-        assert survives(), more
+        found = files_of(tmp_path / "run.1" if (tmp_path / "run.1").exists() else run)
+        assert {name: found.get(name) for name in others} == others, more
+    assert {path.name for path in tmp_path.iterdir()} == {"config.yaml", "run", "run.1", "run.2"}
     assert {path.name for path in run.iterdir()} >= {*OURS, "checkpoints", "tensorboard"}
-    n_events = len(list((run / "tensorboard").glob("events*")))
-    assert n_events == 3, "of the last training, and of its second part, and mine"
-
-
-def test_force_deletes_what_a_training_left_and_nothing_else_of_ours_stays(tmp_path: Path) -> None:
-    from envmanager.training import run_folder, run_lock
-
-    train(tmp_path, with_tables(training={"metrics": ["csv", "tensorboard"]}))
-    run_folder.clear(tmp_path)
-
-    assert [path.name for path in tmp_path.iterdir()] == [run_lock.FILE]
+    n_events = [len(list((tmp_path / name / "tensorboard").glob("events*"))) for name in ("run", "run.1", "run.2")]
+    assert n_events == [2, 3, 1], "of a training and its second part, in run.1 beside mine"
 
 
 def test_they_are_written_anew_with_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
@@ -290,19 +262,20 @@ def test_a_mistake_in_the_metrics_is_named_before_anything_is_made(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_service_that_cannot_be_reached_is_known_before_force_deletes_anything(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("chosen", [["csv", "unreachable"], ["unreachable", "csv"]])
+def test_a_service_that_cannot_be_reached_is_known_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
 ) -> None:
-    from envmanager.observe import metrics
+    from envmanager.training.runs import metrics
+
+    find = metrics._find
 
     def unreachable(facts: metrics.RunFacts) -> metrics.MetricsWriter:
         raise ConnectionError("nobody answers")
 
-    train(tmp_path, TABLES)
-    before = files_of(tmp_path)
     monkeypatch.setitem(metrics.KINDS, "unreachable", metrics._Known("no:matter"))
-    monkeypatch.setattr(metrics, "_find", lambda kind: unreachable)
+    monkeypatch.setattr(metrics, "_find", lambda kind: unreachable if kind == "unreachable" else find(kind))
 
     with pytest.raises(UsageError, match="metrics of unreachable cannot be opened: ConnectionError: nobody answers"):
-        train(tmp_path, with_tables(training={"metrics": ["unreachable"]}), force=True)
-    assert files_of(tmp_path) == before
+        train(tmp_path, with_tables(training={"metrics": chosen}))
+    train(tmp_path, TABLES)

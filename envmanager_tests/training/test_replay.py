@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, ArraySpec, SimpleEnvManager
 from envmanager.testing import EchoEnvironment
-from envmanager.training.replay import Replay, SumTree
+from envmanager.training.algorithms.replay import Replay, SumTree
 
 COLUMNS = {"raw0": ArraySpec((1,), np.int64)}
 
@@ -82,7 +82,7 @@ def test_what_was_wrong_is_drawn_more_often_and_weighs_less() -> None:
     replay = filled(priority_exponent=1.0)
     rows = np.unique(replay.sample(2000).rows)
     errors = np.where(rows == rows[0], 50.0, 1.0)
-    replay.was_wrong_by(rows, errors)
+    replay.update_priorities(rows, errors)
     drawn = replay.sample(2000, importance_exponent=1.0)
     share = (drawn.rows == rows[0]).mean()
     assert 0.5 * 50 / (50 + len(rows) - 1) < share < 2 * 50 / (50 + len(rows) - 1)

@@ -19,8 +19,8 @@ from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
 from envmanager.training.evaluation import Evaluation
-from envmanager.training.figures import Figures
 from envmanager.training.learners import LearnersChanged
+from envmanager.training.runs.figures import Figures
 
 
 class Writer:
@@ -88,13 +88,14 @@ def update(behavior: str, n_steps: int) -> Update:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=100.0)
-    for module in ("cli.train", "training.figures"):
+    for module in ("cli.train", "training.runs.figures"):
         monkeypatch.setattr(f"envmanager.{module}.time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
-def figures_of(writer: Writer) -> Figures:
-    return Figures({"ours": writer})
+def figures_of(writer: Writer, **facts: Any) -> Figures:
+    """Figures of a run as of ``run_of``."""
+    return Figures(run_of(**facts).controller, {"ours": writer})
 
 
 @pytest.mark.usefixtures("clock")
@@ -105,7 +106,7 @@ def test_no_behavior_is_left_out_when_all_are_updated_at_once(clock: SimpleNames
     for n_steps in (10, 20, 30):
         for behavior in ("speaker", "listener"):
             shown.updated(run_of(), update(behavior, n_steps))
-            figures.updated(run_of().controller, update(behavior, n_steps))
+            figures.updated(None, update(behavior, n_steps))
         clock.now += 0.3
 
     assert writer.steps_of("speaker/loss") == writer.steps_of("listener/loss") == [10, 30]
@@ -118,10 +119,10 @@ HEARD = Episode("listener", 1, 3.0, 20)
 
 @pytest.mark.usefixtures("clock")
 def test_what_is_of_all_behaviors_is_written_once_at_a_time() -> None:
-    figures = figures_of(writer := Writer())
+    figures = figures_of(writer := Writer(), recent=(SPOKEN, HEARD))
 
     for behavior in ("speaker", "listener"):
-        figures.updated(run_of(recent=(SPOKEN, HEARD)).controller, update(behavior, 10))
+        figures.updated(None, update(behavior, 10))
 
     assert writer.steps_of("return/mean") == writer.steps_of("envmanager/steps") == [10]
     assert (writer.values_of("return/mean"), writer.values_of("length/mean")) == ([2.0], [15.0])
@@ -129,10 +130,10 @@ def test_what_is_of_all_behaviors_is_written_once_at_a_time() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_each_behavior_has_a_return_and_a_length_of_its_own() -> None:
-    figures = figures_of(writer := Writer())
+    figures = figures_of(writer := Writer(), recent=(SPOKEN, HEARD))
 
     for behavior in ("speaker", "listener"):
-        figures.updated(run_of(recent=(SPOKEN, HEARD)).controller, update(behavior, 10))
+        figures.updated(None, update(behavior, 10))
 
     told = {name: value for name, value, _ in writer.written}
     assert (told["speaker/return"], told["speaker/length"]) == (1.0, 10.0)
@@ -141,14 +142,14 @@ def test_each_behavior_has_a_return_and_a_length_of_its_own() -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_the_last_update_of_each_behavior_is_told_with_the_checkpoint() -> None:
-    figures, shown = figures_of(writer := Writer()), Shown()
+    figures, shown = figures_of(writer := Writer(), recent=(SPOKEN,)), Shown()
     for n_steps in (10, 20):
         for behavior in ("speaker", "listener"):
             shown.updated(run_of(), update(behavior, n_steps))
-            figures.updated(run_of(recent=(SPOKEN,)).controller, update(behavior, n_steps))
+            figures.updated(None, update(behavior, n_steps))
 
     for _ in range(2):
-        figures.saved(run_of(recent=(SPOKEN,)).controller)
+        figures.saved(Path("checkpoint"))
         shown.saved(Path("checkpoint"))
 
     assert writer.steps_of("speaker/loss") == writer.steps_of("listener/loss") == [10, 20]
@@ -157,11 +158,13 @@ def test_the_last_update_of_each_behavior_is_told_with_the_checkpoint() -> None:
 
 
 def test_there_is_no_return_before_an_episode_has_ended(clock: SimpleNamespace) -> None:
-    figures = figures_of(writer := Writer())
+    run = run_of()
+    figures = Figures(run.controller, {"ours": (writer := Writer())})
 
-    figures.updated(run_of().controller, update("speaker", 10))
+    figures.updated(run, update("speaker", 10))
     clock.now += 1
-    figures.updated(run_of(recent=(SPOKEN, HEARD)).controller, update("speaker", 20))
+    run.controller.episodes.recent.extend((SPOKEN, HEARD))
+    figures.updated(run, update("speaker", 20))
 
     assert not any(math.isnan(value) for _, value, _ in writer.written)
     assert [(value, step) for tag, value, step in writer.written if tag == "return/mean"] == [(2.0, 20)]
@@ -171,28 +174,34 @@ def test_there_is_no_return_before_an_episode_has_ended(clock: SimpleNamespace) 
 def test_a_loss_that_is_no_number_is_written_as_such() -> None:
     figures = figures_of(writer := Writer())
 
-    figures.updated(run_of().controller, Update("speaker", 1, 10, {"loss": math.nan}, 0.0))
+    figures.updated(None, Update("speaker", 1, 10, {"loss": math.nan}, 0.0))
 
     assert math.isnan(writer.values_of("speaker/loss")[0])
 
 
 def test_the_speed_is_that_of_this_run_since_it_was_last_told(clock: SimpleNamespace) -> None:
-    figures = figures_of(writer := Writer())
-    figures.started(run_of(n_steps=80_000, before=80_000).controller)
+    run = run_of(n_steps=80_000, before=80_000)
+    figures = Figures(run.controller, {"ours": (writer := Writer())})
+    figures.started(run)
 
     for n_steps in (80_100, 80_700):
         clock.now += 2
-        figures.updated(run_of(n_steps=n_steps, before=80_000).controller, update("speaker", n_steps))
+        run.controller.n_steps = n_steps
+        figures.updated(run, update("speaker", n_steps))
 
     assert writer.values_of("training/steps_per_s") == [50.0, 300.0]
 
 
 def test_an_evaluation_is_written_for_all_and_for_each_behavior() -> None:
-    figures = figures_of(writer := Writer())
+    figures = figures_of(writer := Writer(), n_steps=500)
 
-    figures.evaluated(Evaluation({"a": [1.0, 3.0], "{b}": [8.0]}, {"a": [10, 20], "{b}": [30]}, lost=2), 500)
+    evaluation = Evaluation({"a": [1.0, 3.0], "{b}": [8.0]}, {"a": [10, 20], "{b}": [30]}, lost=2)
+    figures.evaluated(None, evaluation, is_best=True)
+    on_the_way = list(writer.written)
+    figures.evaluated_at_the_end(None, evaluation)
 
-    assert writer.written == [
+    assert writer.written[len(on_the_way) :] == on_the_way
+    assert on_the_way == [
         ("evaluation/return", 4.0, 500),
         ("evaluation/length", 20.0, 500),
         ("a/evaluation_return", 2.0, 500),
@@ -206,9 +215,9 @@ def test_an_evaluation_is_written_for_all_and_for_each_behavior() -> None:
 def test_a_writer_that_fails_is_left_out_loudly_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     bad, good = Writer(), Writer()
     bad.fails = True
-    with Figures({"bad": bad, "good": good}) as figures:
+    with Figures(run_of().controller, {"bad": bad, "good": good}) as figures:
         for n_steps in (10, 20):
-            figures.changed(run_of().controller, change(is_round=False, n_steps=n_steps))
+            figures.changed(None, change(is_round=False, n_steps=n_steps))
 
     assert good.steps_of("speaker/frozen") == [10, 20]
     assert good.closed
@@ -255,12 +264,13 @@ def change(*, is_round: bool, n_steps: int) -> LearnersChanged:
 
 
 def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only_the_next_round() -> None:
-    writer, shown = Writer(), Shown()
+    run, writer, shown = run_of(), Writer(), Shown()
 
-    figures = figures_of(writer)
+    figures = Figures(run.controller, {"ours": writer})
     for learning, n_steps in (("listener", 10), ("speaker", 20)):
-        run, changed = run_of(learning=(learning,)), change(is_round=n_steps == 20, n_steps=n_steps)
-        figures.changed(run.controller, changed)
+        run.controller.learning = (learning,)
+        changed = change(is_round=n_steps == 20, n_steps=n_steps)
+        figures.changed(run, changed)
         shown.changed(run, changed)
 
     assert writer.written == [
@@ -273,7 +283,7 @@ def test_who_is_frozen_is_a_scalar_of_each_behavior_and_a_line_unless_it_is_only
 
 
 def test_who_is_frozen_from_the_beginning_is_written_too() -> None:
-    figures_of(writer := Writer()).started(run_of(learning=("listener",), n_steps=5).controller)
+    figures_of(writer := Writer(), learning=("listener",), n_steps=5).started(None)
     assert writer.written == [("speaker/frozen", 1.0, 5), ("listener/frozen", 0.0, 5)]
 
 

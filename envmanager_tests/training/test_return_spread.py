@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, SimpleEnvManager
-from envmanager.training.return_spread import LIMIT, ReturnSpread
+from envmanager.training.algorithms.states import LIMIT, ReturnSpread
 from envmanager_tests.training.test_store import Worker
 
 GAMMA = 0.5

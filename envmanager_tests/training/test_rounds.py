@@ -25,12 +25,11 @@ from envmanager import (
     Wait,
 )
 from envmanager.registry import structure
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.controller import TrainerController
-from envmanager.training.learners import LearnersState
-from envmanager.training.plan import TrainingPlan
-from envmanager.training.ppo import PPO, PPOOptions
-from envmanager.training.rounds import RoundCount, Rounds
-from envmanager.training.run import Report, TrainingRun
+from envmanager.training.learners import LearnersState, RoundCount, Rounds
+from envmanager.training.runs.plan import TrainingPlan
+from envmanager.training.runs.run import Report, TrainingRun
 from envmanager_tests.envs import Duel
 from envmanager_tests.training.duels import Keeps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -21,11 +22,12 @@ pytest.importorskip("torch")
 
 from envmanager import NotWritten, UsageError
 from envmanager.cli.app import run_command_line
-from envmanager.training import checkpoints, run_folder
-from envmanager.training.episode_log import FILE, EpisodeEnd, EpisodeLog, read
-from envmanager.training.plan import CHECKPOINTS
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.saved import find
+from envmanager.training.policies.saved import find
+from envmanager.training.runs import checkpoints
+from envmanager.training.runs.figures import EPISODES, EpisodeEnd, EpisodeLog, read_episodes
+from envmanager.training.runs.folder import LOCK
+from envmanager.training.runs.plan import CHECKPOINTS
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 CONFIG: dict[str, Any] = {
     "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"},
@@ -60,7 +62,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 def put_things_of_others(directory: Path) -> dict[str, bytes]:
     """Somebody else's files and folders in all places of a run's folder."""
-    for name in (
+    names = (
         "notes.txt",
         "data/big.bin",
         "checkpoints/notes.txt",
@@ -68,10 +70,11 @@ def put_things_of_others(directory: Path) -> dict[str, bytes]:
         "checkpoints/000000000100/mine.txt",
         "checkpoints/000000000200/state.json",
         "checkpoints/x.unfinished/mine.txt",
-    ):
+    )
+    for name in names:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(f"mine: {name}")
-    return files_of(directory)
+    return {name: (directory / name).read_bytes() for name in names}
 
 
 def test_a_second_training_is_refused_and_changes_nothing(tmp_path: Path) -> None:
@@ -81,7 +84,7 @@ def test_a_second_training_is_refused_and_changes_nothing(tmp_path: Path) -> Non
     with pytest.raises(UsageError) as caught:
         train(tmp_path)
 
-    assert all(word in str(caught.value) for word in ("--resume", "--force", "--dir", "000000000300", FILE))
+    assert all(word in str(caught.value) for word in ("--resume", "--force", "--dir", CHECKPOINTS, EPISODES))
     assert files_of(tmp_path) == before
 
 
@@ -96,53 +99,116 @@ def test_it_is_refused_before_an_environment_is_made(tmp_path: Path) -> None:
 
 def test_a_run_that_left_only_episodes_is_not_overwritten_either(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
-        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
+        log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
 
     with pytest.raises(UsageError, match="no checkpoint: --resume cannot go on"):
         train(tmp_path)
 
 
-def test_a_run_that_got_nowhere_is_in_nobodys_way(tmp_path: Path) -> None:
-    with EpisodeLog(tmp_path):
-        pass
+@pytest.mark.parametrize("name", ["config.json", "versions.json", EPISODES, "metrics.csv", "checkpoints"])
+def test_what_is_under_a_name_of_ours_is_never_replaced_whoever_wrote_it(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / name).write_text("mine")
 
-    train(tmp_path)
-
-
-def test_force_begins_anew_and_leaves_what_others_put_there(tmp_path: Path) -> None:
-    others = put_things_of_others(tmp_path)
-    first = train(tmp_path)
-    second = train(tmp_path, force=True, steps=200)
-
-    found = files_of(tmp_path)
-    assert {name: found[name] for name in others} == others
-    assert set(checkpoints.written(tmp_path / "checkpoints")) == {tmp_path / "checkpoints" / "000000000200-2"}
-    assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 200
-    assert first.controller is not None
-    assert second.controller is not None
-    n_lines = len((tmp_path / FILE).read_text().splitlines())
-    assert n_lines == 1 + second.controller.episodes.count
+    with pytest.raises(UsageError, match=f"holds a training run already: {name}"):
+        train(run)
+    assert files_of(run) == {name: b"mine"}
+    train(run, force=True)
+    assert files_of(tmp_path / "run.1") == {name: b"mine", LOCK: b""}
 
 
-def test_force_deletes_nothing_when_the_training_cannot_begin(tmp_path: Path) -> None:
-    train(tmp_path)
-    before = files_of(tmp_path)
-    tables = {**CONFIG, "trainers": {"default": {"kind": "ppo", "hidden": "many"}}}
+def test_force_begins_again_in_a_new_folder_and_renames_the_old_one(tmp_path: Path) -> None:
+    run, before = tmp_path / "run", []
+    others = put_things_of_others(run)
+    for steps in (300, 200, 100):
+        train(run, force=True, steps=steps)
+        before.append(files_of(run))
 
-    with pytest.raises(UsageError):
-        TrainingRun(TrainingPlan.parse(tables, tmp_path, force=True), Silent()).go()
+    renamed = [files_of(tmp_path / f"run.{number}") for number in (1, 2)]
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.1", "run.2", "run.3"}
+    assert renamed[0].items() >= others.items()
+    assert [renamed[1], files_of(tmp_path / "run.3")] == before[:2]
+    assert checkpoints.load_latest(run / CHECKPOINTS).training.n_steps == 100
+    assert checkpoints.load_latest(tmp_path / "run.2" / CHECKPOINTS).training.n_steps == 300
+    train(tmp_path / "run.2", resume=True, steps=400)
 
-    assert files_of(tmp_path) == before
+
+def test_the_number_of_a_renamed_folder_is_the_first_that_is_free(tmp_path: Path) -> None:
+    (tmp_path / "run.1").write_text("mine")
+    (tmp_path / "run.2").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "run.4").mkdir()
+    train(tmp_path / "run", steps=100)
+    train(tmp_path / "run", steps=100, force=True)
+
+    assert (tmp_path / "run.1").read_text() == "mine"
+    assert (tmp_path / "run.3" / EPISODES).exists()
 
 
-def test_force_leaves_an_empty_folder_of_what_only_a_run_wrote(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoints", 1)
-    with EpisodeLog(tmp_path):
-        pass
+def test_force_renames_no_folder_without_a_training(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").write_text("mine")
+    train(run, force=True, steps=100)
 
-    run_folder.clear(tmp_path)
+    assert (run / "notes.txt").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
-    assert list(tmp_path.iterdir()) == []
+
+def test_a_training_that_cannot_begin_anew_says_where_the_earlier_one_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    train(run)
+    before = files_of(run)
+    tables = {**CONFIG, "manager": {"kind": "simple", "env": "never:made"}}
+
+    for _ in range(2):
+        with pytest.raises(UsageError, match="never"):
+            TrainingRun(TrainingPlan.parse(tables, run, force=True), Silent()).go()
+
+    assert files_of(tmp_path / "run.1") == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}, "the second time there was nothing to rename"
+    assert [str(tmp_path / "run.1") in each.getMessage() for each in caplog.records] == [True]
+    train(run, steps=100)
+
+
+def test_the_target_of_a_link_is_renamed_and_the_link_leads_to_the_new_folder(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    train(tmp_path / "run", steps=200)
+    train(tmp_path / "run", steps=100, force=True)
+
+    assert (tmp_path / "run").is_symlink()
+    n_steps = [checkpoints.load_latest(tmp_path / name / CHECKPOINTS).training.n_steps for name in ("run", "disk.1")]
+    assert n_steps == [100, 200]
+
+
+def test_the_current_folder_is_not_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(tmp_path / "run", steps=100)
+    (tmp_path / "run" / "below").mkdir()
+    before = files_of(tmp_path / "run")
+
+    for cwd, directory in ((tmp_path / "run", Path()), (tmp_path / "run" / "below", Path(".."))):
+        monkeypatch.chdir(cwd)
+        with pytest.raises(UsageError, match="current folder"):
+            train(directory, force=True)
+    assert files_of(tmp_path / "run") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_that_cannot_be_renamed_is_told_and_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    train(run, steps=100)
+    before = files_of(run)
+
+    def busy(*_: Any) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr(Path, "rename", busy)  # as of a folder on which a disk is mounted
+    with pytest.raises(NotWritten, match=r"cannot be renamed to .*run\.1: Device or resource busy"):
+        train(run, force=True)
+    assert files_of(run) == before
 
 
 def test_resume_and_force_together_are_refused(tmp_path: Path) -> None:
@@ -181,17 +247,7 @@ def test_a_checkpoint_under_a_name_of_the_users_own_is_never_removed(tmp_path: P
 
     train(tmp_path, resume=True, steps=200, keep=1)
     assert files_of(mine) == before
-    train(tmp_path, force=True, steps=100, keep=1)
-    assert files_of(mine) == before
     assert find(tmp_path, name) == mine, "it can be played all the same"
-
-
-def test_a_folder_that_holds_only_a_copy_of_the_users_own_holds_no_training(tmp_path: Path) -> None:
-    save(tmp_path / "elsewhere", 100).rename(tmp_path / "mine")
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "mine").rename(tmp_path / "run" / "checkpoints" / "mine")
-
-    run_folder.check(tmp_path / "run", resume=False, force=False)
 
 
 def test_a_resumed_training_removes_the_checkpoint_that_it_went_on_from(tmp_path: Path) -> None:
@@ -270,16 +326,16 @@ def test_episodes_that_cannot_be_written_are_missing_and_the_training_goes_on(
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with EpisodeLog(tmp_path) as log:
-        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
-        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / FILE).stat().st_size + 10, before[1]))
+        log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / EPISODES).stat().st_size + 10, before[1]))
         try:
             for steps in (20, 30):
-                log.write(EpisodeEnd(steps, 1.0, "default", 0, 2.0, 5))
+                log.episode_ended(EpisodeEnd(steps, 1.0, "default", 0, 2.0, 5))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        log.write(EpisodeEnd(40, 1.0, "default", 0, 2.0, 5))
+        log.episode_ended(EpisodeEnd(40, 1.0, "default", 0, 2.0, 5))
 
-    steps = [end.steps for end in read(tmp_path / FILE)]
+    steps = [end.steps for end in read_episodes(tmp_path / EPISODES)]
     assert (steps[0], steps[-1]) == (10, 40), "once there is room again it goes on"
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) == 1
 
@@ -331,40 +387,42 @@ def victim(tmp_path: Path) -> Iterator[Path]:
     assert path.read_text() == "precious"
 
 
-@pytest.mark.parametrize(
-    "name", [FILE, "checkpoints/latest", "checkpoints/best", "config.json", "versions.json", "metrics.csv"]
-)
-def test_a_link_in_the_place_of_a_file_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [EPISODES, "config.json", "versions.json", "metrics.csv", "checkpoints"])
+def test_a_link_under_a_name_of_ours_is_refused_or_moved_with_its_folder(
+    tmp_path: Path, victim: Path, name: str
+) -> None:
     place = tmp_path / "run" / name
-    place.parent.mkdir(parents=True)
+    place.parent.mkdir()
     place.symlink_to(victim)
 
-    for how in ({}, {"force": True}, {"resume": True}):
-        with pytest.raises(UsageError, match="not written by a training run"):
-            train(tmp_path / "run", **how)
+    with pytest.raises(UsageError, match="holds a training run already"):
+        train(tmp_path / "run")
     assert place.is_symlink()
+    train(tmp_path / "run", force=True)
+    assert (tmp_path / "run.1" / name).is_symlink()
 
 
-def test_a_link_in_the_place_of_the_checkpoints_is_refused(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").symlink_to(elsewhere)
+@pytest.mark.parametrize("name", [EPISODES, "checkpoints/latest", "checkpoints/best", "config.json", "versions.json"])
+def test_a_resumed_training_writes_through_no_link(tmp_path: Path, name: str) -> None:
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    train(run, evaluation_episodes=1)
+    (run / name).rename(moved)
+    (run / name).symlink_to(moved)
+    before = moved.read_bytes()
 
-    with pytest.raises(UsageError, match="not written by a training run"):
-        train(tmp_path / "run", force=True)
-    assert list(elsewhere.iterdir()) == []
+    with contextlib.suppress(UsageError):  # the config, which is refused
+        train(run, resume=True, steps=400, evaluation_episodes=1)
+    assert moved.read_bytes() == before
 
 
 def test_links_under_the_names_of_temporary_files_are_not_followed(tmp_path: Path, victim: Path) -> None:
-    run = tmp_path / "run"
-    (run / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
     for name in ("latest.unfinished", ".latest.part", "000000000300.unfinished", "000000000300"):
-        (run / "checkpoints" / name).symlink_to(victim)
+        (tmp_path / "run" / name).symlink_to(victim)
 
-    train(run)
+    save(tmp_path / "run", 300)
 
-    assert checkpoints.load_latest(run / "checkpoints").training.n_steps == 300
+    assert checkpoints.load_latest(tmp_path / "run").training.n_steps == 300
 
 
 def test_a_link_to_a_checkpoint_of_the_same_run_is_not_removed_with_it(tmp_path: Path) -> None:
@@ -387,21 +445,20 @@ def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
         checkpoints.load_latest(tmp_path / "run")
 
 
-def test_the_list_of_episodes_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("season,episode\n1,2\n")
+@pytest.mark.parametrize("name", [EPISODES, "metrics.csv", "config.json"])
+def test_what_somebody_has_put_in_the_place_of_a_file_is_not_replaced_on_a_resume(tmp_path: Path, name: str) -> None:
+    train(tmp_path, metrics=["csv"])
+    (tmp_path / name).write_text("season,episode\n1,2\n")
 
-    for how in ({}, {"force": True}, {"resume": True}):
-        with pytest.raises(UsageError, match="was not written by a training run"):
-            train(tmp_path, **how)
-    with pytest.raises(UsageError, match="move it"):
-        EpisodeLog(tmp_path)
-    assert (tmp_path / FILE).read_text() == "season,episode\n1,2\n"
+    with pytest.raises(UsageError, match=f"{name}.* [Rr]estore it, or delete it"):
+        train(tmp_path, resume=True, steps=400, metrics=["csv"])
+    assert (tmp_path / name).read_text() == "season,episode\n1,2\n"
 
 
 def test_a_damaged_list_of_episodes_is_a_usage_error(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
-        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
-    (tmp_path / FILE).write_text((tmp_path / FILE).read_text() + "x,y,z,a,b,c,d\n")
+        log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
+    (tmp_path / EPISODES).write_text((tmp_path / EPISODES).read_text() + "x,y,z,a,b,c,d\n")
 
     with pytest.raises(UsageError, match="cannot be read as a list of episodes"):
         EpisodeLog(tmp_path, resumed_at=100)
@@ -416,15 +473,15 @@ def test_a_folder_that_is_a_file_is_a_usage_error(tmp_path: Path, victim: Path) 
 
 def test_the_list_of_a_resumed_run_has_a_new_file_with_the_mode_of_the_umask(tmp_path: Path) -> None:
     with EpisodeLog(tmp_path) as log:
-        log.write(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
-    os.chmod(tmp_path / FILE, 0o666)
-    with (tmp_path / FILE).open() as reader, EpisodeLog(tmp_path, resumed_at=10) as log:
-        log.write(EpisodeEnd(20, 2.0, "default", 0, 3.0, 5))
+        log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
+    os.chmod(tmp_path / EPISODES, 0o666)
+    with (tmp_path / EPISODES).open() as reader, EpisodeLog(tmp_path, resumed_at=10) as log:
+        log.episode_ended(EpisodeEnd(20, 2.0, "default", 0, 3.0, 5))
         assert len(reader.readlines()) == 2, "whoever reads the old file goes on reading the old file"
     mask = os.umask(0o022)
     os.umask(mask)
-    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o666 & ~mask
-    assert len((tmp_path / FILE).read_text().splitlines()) == 3
+    assert (tmp_path / EPISODES).stat().st_mode & 0o777 == 0o666 & ~mask
+    assert len((tmp_path / EPISODES).read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])

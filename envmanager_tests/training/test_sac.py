@@ -16,14 +16,14 @@ torch = pytest.importorskip("torch")
 from envmanager import AgentSteps, ArraySpec, BehaviorSpec, ConfigError, SimpleEnvManager, UsageError
 from envmanager.data.casting import check_batch
 from envmanager.data.trees import leaves
-from envmanager.training import checkpoints
-from envmanager.training.apart import Apart
+from envmanager.training.algorithms.actions import COLUMN, SquashedGaussian
+from envmanager.training.algorithms.off_policy import Batch
+from envmanager.training.algorithms.sac import SAC, SACOptions
+from envmanager.training.algorithms.trainers import known_kinds, make_trainer
 from envmanager.training.controller import TrainerController
-from envmanager.training.off_policy import Batch
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.sac import SAC, SACOptions
-from envmanager.training.squashed import COLUMN, SquashedGaussian
-from envmanager.training.trainers import known_kinds, make_trainer
+from envmanager.training.learner_process import LearnerProcess
+from envmanager.training.runs import checkpoints
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 SEEN = ArraySpec((3,), np.float32)
 BOX = ArraySpec((2,), np.float32, np.array([-2.0, 0.0]), np.array([2.0, 10.0]))
@@ -338,7 +338,7 @@ def test_it_learns_apart_and_its_policy_here_knows_when_to_look(tmp_path: Path) 
     with SimpleEnvManager("Pendulum-v1", 2, seed=0) as manager:
         spec = manager.behavior_specs["default"]
         with make_trainer("default", spec, {**SMALL, "apart": 50}, seed=0, device="cpu") as trainer:
-            assert isinstance(trainer, Apart)
+            assert isinstance(trainer, LearnerProcess)
             policy: Any = trainer.policy
             assert policy.is_blind
             TrainerController(manager, {"default": trainer}).train(300)

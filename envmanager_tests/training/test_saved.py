@@ -16,8 +16,9 @@ torch = pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, RandomPolicy, SimpleEnvManager, UsageError
 from envmanager.data.trees import leaves, map_tree, take_rows
-from envmanager.training import checkpoints, load_policy
-from envmanager.training.saved import SavedTraining, with_n_envs
+from envmanager.training import load_policy
+from envmanager.training.policies.saved import SavedTraining, with_n_envs
+from envmanager.training.runs import checkpoints
 from envmanager.training.trainer import Trainer
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_DQN, SMALL_PPO, SPEAKERS, Puzzle, rewrite, trained
 

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, ArraySpec, StepInfo, UsageError, WorkerDied
 from envmanager.data.steps import Lost
-from envmanager.training.ppo import advantages
-from envmanager.training.store import NOWHERE, StepStore
+from envmanager.training.algorithms.ppo import advantages
+from envmanager.training.algorithms.store import NOWHERE, StepStore
 
 DOCS = Path(__file__).parents[2] / "docs"
 SPEC = ArraySpec((1,), np.float32)

@@ -20,9 +20,9 @@ torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, UsageError
 from envmanager.cli.app import run_command_line
-from envmanager.training import checkpoints, episode_log
-from envmanager.training.run import Report, TrainingPlan, TrainingRun
-from envmanager.training.trainers import known_kinds, make_trainer
+from envmanager.training.algorithms.trainers import known_kinds, make_trainer
+from envmanager.training.runs import checkpoints, figures
+from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.envs import Duel
 
 CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 4, "wait": "all"}
@@ -126,7 +126,7 @@ def test_resumed_it_goes_on_with_the_counts_and_the_randomness_it_was_saved_with
     torch.rand(3)
     again = training(tmp_path, trainer, resume=True, steps=500)
     seen: list[Any] = []
-    again._report.started = lambda run: seen.extend(  # type: ignore[attr-defined]
+    again._reports[-1].started = lambda run: seen.extend(  # type: ignore[attr-defined]
         [torch.get_rng_state(), run.controller.n_steps, run.trainers["default"].version]
     )
     again.go()
@@ -182,7 +182,7 @@ def _spec() -> Any:
 
 def test_a_stopped_training_learns_from_all_that_was_in_flight_and_is_saved(tmp_path: Path) -> None:
     run = training(tmp_path, SMALL_PPO, steps=100_000)
-    run._report.at_update = lambda run, update: run.stop() if update.version == 3 else None  # type: ignore[attr-defined]
+    run._reports[-1].at_update = lambda run, update: run.stop() if update.version == 3 else None  # type: ignore[attr-defined]
     result = run.go()
     assert result.ended == "stopped"
     assert result.evaluation is None
@@ -196,7 +196,7 @@ def test_checkpoints_are_written_on_the_way_and_the_last_are_kept(
 ) -> None:
     run = training(tmp_path, SMALL_PPO, checkpoint_every=100, **options)
     run.go()
-    saved = run._report.saved_at  # type: ignore[attr-defined]
+    saved = run._reports[-1].saved_at  # type: ignore[attr-defined]
     assert len(saved) >= 4
     kept = saved if n_kept is None else saved[-n_kept:]
     assert {path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()} == set(kept)
@@ -295,7 +295,7 @@ def test_updates_are_at_multiples_of_train_every_from_learning_starts_on(
     env = "CartPole-v1" if trainer["kind"] == "dqn" else "Pendulum-v1"
     run = training(tmp_path, {**trainer, "learning_starts": learning_starts, "batch": 4}, env=env, steps=100)
     at: list[int] = []
-    run._report.at_update = lambda run, update: at.append(update.n_steps)  # type: ignore[attr-defined]
+    run._reports[-1].at_update = lambda run, update: at.append(update.n_steps)  # type: ignore[attr-defined]
     run.go()
     assert at == list(range(first, 101, 16))
 
@@ -303,7 +303,7 @@ def test_updates_are_at_multiples_of_train_every_from_learning_starts_on(
 def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp_path: Path) -> None:
     run = training(tmp_path, SMALL_PPO)
     run.go()
-    episodes = episode_log.read(tmp_path / episode_log.FILE)
+    episodes = figures.read_episodes(tmp_path / figures.EPISODES)
     recent = run.controller.episodes.recent  # type: ignore[union-attr]
     assert [(end.env_id, end.total, end.length) for end in episodes] == [
         (end.env_id, end.total, end.length) for end in recent
@@ -311,7 +311,7 @@ def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp
     assert all(end.length == end.total for end in episodes), "as CartPole has it"
     assert all(0 < before.steps <= after.steps <= 400 for before, after in itertools.pairwise(episodes))
     training(tmp_path, SMALL_PPO, resume=True, steps=600).go()
-    longer = episode_log.read(tmp_path / episode_log.FILE)
+    longer = figures.read_episodes(tmp_path / figures.EPISODES)
     assert longer[: len(episodes)] == episodes
     assert 400 < longer[-1].steps <= 600
 
@@ -319,7 +319,7 @@ def test_every_episode_is_logged_and_a_resumed_training_goes_on_with_the_log(tmp
 def test_the_learning_rate_of_dqn_may_fall_to_zero(tmp_path: Path) -> None:
     run = training(tmp_path, {**SMALL_DQN, "anneal": True, "learning_rate": 1.0})
     rates: list[float] = []
-    run._report.at_update = lambda run, update: rates.append(  # type: ignore[attr-defined]
+    run._reports[-1].at_update = lambda run, update: rates.append(  # type: ignore[attr-defined]
         run.trainers["default"]._optimizer.param_groups[0]["lr"]
     )
     run.go()
@@ -480,7 +480,7 @@ def test_options_of_the_command_line_change_any_table(tmp_path: Path, config: Pa
         "env_kwargs": {"max_episode_steps": 9},
         "wrappers": ["gymnasium.wrappers:TimeAwareObservation"],
     }
-    ends = episode_log.read(tmp_path / "run" / episode_log.FILE)
+    ends = figures.read_episodes(tmp_path / "run" / figures.EPISODES)
     assert max(end.total for end in ends) <= 9
 
 

@@ -83,7 +83,7 @@ def test_an_observation_stays_as_it_was_handed_out() -> None:
     ],
 )
 def test_the_vectorised_form_plays_the_same_episode_but_for_the_first_stack(game: str, options: dict[str, Any]) -> None:
-    form = {"vector": f"envmanager.adapters.atari:{game}"}
+    form = f"envmanager.adapters.atari:{game}Vector"
     own = Atari(game, noop_max=0, **options)
     with make_manager({"kind": "simple", "env": form, "env_kwargs": {"noop_max": 0, **options}}) as manager:
         own.reset(seed=5)

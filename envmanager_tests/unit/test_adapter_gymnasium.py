@@ -10,10 +10,10 @@ from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from envmanager.adapters.choosing import build_group
 from envmanager.adapters.gymnasium import GymnasiumEnvironment, equal_spaces
+from envmanager.adapters.side_by_side import SideBySide
 from envmanager.data.specs import SpecMismatch, zeros
 from envmanager.data.steps import AGENT_BITS, AgentSteps, RowBuffer
 from envmanager.data.trees import leaves, leaves_like
-from envmanager.environment import SideBySide
 from envmanager.errors import UsageError
 
 

@@ -236,6 +236,8 @@ def test_behaviors_that_appear_later_get_a_policy_too(capsys):
         ([*CART_POLE, "--policy", "nothing:there"], "policy 'nothing:there' cannot be found"),
         ([*CART_POLE, "--policy", f"{HERE}:NOT_CALLABLE"], "is int 3, not a callable with a name and a spec"),
         ([*CART_POLE, "--policy", f"{HERE}:no_policy"], "made int 3 for 'default', which has no get_action"),
+        ([*CART_POLE, "--workers", "9" * 5000], "manager.n_workers"),
+        ([*CART_POLE, "--local-envs", "9" * 5000], "manager.local_envs"),
         (["nowhere.toml"], "There is no config file nowhere.toml."),
         (["--env", f"{HERE}:OfTexts", "--manager", "simple"], "RandomPolicy cannot draw actions"),
     ],
@@ -592,15 +594,19 @@ def test_every_help_says_what_holds_when_an_option_is_not_given(capsys, words, c
         assert told, f"envmanager {' '.join(words)}: what does {parameter.name} default to?"
 
 
+OF_RUN = Plan.parse({"env": "CartPole-v1"}, {}).manager.restarts
+DEFAULT_RESTARTS = f"{OF_RUN.max_restarts} in run, {RestartPolicy().max_restarts} in train"
+
+
 @pytest.mark.parametrize(
     ("words", "option", "default"),
     [
         (["run"], "--steps", RunOptions().steps),
         (["run"], "--n-envs", ManagerOptions().n_envs),
         (["run"], "--manager", ManagerOptions().kind),
-        (["run"], "--restarts", Plan.parse({"env": "CartPole-v1"}, {}).manager.restarts.max_restarts),
+        (["run"], "--restarts", DEFAULT_RESTARTS),
         (["train"], "--manager", ManagerOptions().kind),
-        (["train"], "--restarts", RestartPolicy().max_restarts),
+        (["train"], "--restarts", DEFAULT_RESTARTS),
     ],
 )
 def test_the_defaults_that_a_help_tells_are_those_of_the_options(words, option, default):

@@ -11,9 +11,8 @@ from rich.console import Console
 from envmanager.cli.display import (
     LINES_AROUND_ROWS,
     WORKER_COLUMNS,
-    LiveDisplay,
-    PlainDisplay,
     Rate,
+    RunDisplay,
     RunSummary,
     describe,
     describe_env_ids,
@@ -24,6 +23,7 @@ from envmanager.cli.display import (
     worker_cells,
     write_json,
 )
+from envmanager.cli.output import LiveOutput, PlainOutput
 from envmanager.cli.plan import Plan
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats, WorkerStats
@@ -62,7 +62,7 @@ def console():
 
 @pytest.fixture
 def live(console):
-    display = LiveDisplay(console, console)
+    display = RunDisplay(LiveOutput(console, console))
     display.show_start(PLAN)
     return display
 
@@ -97,7 +97,7 @@ def test_a_notice_is_drawn_above_the_live_display_which_stays_whole(console, liv
 
 def test_notices_go_to_stderr_when_that_is_a_file(console):
     errors = Console(file=io.StringIO(), width=120)
-    live = LiveDisplay(console, errors)
+    live = RunDisplay(LiveOutput(console, errors))
     live.show_start(PLAN)
     with live.running(100.0):
         live.show_notice("error", "worker 0 is dropped")
@@ -107,7 +107,7 @@ def test_notices_go_to_stderr_when_that_is_a_file(console):
 
 
 def test_plain_notices_go_to_stderr(capsys):
-    PlainDisplay().show_notice("warning", "worker 0 ended (SIGKILL)\n")
+    RunDisplay(PlainOutput()).show_notice("warning", "worker 0 ended (SIGKILL)\n")
 
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "Warning: worker 0 ended (SIGKILL)\n")
@@ -123,7 +123,7 @@ def test_the_live_display_is_due_at_most_eight_times_a_second(live):
 @pytest.mark.parametrize(("height", "n_rows"), [(40, 16), (LINES_AROUND_ROWS + 5, 5), (7, 1)])
 def test_only_as_many_workers_are_drawn_as_there_is_room_for(height, n_rows):
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=height)
-    live = LiveDisplay(console, console)
+    live = RunDisplay(LiveOutput(console, console))
     live.show_start(PLAN)
 
     text = frame(live, console, stats(64))
@@ -143,7 +143,7 @@ def test_the_live_summary_has_the_numbers_and_the_workers(console, live):
 
 
 def test_plain_lines_come_every_two_seconds_and_hold_no_control_characters(capsys):
-    display = PlainDisplay()
+    display = RunDisplay(PlainOutput())
     display.show_start(PLAN)
     with display.running(100.0):
         assert display.due == 102.0
@@ -162,7 +162,7 @@ def test_plain_lines_come_every_two_seconds_and_hold_no_control_characters(capsy
     [("done", "all steps taken"), ("interrupted", "interrupted"), ("failed", "stopped by an error")],
 )
 def test_the_summary_says_how_the_run_ended(capsys, ended, words):
-    PlainDisplay().show_summary(summary(ended=ended))
+    RunDisplay(PlainOutput()).show_summary(summary(ended=ended))
 
     assert words in capsys.readouterr().out
 

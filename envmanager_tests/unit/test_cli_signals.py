@@ -8,7 +8,8 @@ import signal
 import pytest
 
 from envmanager.cli import run
-from envmanager.cli.display import PlainDisplay
+from envmanager.cli.display import RunDisplay
+from envmanager.cli.output import PlainOutput
 from envmanager.cli.plan import Plan
 from envmanager.cli.run import Stopped, StopSignals
 from envmanager.registry import ManagerOptions
@@ -20,11 +21,11 @@ def send(signum):
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_raises_with_the_exit_code_it_means(signum, exit_code):
-    with pytest.raises(Stopped) as caught, StopSignals():
+def test_the_first_signal_raises_and_ends_the_command_with_the_exit_code_it_means(signum, exit_code):
+    with pytest.raises(SystemExit) as caught, StopSignals():
         send(signum)
 
-    assert caught.value.exit_code == exit_code
+    assert caught.value.code == exit_code
 
 
 def test_later_signals_are_dropped():
@@ -61,7 +62,7 @@ def test_a_signal_while_a_finished_run_closes_does_not_cut_closing_short(monkeyp
 
     monkeypatch.setattr(run, "make_manager", lambda options: Interrupted(options.env))
 
-    exit_code = run.run(Plan(ManagerOptions(env="CartPole-v1"), steps=10), PlainDisplay())
+    exit_code = run.run(Plan(ManagerOptions(env="CartPole-v1"), steps=10), RunDisplay(PlainOutput()))
 
     assert (exit_code, closed) == (0, [True])
     assert "all steps taken" in capsys.readouterr().out

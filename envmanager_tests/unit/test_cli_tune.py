@@ -7,8 +7,9 @@ from rich.console import Console
 
 from envmanager.cli.app import run_command_line
 from envmanager.cli.config_files import load_config
+from envmanager.cli.output import LiveOutput, PlainOutput
 from envmanager.cli.tune import RESTARTS, TunePlan
-from envmanager.cli.tune_display import LiveTuneDisplay, PlainTuneDisplay, by_speed, cells
+from envmanager.cli.tune_display import TuneDisplay, by_speed, cells
 from envmanager.cli.tuning import (
     Candidate,
     Trial,
@@ -260,7 +261,7 @@ def test_rows_come_by_speed_and_what_is_out_after_the_others():
 def test_plain_lines_name_the_best_and_what_failed(capsys):
     trials = [trial(10), died(trial(30), restarts=2), trial(n_workers=8)]
     trials[2].fail(UsageError("no room"))
-    display = PlainTuneDisplay()
+    display = TuneDisplay(PlainOutput())
 
     with display.running(trials):
         for each in trials:
@@ -279,10 +280,10 @@ def test_plain_lines_name_the_best_and_what_failed(capsys):
     assert err == "Warning: worker 0 is replaced\n"
 
 
-def test_a_terminal_is_redrawn_and_keeps_the_table():
+def test_a_terminal_is_redrawn_and_keeps_the_table(capsys):
     console = Console(record=True, width=100, height=8, force_terminal=True, file=open("/dev/null", "w"))  # noqa: SIM115
     trials = [trial(n) for n in range(1, 11)]
-    display = LiveTuneDisplay(console, console)
+    display = TuneDisplay(LiveOutput(console, console))
 
     display.show_start("starting")
     with display.running(trials):
@@ -297,7 +298,7 @@ def test_a_terminal_is_redrawn_and_keeps_the_table():
     assert "Error: worker 0 is dropped" in text
     assert "best" in text
     assert [len(line) <= 100 for line in text.splitlines() if "a line that" in line] == [True]
-    assert "run it: " + "envmanager run " * 9 in text, "one line, to be copied"
+    assert capsys.readouterr().out == f"run it: {'envmanager run ' * 9}\n", "one line, to be copied"
 
 
 # Mistakes in the call.

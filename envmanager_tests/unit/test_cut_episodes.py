@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envmanager.data.cut_episodes import followed_by, lost
 from envmanager.data.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo, only_agents
 from envmanager.data.trees import leaves
-from envmanager.kernel.recovery import last_steps
+from envmanager.kernel.recovery import followed_by, last_steps, lost
 from envmanager.kernel.row_steps import batches_with
 from envmanager.kernel.table import Entry
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from envmanager.adapters.choosing import ADAPTERS, VECTORS, as_environment, build_group
+from envmanager.adapters.side_by_side import SideBySide, check_steps
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch
 from envmanager.data.steps import AgentSteps
-from envmanager.environment import Environment, SideBySide, check_steps
+from envmanager.environment import Environment
 from envmanager.errors import UsageError
 
 SPEC = BehaviorSpec(ArraySpec((2,), np.float32, -100, 100), ArraySpec((), np.int64, 0, 9))

@@ -410,7 +410,7 @@ def test_a_lost_row_is_no_step_and_no_episode_and_begins_one():
 def test_what_was_under_way_when_counting_began_is_passed_over():
     episodes = Episodes(keeps_returns=False)
     two = agents(env(0), env(1, 1))
-    episodes.pass_over_those_under_way([first(default=two)], 2)
+    episodes.ignore_running([first(default=two)], 2)
     before = {"default": two}
     for k in range(1, 5):
         now = {"default": agents(env(0), env(1, 1), reward=1, ended=[env(0)] if k % 2 else two.agent_id)}

@@ -60,12 +60,13 @@ def test_every_module_imports_or_says_what_to_install():
 
     assert {kind for kind, _, _ in said.values()} == {"MissingExtra"}, said
     assert all(is_import_error and "pip install " in text for _, is_import_error, text in said.values()), said
-    assert "pip install 'envmanager[torch]'" in said["envmanager.training.ppo"][2]
-    assert said.keys() >= {"envmanager.training.checkpoints", "envmanager.interop.sb3"}
+    assert "pip install 'envmanager[torch]'" in said["envmanager.training.algorithms.ppo"][2]
+    assert said.keys() >= {"envmanager.training.runs.checkpoints", "envmanager.interop.sb3"}
 
 
 def test_what_needs_no_library_imports_without():
-    modules = ["trainer", "controller", "episode_log", "evaluation", "frames"]
+    loop = [path.stem for path in (ROOT / "training").glob("*.py") if path.stem != "learner_process"]
+    modules = [*loop, "algorithms.states", "algorithms.store", "runs.figures", "runs.metrics", "runs.writers"]
     said = in_a_bare_interpreter(EVERY, *[f"envmanager.training.{module}" for module in modules])
 
     assert json.loads(said) == {}
@@ -137,15 +138,16 @@ for name in ("gymnasium", "ale_py", "envpool", "yaml", "tensorboardX", "stable_b
     Path(f"{name}.py").write_text("raise ImportError('libGL.so.1: cannot open shared object file')")
 sys.path.insert(0, "")
 import envmanager.adapters.names, envmanager.cli, envmanager.cli.config_files, envmanager.interop
-from envmanager.observe import metrics, tensorboard
+from envmanager.observe import tensorboard
+from envmanager.training.runs import metrics
 uses = {
     "gymnasium": lambda: envmanager.adapters.names.find_environment("CartPole-v1"),
     "envpool": lambda: envmanager.adapters.names.find_vector("envpool:Pong-v5"),
-    "yaml": lambda: envmanager.cli.config_files.read_yaml("1", "--set"),
+    "yaml": lambda: envmanager.cli.config_files.parse("1", "YAML", "--set"),
     "tensorboardX": lambda: tensorboard.make_writer("there"),
     "wandb": lambda: metrics.require(metrics.parse(["wandb"])),
     "stable_baselines3": lambda: envmanager.interop.as_sb3_vec_env(None),
-    "torch": lambda: __import__("envmanager.training.ppo"),
+    "torch": lambda: __import__("envmanager.training.algorithms.ppo"),
 }
 for library, use in uses.items():
     try:

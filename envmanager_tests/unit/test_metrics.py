@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import os
 import subprocess
@@ -17,9 +16,9 @@ import pytest
 
 from envmanager import importing
 from envmanager.errors import MissingExtra, UsageError
-from envmanager.observe import csv_metrics, metrics, tensorboard
-from envmanager.observe.metrics import Metrics, open_writers, parse
-from envmanager.observe.metrics_writer import RunFacts
+from envmanager.training.runs import metrics, writers
+from envmanager.training.runs.metrics import Metrics, open_writers, parse
+from envmanager.training.runs.writers import RunFacts
 
 CONFIG = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
 
@@ -65,13 +64,9 @@ def test_anything_else_is_a_usage_error(given: Any, words: str):
 
 def test_an_option_that_a_writer_has_not_is_refused_with_the_nearest():
     with pytest.raises(UsageError, match=r"no option metrics\.mlflow\.experimnt; did you mean experiment\?"):
-        metrics._check_options(Metrics("mlflow", {"experimnt": "x"}), importlib_class("trackers", "MlflowMetrics"))
+        metrics._check_options(Metrics("mlflow", {"experimnt": "x"}), writers.MlflowMetrics)
     with pytest.raises(UsageError, match=r"no option metrics\.csv\.file\. It has none"):
         metrics.require(parse([{"csv": {"file": "x"}}]))
-
-
-def importlib_class(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(f"envmanager.observe.{module}"), name)
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb", "mlflow"])
@@ -199,13 +194,12 @@ def test_a_training_that_begins_anew_begins_a_new_table(tmp_path: Path):
     assert rows_of(tmp_path) == [["steps", "name", "value"]]
 
 
-def test_somebodys_table_of_that_name_is_not_replaced(tmp_path: Path):
+def test_a_table_with_other_columns_is_not_replaced_when_a_training_goes_on(tmp_path: Path):
     (tmp_path / "metrics.csv").write_text("steps,metric\n")
 
-    with pytest.raises(UsageError, match="move it"):
-        written(tmp_path)
+    with pytest.raises(UsageError, match="Restore it, or delete it"):
+        written(tmp_path, resumed_at=150)
     assert (tmp_path / "metrics.csv").read_text() == "steps,metric\n"
-    assert csv_metrics.is_of_others(tmp_path / "metrics.csv")
 
 
 # TensorBoard.
@@ -235,29 +229,13 @@ def test_tensorboards_scalars_are_in_the_folder_of_the_run_or_where_it_is_said(t
     assert scalars_in(path) == {"a/loss": (0.5, 100), "return/mean": (2.0, 100)}
 
 
-def test_only_what_a_training_wrote_is_removed_of_tensorboards_files(tmp_path: Path):
-    pytest.importorskip("tensorboardX")
-    folder = tmp_path / "tensorboard"
-    open_writers(parse(["tensorboard"]), facts(tmp_path))["tensorboard"].close()
-    tensorboard.make_writer(str(folder)).close()
-    (folder / "notes.txt").write_text("mine")
-    (folder / "events.out.tfevents.1.host.envmanager-0123abcd").symlink_to(folder / "notes.txt")
-    assert len(list(folder.iterdir())) == 4
-
-    tensorboard.remove_events(folder)
-    tensorboard.remove_events(tmp_path / "nothing")
-
-    assert len(list(folder.iterdir())) == 3
-    assert (folder / "notes.txt").read_text() == "mine"
-
-
 # The services.
 
 USE_WANDB = """
 import json, sys
 from pathlib import Path
-from envmanager.observe.metrics import open_writers, parse
-from envmanager.observe.metrics_writer import RunFacts
+from envmanager.training.runs.metrics import open_writers, parse
+from envmanager.training.runs.writers import RunFacts
 
 directory = Path(sys.argv[1])
 facts = RunFacts(directory, "0123456789abcdef", {"manager": {"env": "CartPole-v1"}})
@@ -304,8 +282,8 @@ USE_MLFLOW = """
 import json, sys
 from mlflow.tracking import MlflowClient
 from pathlib import Path
-from envmanager.observe.metrics import open_writers, parse
-from envmanager.observe.metrics_writer import RunFacts
+from envmanager.training.runs.metrics import open_writers, parse
+from envmanager.training.runs.writers import RunFacts
 
 directory, uri = Path(sys.argv[1]), sys.argv[2]
 config = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
@@ -359,6 +337,6 @@ def test_mlflow_keeps_the_scalars_without_a_server_and_goes_on_with_its_run(tmp_
 
 
 def test_nothing_of_the_services_is_imported_before_it_is_chosen():
-    code = "import sys, envmanager.observe.metrics as m; m.parse(['wandb', 'mlflow', 'csv']); print(*sys.modules)"
+    code = "import sys, envmanager.training.runs.metrics as m; m.parse(['wandb', 'mlflow', 'csv']); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"wandb", "mlflow", "tensorboardX"} & set(loaded)

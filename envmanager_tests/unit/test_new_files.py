@@ -9,7 +9,7 @@ import pytest
 
 from envmanager.cli.plan import check_out
 from envmanager.errors import NotWritten, UsageError
-from envmanager.observe.files import append_to, replacing, write_anew
+from envmanager.observe.files import append_to, replacing, write_atomically
 
 
 def mode_of(path):
@@ -25,7 +25,7 @@ def umask():
 
 
 def test_what_is_written_is_there(tmp_path):
-    write_anew(tmp_path / "a.json", "ü\n")
+    write_atomically(tmp_path / "a.json", "ü\n")
 
     assert (tmp_path / "a.json").read_text("utf-8") == "ü\n"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
@@ -38,7 +38,7 @@ def test_its_mode_is_what_the_umask_leaves_whatever_was_there_before(tmp_path, u
         path.touch()
         path.chmod(before)
 
-    write_anew(path, "x")
+    write_atomically(path, "x")
 
     assert mode_of(path) == 0o666 & ~umask
 
@@ -48,7 +48,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     victim.write_text("precious")
     (tmp_path / "a.json").symlink_to(victim)
 
-    write_anew(tmp_path / "a.json", "x")
+    write_atomically(tmp_path / "a.json", "x")
 
     assert victim.read_text() == "precious"
     assert not (tmp_path / "a.json").is_symlink()
@@ -59,7 +59,7 @@ def test_a_hard_link_is_replaced_and_the_other_name_stays(tmp_path):
     victim.write_text("precious")
     (tmp_path / "a.json").hardlink_to(victim)
 
-    write_anew(tmp_path / "a.json", "x")
+    write_atomically(tmp_path / "a.json", "x")
 
     assert victim.read_text() == "precious"
 
@@ -71,7 +71,7 @@ def test_a_link_under_the_name_of_the_temporary_file_is_not_followed(tmp_path, m
     (tmp_path / ".a.json.guessed.part").symlink_to(victim)
 
     with pytest.raises(NotWritten, match="File exists"):
-        write_anew(tmp_path / "a.json", "x")
+        write_atomically(tmp_path / "a.json", "x")
 
     assert victim.read_text() == "precious"
     assert not (tmp_path / "a.json").exists()
@@ -125,6 +125,6 @@ def test_a_file_that_cannot_be_written_is_named_and_what_was_there_stays(tmp_pat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(NotWritten, match=r"a\.json cannot be written: No space left on device\."):
-        write_anew(tmp_path / "a.json", "after")
+        write_atomically(tmp_path / "a.json", "after")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "before"

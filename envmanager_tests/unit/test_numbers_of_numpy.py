@@ -22,8 +22,8 @@ from envmanager.registry import ManagerOptions
 from envmanager.structuring import structure
 from envmanager.testing import FakeEnvironment, Raise, Step, faulty
 from envmanager.training.evaluation import evaluate
-from envmanager.training.plan import TrainingOptions
-from envmanager.training.rounds import Rounds
+from envmanager.training.learners import Rounds
+from envmanager.training.runs.plan import TrainingOptions
 
 NEEDED = {Rounds: {"train": [["a"]]}, Wait: {"max_ready": 9}}
 """Arguments without which an object of the class cannot be made."""

@@ -90,7 +90,7 @@ def test_the_time_to_close_is_finite():
     ],
 )
 def test_what_a_reset_may_ask_for(config, expected):
-    assert ResetConfig.parse(config, n_envs=2) == expected
+    assert ResetConfig.of(config, n_envs=2) == expected
 
 
 @pytest.mark.parametrize("seeds", [np.array([1, 2]), [np.int64(1), np.uint8(2)]])
@@ -120,7 +120,7 @@ def test_numpy_seeds_are_kept_as_ints(seeds):
 )
 def test_what_a_reset_must_not_ask_for(config, message):
     with pytest.raises(UsageError, match=message):
-        ResetConfig.parse(config, n_envs=2)
+        ResetConfig.of(config, n_envs=2)
 
 
 @pytest.mark.parametrize(

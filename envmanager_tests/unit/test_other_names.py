@@ -13,7 +13,7 @@ from envmanager.errors import ConfigError
 from envmanager.importing import nearest
 from envmanager.registry import ManagerOptions
 from envmanager.structuring import structure
-from envmanager.training.plan import TrainingOptions
+from envmanager.training.runs.plan import TrainingOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 MLAGENTS = """

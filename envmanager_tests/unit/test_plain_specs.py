@@ -9,7 +9,7 @@ import pytest
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.trees import leaves
-from envmanager.training.plain_data import plain_spec, spec_from_plain
+from envmanager.training.algorithms.states import plain_spec, spec_from_plain
 
 SPECS = [
     ArraySpec(),

@@ -19,7 +19,7 @@ from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvRaised, NotPlaced, WorkerDied, WorkerTimedOut
 from envmanager.hosts.descriptors import wait_for
 from envmanager.hosts.hosting import GroupFactory, make_contexts
-from envmanager.hosts.link import State, WorkerPlan
+from envmanager.hosts.life import State, WorkerPlan
 from envmanager.hosts.link_host import Resources
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.timing import WorkerTimes

@@ -1,0 +1,204 @@
+"""The group of environments of any kind, each an Environment, and the check of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.casting import Casting, cast_steps
+from envmanager.data.specs import (
+    BehaviorSpec,
+    BehaviorSpecs,
+    SpecMismatch,
+    check_structure,
+    check_values,
+    describe_value,
+    merge_specs,
+)
+from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Steps, concat_steps
+from envmanager.data.trees import Tree, copy_tree, leaves, leaves_like, paths, snapshot, take_rows
+from envmanager.environment import Environment, RowGroup
+
+
+class SideBySide(RowGroup):
+    """A group of any environments. It concatenates their rows by behavior."""
+
+    def __init__(
+        self, environments: Sequence[Environment], env_ids: Sequence[int], *, infos: bool, check_values: bool
+    ) -> None:
+        self._environments: Sequence[Environment] = list(environments)
+        self.env_ids = tuple(env_ids)
+        self._all = range(len(self._environments))
+        self._infos = infos
+        self._check_values = check_values
+        self._last: list[Steps] = [{} for _ in self._all]
+        """The last result of each environment."""
+        self.casting = Casting(strict=check_values)
+        for environment in self._environments:
+            if environment.casting is not None:
+                environment.casting = self.casting
+        self.partial_actions = all(environment.partial_actions for environment in self._environments)
+        self._specs: dict[str, BehaviorSpec] = {}
+        self._n_known = [0] * len(self._environments)
+        self._learn_all()
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return self._specs
+
+    @property
+    def max_agents(self) -> Mapping[str, int]:
+        total: dict[str, int] = {}
+        for environment in self._environments:
+            for behavior, n_agents in environment.max_agents.items():
+                total[behavior] = total.get(behavior, 0) + n_agents
+        return total
+
+    @property
+    def envs(self) -> Sequence[Any]:
+        return [environment.wrapped for environment in self._environments]
+
+    @property
+    def subjects(self) -> Sequence[Any]:
+        return [environment.subject for environment in self._environments]
+
+    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        environments = zip(self._environments, seeds, strict=True)
+        return self._joined((each.reset(seeds=[seed], options=options) for each, seed in environments), self._all)
+
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
+        chosen = self._all if rows is None else rows.tolist()
+        shares = zip(chosen, self._shares(actions, chosen), strict=True)
+        return self._joined((self._environments[row].step(own) for row, own in shares), chosen)
+
+    def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
+        chosen = self._all if rows is None else rows.tolist()
+        shares = zip(self._each(chosen), self._shares(actions, chosen), strict=True)
+        return [self._environments[row].action_of(own) for row, own in shares]
+
+    def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
+        chosen = self._all if rows is None else rows.tolist()
+        own_results = zip(chosen, results, strict=True)
+        return self._joined((self._environments[row].steps_of(result) for row, result in own_results), chosen)
+
+    def _shares(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
+        """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
+        taken = dict.fromkeys(actions, 0)
+        shares = []
+        for row in rows:
+            own = {}
+            for behavior, steps in self._last[row].items():
+                if behavior in actions:
+                    start = taken[behavior]
+                    taken[behavior] = stop = start + len(steps.acting_rows)
+                    # A copy, because an environment may keep or change its action.
+                    own[behavior] = copy_tree(take_rows(actions[behavior], slice(start, stop)))
+            shares.append(own)
+        return shares
+
+    def _joined(self, results: Iterable[Steps], rows: Iterable[int]) -> Steps:
+        """Check the steps of the environments at ``rows``, and concatenate their rows by behavior."""
+        parts: dict[str, list[AgentSteps]] = {}
+        for row, result in zip(self._each(rows), results, strict=True):
+            self._last[row] = self._checked(row, result)
+            for behavior, steps in self._last[row].items():
+                own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
+                parts.setdefault(behavior, []).append(own)
+        return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
+
+    def _at(self, rows: Iterable[int]) -> Iterable[Any]:
+        yield from super()._at(rows)
+        self._learn_all()  # a call may have added agents
+
+    def _learn_all(self) -> None:
+        for row in self._each(self._all):
+            self._learn(row, self._environments[row].behavior_specs)
+
+    def _learn(self, row: int, specs: BehaviorSpecs) -> None:
+        """Add the environment's ``specs`` to the group. Raises SpecConflict if a behavior already has another spec."""
+        if len(specs) != self._n_known[row]:
+            merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
+            self._n_known[row] = len(specs)
+
+    def _checked(self, row: int, results: Steps) -> Steps:
+        specs = self._environments[row].behavior_specs
+        if not isinstance(results, Mapping):
+            raise SpecMismatch("the result", "a mapping {behavior: AgentSteps}", describe_value(results))
+        self._learn(row, specs)
+        checked = {}
+        for behavior, steps in results.items():
+            if behavior not in specs:
+                raise SpecMismatch("the result", f"of behaviors {sorted(specs)}", f"of behavior {behavior!r}")
+            spec = specs[behavior]
+            try:
+                check_steps(spec, steps, check_numbers=self._check_values)
+            except SpecMismatch:
+                if self._check_values or not isinstance(steps, AgentSteps):
+                    raise
+                steps = cast_steps(spec, steps, self.casting)
+                check_steps(spec, steps, check_numbers=self._check_values)
+            info = reset_info = None
+            if self._infos:
+                info, reset_info = snapshot(steps.info), snapshot(steps.reset_info)
+            checked[behavior] = steps = attrs.evolve(steps, info=info, reset_info=reset_info)
+            if spec.has_objects and self._environments[row].casting is None:
+                steps.obs, steps.final_obs = snapshot(steps.obs), snapshot(steps.final_obs)
+        return checked
+
+
+def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:
+    """Raise SpecMismatch unless ``steps``, a result of one environment for one behavior, satisfies ``spec``.
+
+    Checks structure, shapes, dtypes, agent ids and infos. With ``check_numbers``, also checks finiteness and bounds.
+    """
+    if not isinstance(steps, AgentSteps):
+        raise SpecMismatch("the result", "AgentSteps", describe_value(steps))
+    ids = steps.agent_id
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype != np.int64:
+        raise SpecMismatch("agent_id", "int64[n]", describe_value(ids))
+    numbers = ids.tolist()  # for a few agents, Python is faster than NumPy
+    if numbers and not 0 <= min(numbers) <= max(numbers) < 2**AGENT_BITS:
+        raise SpecMismatch("agent_id", f"from 0 to 2**{AGENT_BITS} - 1", f"from {min(numbers)} to {max(numbers)}")
+    if len(set(numbers)) < len(numbers):
+        raise SpecMismatch("agent_id", "a different number for each agent", f"{numbers}")
+    n = len(steps)
+    _check_rows(spec.observation, steps.obs, n, "obs", check_numbers)
+    for name, dtype in COLUMNS.items():
+        column = getattr(steps, name)
+        if column is None and name == "acting":
+            continue
+        if not isinstance(column, np.ndarray) or column.shape != (n,) or column.dtype != dtype:
+            raise SpecMismatch(name, f"{dtype}[{n}]", describe_value(column))
+    if check_numbers and not np.isfinite(steps.reward).all():
+        raise SpecMismatch("reward", "finite", "NaN or infinite in part")
+    n_ended = int(np.count_nonzero(steps.ended))
+    if steps.final_obs is None and n_ended:
+        raise SpecMismatch("final_obs", f"{n_ended} rows, one per agent that ended", "None")
+    if steps.final_obs is not None:
+        _check_rows(spec.observation, steps.final_obs, n_ended, "final_obs", check_numbers)
+    _check_infos(steps.info, n, "info")
+    _check_infos(steps.reset_info, n_ended, "reset_info")
+
+
+def _check_infos(infos: Any, n: int, name: str) -> None:
+    if infos is None:
+        return
+    if not isinstance(infos, list) or len(infos) != n:
+        got = f"a list of {len(infos)}" if isinstance(infos, list) else describe_value(infos)
+        raise SpecMismatch(name, f"a list of {n} dicts", got)
+    for row, info in enumerate(infos):
+        if not isinstance(info, Mapping):
+            raise SpecMismatch(f"{name}[{row}]", "a dict", describe_value(info))
+
+
+def _check_rows(spec: Tree, value: Tree, n: int, root: str, check_numbers: bool) -> None:
+    check_structure(spec, value, root)
+    for leaf_spec, leaf, path in zip(leaves(spec), leaves_like(spec, value), paths(spec, root), strict=True):
+        expected = f"{leaf_spec.dtype}{[n, *leaf_spec.shape]}"
+        if not isinstance(leaf, np.ndarray) or leaf.shape != (n, *leaf_spec.shape) or leaf.dtype != leaf_spec.dtype:
+            raise SpecMismatch(path, expected, describe_value(leaf))
+        if check_numbers:
+            check_values(leaf_spec, leaf, path)

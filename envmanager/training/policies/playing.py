@@ -1,0 +1,229 @@
+"""Playback of a training run's policies in one environment, in a window or for a video.
+
+::
+
+    SavedTraining ── policies ──▶ manager of one environment, in this process ── PlayedEpisode ──▶ the caller
+                                        └── each reset and step is shown ──▶ a window, or frames
+
+The rule: for a video, a frame is rendered right after each reset and step of the environment itself. After a step of
+the manager, an episode's last frame could be lost, because the manager may have reset the environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.adapters.factories import call_factory, resolve
+from envmanager.adapters.recipes import with_recipe
+from envmanager.adapters.resets import Resetter
+from envmanager.data.specs import describe_value
+from envmanager.environment import EnvContext
+from envmanager.errors import ImportFailed, UsageError
+from envmanager.importing import needed_by
+from envmanager.observe.episodes import Episode, Episodes
+from envmanager.observe.files import reporting
+from envmanager.registry import ManagerOptions
+from envmanager.simple_env_manager import SimpleEnvManager
+from envmanager.training.policies.saved import SavedTraining
+
+WINDOW, FRAMES = "human", "rgb_array"
+"""Render modes of Gymnasium and PettingZoo."""
+FRAMES_PER_S = 30.0
+"""Frames per second of a video if the environment's metadata does not set ``render_fps``."""
+
+
+@attrs.frozen
+class PlayedEpisode:
+    """A finished episode. ``number`` counts from 0. ``returns`` maps each behavior to the returns of its agents.
+
+    ``frames`` are the images that ``render`` returned, one for the reset and one for each environment step. The list
+    is empty in mode WINDOW.
+    """
+
+    number: int
+    n_steps: int
+    returns: dict[str, list[float]]
+    frames: list[np.ndarray] = attrs.field(repr=False)
+    frames_per_s: float
+
+
+def play(
+    training: SavedTraining,
+    *,
+    n_episodes: int,
+    mode: str,
+    on_episode: Callable[[PlayedEpisode], Any],
+    seed: int = 0,
+    env: str | None = None,
+) -> None:
+    """Play ``n_episodes`` episodes and call ``on_episode`` after each.
+
+    ``mode``: WINDOW or FRAMES. ``env``: name of an environment to play instead of the training's own. Raises
+    UsageError if the environment cannot be rendered in ``mode`` or is a Godot game.
+    """
+    options = training.manager_options(env=env)
+    if options.kind == "godot":
+        raise UsageError(f"{options.env} is a Godot game: `envmanager godot watch` plays it in a window.")
+    environment = make_shown(options, mode)
+    camera = Camera(environment, takes_frames=mode == FRAMES)
+    returns: dict[str, list[float]] = {}
+
+    def note(ended: Episode) -> None:
+        returns.setdefault(ended.behavior, []).append(ended.total)
+
+    episodes = Episodes(on_end=note)
+    with SimpleEnvManager(lambda: environment) as manager:
+        for behavior, policy in training.policies_for(manager.behavior_specs).items():
+            manager.set_policy(behavior, policy)
+        episodes.add_all(manager.reset({"seed": seed}))
+        for number in range(n_episodes):
+            while not camera.has_whole_scene:
+                episodes.add_all(manager.step())
+            n_steps, frames = camera.take_scene()
+            on_episode(PlayedEpisode(number, n_steps, dict(returns), frames, _frames_per_s(environment)))
+            returns.clear()
+
+
+@attrs.define
+class _Scene:
+    """The steps and frames of an episode so far."""
+
+    n_steps: int = 0
+    frames: list[np.ndarray] = attrs.field(factory=list)
+
+
+class Camera:
+    """A recorder that wraps an environment's reset and step. It counts steps and keeps frames if ``takes_frames``."""
+
+    def __init__(self, environment: Any, *, takes_frames: bool) -> None:
+        self._environment = environment
+        self._takes_frames = takes_frames
+        self._scenes: list[_Scene] = []
+        for name in ("reset", "step"):
+            setattr(environment, name, self._watched(getattr(environment, name), is_reset=name == "reset"))
+
+    @property
+    def has_whole_scene(self) -> bool:
+        """Whether the oldest episode is complete, because a later episode has begun."""
+        return len(self._scenes) > 1
+
+    def take_scene(self) -> tuple[int, list[np.ndarray]]:
+        """Remove the oldest episode; return its number of environment steps and its frames."""
+        scene = self._scenes.pop(0)
+        return scene.n_steps, scene.frames
+
+    def _watched(self, method: Callable[..., Any], *, is_reset: bool) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def watched(*args: Any, **options: Any) -> Any:
+            result = method(*args, **options)
+            if is_reset:
+                self._scenes.append(_Scene())
+            else:
+                self._scenes[-1].n_steps += 1
+            if self._takes_frames:
+                self._scenes[-1].frames.append(np.array(self._environment.render()))
+            return result
+
+        return watched
+
+
+def make_shown(options: ManagerOptions, mode: str) -> Any:
+    """Return a new environment with render mode ``mode``, after one reset. Raises UsageError if it cannot be shown."""
+    env = str(options.env)
+    if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
+        raise UsageError(
+            "there is no display for a window (neither DISPLAY nor WAYLAND_DISPLAY is set): make a video (--video "
+            "out.mp4), or run it where there is a screen."
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # mistakes raise errors below
+        try:
+            environment = _make(options, mode)
+        except (ImportFailed, UsageError):
+            raise
+        except Exception as error:
+            raise _cannot_be_shown(env, mode, error) from error
+        try:
+            _require_mode(environment, env, mode)
+            _show_once(environment, env, mode)
+        except BaseException:
+            environment.close()
+            raise
+    return environment
+
+
+def has_display() -> bool:
+    """Return whether the environment variable DISPLAY or WAYLAND_DISPLAY is set."""
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def _make(options: ManagerOptions, mode: str) -> Any:
+    arguments = {name: value for name, value in (options.env_kwargs or {}).items() if name != "render_mode"}
+    shown = attrs.evolve(options, env_kwargs=arguments, render_mode=mode)
+    return call_factory(resolve(with_recipe(shown.env, shown)), EnvContext(env_id=0, worker_id=0))
+
+
+def _require_mode(environment: Any, env: str, mode: str) -> None:
+    modes = (getattr(environment, "metadata", None) or {}).get("render_modes") or ()
+    if hasattr(environment, "num_envs"):
+        raise UsageError(f"{env!r} cannot be shown: it is a vector of several environments.")
+    if mode not in modes or getattr(environment, "render_mode", None) != mode:
+        raise UsageError(
+            f"{env!r} cannot be shown with render_mode={mode!r}: its render_modes are {', '.join(modes) or 'none'}. A "
+            "function that makes an environment needs a parameter render_mode, which it passes on."
+        )
+
+
+def _show_once(environment: Any, env: str, mode: str) -> None:
+    """Raise UsageError unless ``environment`` can be reset and, in mode FRAMES, renders an image."""
+    try:
+        Resetter(environment)(environment, seed=None, options=None)
+        frame: Any = environment.render() if mode == FRAMES else None
+    except Exception as error:
+        raise _cannot_be_shown(env, mode, error) from error
+    if mode == FRAMES and np.ndim(frame) != 3:
+        raise UsageError(f"{env!r} cannot be filmed: its render() returned {describe_value(frame)}, not an image.")
+
+
+def _cannot_be_shown(env: str, mode: str, error: Exception) -> UsageError:
+    return UsageError(f"{env!r} cannot be shown with render_mode={mode!r}. {type(error).__name__}: {error}")
+
+
+def _frames_per_s(environment: Any) -> float:
+    """Return ``render_fps`` from the environment's metadata, or FRAMES_PER_S if it is not set."""
+    told = (getattr(environment, "metadata", None) or {}).get("render_fps")
+    return float(told) if told else FRAMES_PER_S
+
+
+def require_video() -> None:
+    """Raise MissingExtra if moviepy, the library that writes videos, is not installed."""
+    with needed_by("a video", extra="video"):
+        import moviepy  # noqa: F401
+
+
+def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
+    """Write a video of ``frames``. Raises MissingExtra without moviepy, NotWritten if ``file`` cannot be written."""
+    require_video()
+    from gymnasium.utils import save_video as of_gymnasium
+
+    with reporting(file), tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
+        of_gymnasium.save_video(_with_all_seen(frames, fps), folder, episode_trigger=lambda _: True, fps=fps)
+        (made,) = Path(folder).iterdir()
+        made.replace(file)
+
+
+def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
+    """Return ``frames``, with the last repeated if moviepy, which rounds the number of frames down, would drop it."""
+    seen = list(frames)
+    while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
+        seen.append(frames[-1])
+    return seen

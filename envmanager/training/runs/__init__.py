@@ -1,0 +1,1 @@
+"""Training runs: their plan, folder, checkpoints, figures, metrics, and the run itself."""

@@ -1,0 +1,374 @@
+"""A training run from a config: the manager, the trainers, checkpoints, evaluations and metrics.
+
+::
+
+    TrainingPlan ── make_manager, make_trainer ──▶ TrainerController ── Update ──▶ Reports: display, metrics, episodes
+                                 control.toml ───────────┘   └── checkpoints, evaluation ──▶ TrainingResult
+
+Checkpoints are written only between two steps of the controller. ``TrainingRun.stop`` takes effect there too.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from envmanager.data.seeding import derive_seed
+from envmanager.errors import ConfigError
+from envmanager.importing import needed_by
+from envmanager.observe.episodes import RECENT, Episode
+from envmanager.observe.stats import ManagerStats
+from envmanager.options import ResetConfig, Wait
+from envmanager.registry import make_manager
+from envmanager.training.algorithms.trainers import check_tables, make_trainer
+from envmanager.training.controller import TrainerController, Update
+from envmanager.training.evaluation import (
+    Evaluation,
+    Evaluator,
+    evaluate_until,
+    generator_states,
+    mean_and_spread,
+    restore_generators,
+    shares,
+)
+from envmanager.training.learners import KEPT, LearnersChanged, unknown_behavior
+from envmanager.training.runs import checkpoints, folder, metrics, records
+from envmanager.training.runs.checkpoints import Checkpoint, TrainingState
+from envmanager.training.runs.control import Control, ControlFile
+from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog, Figures, Report
+from envmanager.training.runs.plan import ANY_BEHAVIOR, CONTROL, TrainingOptions, TrainingPlan, table_for
+from envmanager.training.runs.writers import RunFacts
+from envmanager.training.trainer import Trainer
+
+with needed_by("envmanager.training", extra="torch"):
+    import torch
+
+if TYPE_CHECKING:
+    from envmanager.env_manager import EnvManager
+
+_logger = logging.getLogger("envmanager")
+
+__all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "TrainingRun"]
+
+
+@attrs.frozen
+class TrainingResult:
+    """The result of a training run. ``ended`` is ``"done"``, ``"stopped"`` or, if no steps were left, ``"over"``.
+
+    ``n_steps``: agent steps of the training, ``n_steps_before`` of them in earlier runs. ``wall_s``: seconds from the
+    run's start to the end of training. ``mean_return_of``: mean recent return of each behavior with ended episodes.
+    """
+
+    ended: str
+    n_steps: int
+    wall_s: float
+    mean_return: float
+    evaluation: Evaluation | None
+    stats: ManagerStats
+    n_steps_before: int = 0
+    mean_return_of: Mapping[str, float] = attrs.field(factory=dict)
+
+    @property
+    def steps_per_s(self) -> float:
+        """Mean agent steps per second of this run."""
+        return (self.n_steps - self.n_steps_before) / self.wall_s if self.wall_s > 0 else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ended": self.ended,
+            "n_steps": self.n_steps,
+            "n_steps_before": self.n_steps_before,
+            "wall_s": self.wall_s,
+            "steps_per_s": self.steps_per_s,
+            "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
+            "mean_return_of": dict(self.mean_return_of),
+            "evaluation": None
+            if self.evaluation is None
+            else {
+                "episodes": self.evaluation.n_episodes,
+                "lost": self.evaluation.lost,
+                "mean": self.evaluation.mean,
+                "spread": self.evaluation.spread,
+                "mean_length": mean_and_spread(self.evaluation.lengths)[0] if self.evaluation.lengths else None,
+                "returns": dict(self.evaluation.returns_of),
+            },
+            "restarts": self.stats.restarts,
+            "steps_lost": self.stats.steps_lost,
+        }
+
+
+class TrainingRun:
+    """One run of a training plan. ``go()`` trains; ``stop()``, which a signal handler may call, ends training early."""
+
+    def __init__(self, plan: TrainingPlan, report: Report) -> None:
+        self.plan = plan
+        self.manager: EnvManager | None = None
+        self.trainers: dict[str, Trainer] = {}
+        self.controller: TrainerController | None = None
+        self.began = 0.0
+        self.n_steps_before = 0
+        """Number of agent steps that earlier runs of this training have taken."""
+        # Id of the training in every checkpoint; a resume restores it.
+        self._id: str = secrets.token_hex(8)
+        self._plan = plan.saved()
+        self._reports = [report]
+        """Receivers of what happens: the display, and once the environments run the figures and the episode log."""
+        self._stops = False
+        self._saved: Path | None = None
+        self._saved_at = 0
+        self._evaluated_at = 0
+        self._best: float | None = None
+        self._evaluator: Evaluator | None = None
+        self._frozen_in_config: frozenset[str] = frozenset()
+        self._control: ControlFile | None = None
+        # Requested changes of the frozen behaviors, including those of earlier runs, for plots.
+        self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
+
+    def stop(self) -> None:
+        """Make ``go`` cancel any evaluation, finish the steps in progress, save a checkpoint and return."""
+        self._stops = True
+
+    @property
+    def saved_at(self) -> int:
+        """Number of agent steps of the training at the last checkpoint; 0 if there is none yet."""
+        return self._saved_at
+
+    def go(self) -> TrainingResult:
+        """Train to the end, or until ``stop()``, and return the result.
+
+        If a resumed training has no steps left, nothing is started or written, and ``ended`` is ``"over"``. Raises
+        UsageError, for example if another run uses the folder, or left files there and neither resume nor force is set.
+        """
+        training, directory = self.plan.training, self.plan.directory
+        folder.check(directory, resume=self.plan.resume, force=self.plan.force)
+        check_tables(self.plan.trainers)
+        metrics.require(training.metrics)
+        if self.plan.resume:
+            records.check_resumed(self.plan)
+            n_steps = checkpoints.load_latest(self.plan.checkpoints).training.n_steps
+            if n_steps >= training.steps:
+                return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
+        with folder.held(directory, resume=self.plan.resume, force=self.plan.force):
+            return self._train(training)
+
+    def _train(self, training: TrainingOptions) -> TrainingResult:
+        if training.threads is not None:
+            torch.set_num_threads(training.threads)
+        torch.manual_seed(training.seed)
+        self.began = time.monotonic()
+        with make_manager(self.plan.manager) as manager, ExitStack() as stack:
+            controller = self._prepare(manager, stack)
+            for report in self._reports:
+                report.started(self)
+            controller.train(training.steps, until=self._is_over)
+            if self._stops:
+                controller.step(Wait.all())  # so that the trainers learn from the steps in flight too
+            wall_s = time.monotonic() - self.began
+            self._save(controller)
+            means = {behavior: controller.episodes.mean_of_recent(behavior) for behavior in self.trainers}
+            ended = "stopped" if self._stops else "done"
+            evaluation = None if self._stops else self._evaluate_at_the_end(manager)
+            return TrainingResult(
+                ended,
+                controller.n_steps,
+                wall_s,
+                controller.episodes.mean_of_recent(),
+                evaluation,
+                manager.stats(),
+                self.n_steps_before,
+                {behavior: mean for behavior, mean in means.items() if not math.isnan(mean)},
+            )
+
+    def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
+        """Make the trainers, evaluator and writers; on a resume, load the latest checkpoint. Return the controller."""
+        plan, training, directory = self.plan, self.plan.training, self.plan.directory
+        self.manager = manager
+        self.trainers = self._make_trainers(manager, stack)
+        controller = self.controller = TrainerController(
+            manager,
+            self.trainers,
+            max_policy_lag=training.max_policy_lag,
+            rounds=training.rounds,
+            on_update=self._updated,
+            on_change=self._changed,
+        )
+        self._frozen_in_config = controller.frozen
+        self._control = ControlFile(plan.control, self.trainers)
+        config = records.resolved(plan, self.trainers)
+        if plan.resume:
+            changes = records.changes(records.read(directory), config)
+            if records.is_edited(directory):
+                changes.append(f"{directory / records.CONFIG} was edited or damaged after a training run wrote it")
+            self._restore(controller, changes)
+            if changes:
+                _logger.warning("this training goes on with a changed config: %s.", ", ".join(changes))
+        if training.evaluate_every is not None:
+            n_episodes = training.evaluation_episodes
+            evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=training.seed)
+            self._evaluator = stack.enter_context(evaluator)
+        resumed_at = controller.n_steps if plan.resume else None
+        facts = RunFacts(directory, self._id, config, resumed_at)
+        figures = stack.enter_context(Figures(controller, metrics.open_writers(training.metrics, facts)))
+        records.write(directory, config)
+        log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at))
+        self._reports = [figures, log, *self._reports]
+        controller.episodes.on_end = self._episode_ended
+        return controller
+
+    def _make_trainers(self, manager: EnvManager, stack: ExitStack) -> dict[str, Trainer]:
+        plan, training = self.plan, self.plan.training
+        known = list(manager.behavior_specs)
+        for behavior in sorted(plan.trainers.keys() - {ANY_BEHAVIOR}):
+            if behavior not in known:
+                raise ConfigError(f"There is a trainer for {unknown_behavior(behavior, known)}")
+        made: dict[str, Trainer] = {}
+        for number, (behavior, spec) in enumerate(manager.behavior_specs.items()):
+            table = table_for(behavior, plan.trainers)
+            made[behavior] = make_trainer(behavior, spec, table, seed=training.seed + number, device=training.device)
+            stack.callback(made[behavior].close)
+        return made
+
+    def _is_over(self) -> bool:
+        controller, every = self.controller, self.plan.training.checkpoint_every
+        assert controller is not None
+        assert self._control is not None
+        self._control.obey(self._carry_out, time.monotonic())
+        if controller.is_between_rounds:
+            gap, n_steps = self.plan.training.evaluate_every, controller.n_steps
+            if gap is not None and n_steps // gap > self._evaluated_at // gap:
+                self._evaluate_on_the_way(controller)
+            if every is not None and controller.n_steps - self._saved_at >= every:
+                self._save(controller)
+        return self._stops
+
+    def _carry_out(self, asked: Control) -> None:
+        assert self.controller is not None
+        if asked.frozen is not None:
+            self.controller.freeze_only(asked.frozen, cause=CONTROL)
+        if asked.checkpoint:
+            self._save(self.controller)
+
+    def _updated(self, update: Update) -> None:
+        for report in self._reports:
+            report.updated(self, update)
+
+    def _changed(self, change: LearnersChanged) -> None:
+        if not change.is_round:
+            self._changes.append(change)
+        for report in self._reports:
+            report.changed(self, change)
+
+    def _episode_ended(self, episode: Episode) -> None:
+        assert self.controller is not None
+        behavior, agent_id, total, length = episode
+        seconds = time.monotonic() - self.began
+        end = EpisodeEnd(self.controller.n_steps, seconds, behavior, agent_id, total, length)
+        for report in self._reports:
+            report.episode_ended(end)
+
+    # Evaluations.
+
+    def _evaluate_on_the_way(self, controller: TrainerController) -> None:
+        assert self._evaluator is not None
+        self._evaluated_at = controller.n_steps
+        evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
+        if evaluation is None:
+            return
+        is_best = self._is_best(evaluation)
+        if is_best:
+            if self._saved is None or self._saved_at != controller.n_steps:
+                self._save(controller)
+            self._mark_best(evaluation)
+        for report in self._reports:
+            report.evaluated(self, evaluation, is_best)
+
+    def _evaluate_at_the_end(self, manager: EnvManager) -> Evaluation | None:
+        """Evaluate the final policies and mark a new best checkpoint. Return None if evaluation is off or stopped."""
+        n_episodes = self.plan.training.evaluation_episodes
+        if not n_episodes:
+            return None
+        for report in self._reports:
+            report.evaluating(n_episodes)
+        if self._evaluator is not None:
+            evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
+        else:
+            policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
+            per_env = shares(n_episodes, manager.n_envs)
+            evaluation = evaluate_until(lambda: self._stops, manager, policies, episodes_per_env=per_env)
+        if evaluation is not None:
+            if self._is_best(evaluation):
+                self._mark_best(evaluation)
+            for report in self._reports:
+                report.evaluated_at_the_end(self, evaluation)
+        return evaluation
+
+    def _is_best(self, evaluation: Evaluation) -> bool:
+        mean = evaluation.mean
+        return not math.isnan(mean) and (self._best is None or mean > self._best)
+
+    def _mark_best(self, evaluation: Evaluation) -> None:
+        """Mark the last checkpoint as the best, and remove checkpoints that no longer need to be kept."""
+        assert self._saved is not None
+        self._best = evaluation.mean
+        checkpoints.mark_best(self._saved, self._best, evaluation.lost)
+        checkpoints.prune(self.plan.checkpoints, self._id, keep=self.plan.training.keep)
+
+    # Checkpoints.
+
+    def _save(self, controller: TrainerController) -> None:
+        assert self.manager is not None
+        training = TrainingState(
+            n_steps=controller.n_steps,
+            recent_episodes=tuple(controller.episodes.recent)[-RECENT:],
+            learners=controller.state(),
+            frozen_in_config=tuple(sorted(self._frozen_in_config)),
+            changes=tuple(self._changes),
+            control=None if self._control is None else self._control.state,
+            plan=self._plan,
+            specs={behavior: self.manager.behavior_specs[behavior] for behavior in self.trainers},
+        )
+        checkpoint = Checkpoint(
+            run=self._id,
+            training=training,
+            trainers={behavior: trainer.state() for behavior, trainer in self.trainers.items()},
+            generators=generator_states(),
+        )
+        self._saved = checkpoints.save(self.plan.checkpoints, checkpoint, keep=self.plan.training.keep)
+        self._saved_at = controller.n_steps
+        for report in self._reports:
+            report.saved(self._saved)
+
+    def _restore(self, controller: TrainerController, changes: list[str]) -> None:
+        advice = "Resume with the config it was written with."
+        if changes:
+            advice = f"{advice} Since then {', '.join(changes)}."
+        path = checkpoints.latest(self.plan.checkpoints)
+        advice = f"{advice} {checkpoints.another_than(path)}"
+        checkpoint = checkpoints.load(path)
+        assert self.manager is not None
+        for behavior, trainer in self.trainers.items():
+            checkpoints.restore(trainer, self.manager.behavior_specs[behavior], checkpoint, path, advice)
+        training = checkpoint.training
+        controller.n_steps = self._saved_at = self._evaluated_at = self.n_steps_before = training.n_steps
+        controller.episodes.recent.extend(training.recent_episodes)
+        with checkpoints.restoring(f"the checkpoint {path} cannot be resumed", advice=checkpoints.another_than(path)):
+            # A behavior whose `frozen` was changed in the config since then is what the config says now.
+            differs = self._frozen_in_config ^ set(training.frozen_in_config)
+            frozen = (set(training.learners.frozen) - differs) | (self._frozen_in_config & differs)
+            controller.restore(attrs.evolve(training.learners, frozen=tuple(sorted(frozen))))
+            restore_generators(checkpoint.generators)
+        self._changes = deque(training.changes, maxlen=KEPT)  # the resume itself is not recorded as a change
+        self._control = ControlFile(self.plan.control, self.trainers, seen=training.control)
+        self._id = checkpoint.run or self._id
+        self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
+        if self.plan.manager.seed is not None:  # new seeds, because the episodes of the old ones have been played
+            controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))

@@ -1,0 +1,55 @@
+"""Text in a terminal is broken between words; elsewhere it stays whole."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from envmanager.cli.output import print_pairs, print_text, show
+
+LINE = "worker 2 died in step (SIGSEGV); restart 1 (at most 3 in 60 s)"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def narrow(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+
+
+def test_a_line_is_broken_between_words_and_the_rest_is_indented(narrow):
+    terminal = Terminal()
+
+    print_text(f"{LINE}\n  File /a/long-path/that-is-not/broken.py", terminal, indent=4)
+
+    assert terminal.getvalue().splitlines() == [
+        "worker 2 died in step",
+        "    (SIGSEGV); restart 1 (at",
+        "    most 3 in 60 s)",
+        "  File",
+        "    /a/long-path/that-is-not/broken.py",
+    ]
+
+
+def test_outside_of_a_terminal_a_line_stays_whole(narrow, capsys):
+    print_text(LINE)
+    print_pairs([("restarts", LINE)])
+
+    assert capsys.readouterr().out.splitlines() == [LINE, f"restarts    {LINE}"]
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "lines"),
+    [(True, ["worker 2 died in step", "(SIGSEGV); restart 1 (at most", "3 in 60 s)"]), (False, [LINE])],
+)
+def test_a_console_does_the_same(is_terminal, lines):
+    console = Console(file=io.StringIO(), width=30, force_terminal=is_terminal, color_system=None)
+
+    show(console, LINE)
+
+    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == lines
