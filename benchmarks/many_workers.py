@@ -52,7 +52,7 @@ class Responses(ResponseSource):
     def take(self) -> Sequence[EnvironmentResponse]:
         return ()
 
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
         pending = self.pending
         return [pending.popleft() for _ in range(min(self.portion, len(pending)))]
 

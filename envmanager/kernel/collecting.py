@@ -11,6 +11,7 @@ reset discards it. So another worker's error, an interrupt or a timeout loses no
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Sequence
 
@@ -80,7 +81,7 @@ class Collector:
         If a failure has arrived, raises the first one instead. Raises UsageError if no response can arrive. With
         ``max_lead``, the steps of workers at least that many steps ahead of the slowest stay queued for a later call.
         """
-        deadline = None if wait.timeout_s is None else time.monotonic() + wait.timeout_s
+        deadline = math.inf if wait.timeout_s is None else time.monotonic() + wait.timeout_s
         table = self._table
         self.receive(self.source.take())
         n_ready = len(table.ready)
@@ -110,7 +111,7 @@ class Collector:
         self._require_open()
         self._recovery.arrive(response)
 
-    def _wait_for_more(self, wait: Wait, deadline: float | None, lead: _Lead | None) -> None:
+    def _wait_for_more(self, wait: Wait, deadline: float, lead: _Lead | None) -> None:
         """Wait for as many responses as ``wait`` needs, or until ``deadline``. Raises UsageError if none can arrive."""
         table = self._table
         if not table.n_waiting:
@@ -126,30 +127,25 @@ class Collector:
             n_wanted = min(wait.min_ready, table.n_waiting - n_held_back) - (len(table.ready) - n_held_back)
             if n_wanted <= 0:
                 return
-            wake_at = self._wake_at(deadline)
-            timeout = None if wake_at is None else max(0.0, wake_at - time.monotonic())
-            responses = self.waits.wait(self.source, timeout, n_wanted if wake_at is None else 1)
+            wake_at = min(deadline, self._recovery.next_start_at()) if self._recovery.scheduled else deadline
+            began_ns = time.perf_counter_ns()
+            try:
+                responses = self.source.get(n_wanted if wake_at == math.inf else 1, wake_at)
+            finally:
+                self.waits.add(began_ns)
             if not responses:
                 self._require_open()
-                if timeout is None:
+                if wake_at == math.inf:
                     raise RuntimeError("a step queue gave up without a timeout")
                 if wake_at == deadline:
                     return
             self.receive(responses)
 
-    def _wake_at(self, deadline: float | None) -> float | None:
-        """Return the earlier of ``deadline`` and the start time of the next replacement, or None if neither exists."""
-        start_at = self._recovery.next_start_at() if self._recovery.scheduled else None
-        if start_at is None or deadline is None:
-            return deadline if start_at is None else start_at
-        return min(start_at, deadline)
-
     def await_replacement(self, entry: Entry) -> None:
         """If the worker is being replaced, wait until its replacement sends its first observations or is given up."""
         self.receive(())
         while entry.replacement is not None and not entry.replacement.has_begun:
-            wake_at = self._wake_at(None)
-            responses = self.source.wait(None if wake_at is None else max(0.0, wake_at - time.monotonic()))
+            responses = self.source.get(1, self._recovery.next_start_at())
             if not responses:
                 self._require_open()
             self.receive(responses)

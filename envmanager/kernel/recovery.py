@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 import time
 from collections import defaultdict, deque
@@ -218,18 +219,18 @@ class Recovery:
         entry.replacement = Replacement(entry.generation + 1, cause, start_at)
         heapq.heappush(self.scheduled, (start_at, next(self._numbers), entry, entry.replacement))
 
-    def next_start_at(self) -> float | None:
-        """Return the time (monotonic seconds) at which the next replacement is due, or None if none is planned."""
+    def next_start_at(self) -> float:
+        """Return the time (monotonic seconds) at which to start the next replacement; infinity if none is scheduled."""
         while self.scheduled:
             start_at, _, entry, replacement = self.scheduled[0]
             if entry.replacement is replacement and not replacement.is_started:
                 return start_at
             heapq.heappop(self.scheduled)
-        return None
+        return math.inf
 
     def start_due(self) -> None:
         """Start the replacements that are due. An unsuccessful start counts as a failure of the worker."""
-        while (start_at := self.next_start_at()) is not None and start_at <= time.monotonic():
+        while self.next_start_at() <= time.monotonic():
             _, _, entry, replacement = self.scheduled[0]
             self._start(entry, replacement)
 

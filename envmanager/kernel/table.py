@@ -65,7 +65,7 @@ _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.
 
 @attrs.define(eq=False)
 class Replacement:
-    """A worker's scheduled or started replacement. It ends when the new generation's first observations are delivered."""
+    """A scheduled or started replacement of a worker. It ends when its first observations are delivered."""
 
     generation: int
     cause: WorkerError | None

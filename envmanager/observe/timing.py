@@ -138,13 +138,9 @@ class WaitTimes:
     waited_ns: int = 0
     track: Track | None = attrs.field(default=None, init=False)
 
-    def wait(self, source: Any, timeout: float | None, n_wanted: int) -> Any:
-        """Return the result of ``source.wait(timeout, n_wanted)``, and add the call's duration to ``waited_ns``."""
-        began_ns = time.perf_counter_ns()
-        try:
-            return source.wait(timeout, n_wanted)
-        finally:
-            ended_ns = time.perf_counter_ns()
-            self.waited_ns += ended_ns - began_ns
-            if self.track is not None:
-                self.track.span("wait for workers", began_ns, ended_ns)
+    def add(self, began_ns: int) -> None:
+        """Add a wait that began at ``began_ns`` and ends now."""
+        ended_ns = time.perf_counter_ns()
+        self.waited_ns += ended_ns - began_ns
+        if self.track is not None:
+            self.track.span("wait for workers", began_ns, ended_ns)

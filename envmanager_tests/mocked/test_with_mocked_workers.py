@@ -323,7 +323,7 @@ class Singly(ResponseSource):
     def take(self) -> list[EnvironmentResponse]:
         return []
 
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> list[EnvironmentResponse]:
+    def get(self, n_wanted: int, deadline: float) -> list[EnvironmentResponse]:
         return [self._responses.get_nowait()]
 
 
