@@ -178,10 +178,12 @@ def checkpoint_of(arrays: Any, facts: Any) -> Checkpoint:
 @pytest.mark.parametrize("option", ["normalize_observations", "normalize_rewards"])
 def test_one_that_was_not_normalized_is_refused_by_a_trainer_that_does(kind: str, option: str, tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=f"does not fit.*it was written with {option}=false"):
-        restore(make(kind, **{option: True}), spec_of(kind), checkpoint_of(*trained(kind).state()), tmp_path, "Resume.")
+        checkpoints.restore(
+            make(kind, **{option: True}), spec_of(kind), checkpoint_of(*trained(kind).state()), tmp_path, "Resume."
+        )
 
 
 def test_one_that_was_normalized_is_refused_by_a_trainer_that_does_not(tmp_path: Any) -> None:
     checkpoint = checkpoint_of(*trained("dqn", normalize_observations=True).state())
     with pytest.raises(UsageError, match="it was written with normalize_observations=true"):
-        restore(make("dqn"), spec_of("dqn"), checkpoint, tmp_path, "")
+        checkpoints.restore(make("dqn"), spec_of("dqn"), checkpoint, tmp_path, "")
