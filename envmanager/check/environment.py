@@ -118,11 +118,25 @@ class _Examination:
             yield from self._sharing_findings()
 
     def _play(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough:
-        return Playthrough.of(
-            lambda: self.trial.begin(self.seed, env_seed),
-            self.trial.advance,
-            self.n_steps if n_steps is None else n_steps,
-        )
+        """Reset with ``env_seed``, then take steps until one returns a Failure. Return the data."""
+        played, length = Playthrough(), 0
+        for at_step in range((self.n_steps if n_steps is None else n_steps) + 1):
+            moment = self.trial.advance(at_step) if at_step else self.trial.begin(self.seed, env_seed)
+            if isinstance(moment, Failure):
+                played.failure = moment
+                if at_step:
+                    played.failed_in = "restart" if moment.in_restart else "step"
+                break
+            for mismatch in moment.mismatches:
+                known = any(mismatch.is_like(earlier) for _, earlier in played.mismatches.values())
+                mismatch = attrs.evolve(mismatch, is_known=known)
+                played.mismatches.setdefault((mismatch.phase, mismatch.path), (at_step, mismatch))
+            played.digests.append(moment.digest)
+            length += at_step > 0
+            if moment.has_ended:
+                played.episode_lengths.append(length)
+                length = 0
+        return played
 
     def _play_new(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough | None:
         """Make an environment, play with it and close it. Return the Playthrough, or None if it cannot be made."""

@@ -19,11 +19,10 @@ import attrs
 import numpy as np
 
 from envmanager.check.environment import Finding
-from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves_like, paths
 from envmanager.env_manager import EnvManager
-from envmanager.errors import ConfigError, EnvManagerError, EnvRaised, UsageError
+from envmanager.errors import EnvManagerError, EnvRaised, UsageError
 from envmanager.godot.games import THREADS, major_of, protocol_of
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.options import RestartPolicy, Timeouts
@@ -60,18 +59,22 @@ def check_game(
             restarts=RestartPolicy(max_restarts=0),
             timeouts=Timeouts(start_s=_START_S, reset_s=_STEP_S, step_s=_STEP_S),
         )
-    except (UsageError, ConfigError) as error:
-        yield Finding("starts", "problem", str(error))
-        return
     except EnvManagerError as error:
-        yield Finding("starts", "problem", str(error), "Play the game in the editor: its output says more.")
+        advice = "" if isinstance(error, UsageError) else "Play the game in the editor: its output says more."
+        yield Finding("starts", "problem", str(error), advice)
         return
     with manager:
         what = "engine with a game of godot_rl_agents is" if is_unchanged else f"engine and {N_ARENAS} arenas are"
         yield Finding("starts", "ok", f"The {what} up in {time.monotonic() - began:.1f} s.")
         yield from _threads_findings(game)
-        yield from _specs_findings(manager.behavior_specs)
-        yield from _play_findings(manager, n_steps, seed, has_seeds=not is_unchanged)
+        for name, spec in manager.behavior_specs.items():
+            yield Finding("behaviors", "ok", f"{name}: observes {spec.observation}, acts by {spec.action}.")
+        try:
+            yield from _play_findings(manager, n_steps, seed, has_seeds=not is_unchanged)
+        except EnvManagerError as error:
+            is_script = isinstance(error, EnvRaised)
+            advice = "Fix the script; after such an error the game goes on with null." if is_script else ""
+            yield Finding("steps", "problem", str(error).strip(), advice)
 
 
 def _missing_addon(game: str) -> Finding | None:
@@ -97,11 +100,6 @@ def _threads_findings(game: str) -> Iterator[Finding]:
         )
 
 
-def _specs_findings(specs: BehaviorSpecs) -> Iterator[Finding]:
-    for name, spec in specs.items():
-        yield Finding("behaviors", "ok", f"{name}: observes {spec.observation}, acts by {spec.action}.")
-
-
 @attrs.define
 class _Played:
     """The record of a reset and the steps after it. Two records with the same seed are compared."""
@@ -111,14 +109,10 @@ class _Played:
     n_ended: int = 0
     n_agent_steps: int = 0
     took_s: float = 0.0
-    failure: EnvManagerError | None = None
 
 
 def _play_findings(manager: EnvManager, n_steps: int, seed: int, *, has_seeds: bool) -> Iterator[Finding]:
     first = _play(manager, n_steps, seed)
-    if first.failure is not None:
-        yield _failure(first.failure)
-        return
     rate = first.n_agent_steps / max(first.took_s, 1e-9)
     what = f"{n_steps} steps of {f'{manager.n_envs} arenas' if has_seeds else 'one engine'}"
     yield Finding("steps", "ok", f"{what} fit their specs: {rate:,.0f} agent steps per second.")
@@ -136,25 +130,18 @@ def _play_findings(manager: EnvManager, n_steps: int, seed: int, *, has_seeds: b
     if not has_seeds:
         yield Finding("seeding", "note", "A reset cannot seed such a game: its engine is seeded when it starts.")
         return
-    again = _play(manager, n_steps, seed)
-    if again.failure is not None:
-        yield _failure(again.failure)
-        return
-    yield _seeding_finding(first, again)
+    yield _seeding_finding(first, _play(manager, n_steps, seed))
 
 
 def _play(manager: EnvManager, n_steps: int, seed: int) -> _Played:
     played = _Played()
     for name, spec in manager.behavior_specs.items():
         manager.set_policy(name, ByRow(spec, seed))
-    try:
-        _note(played, manager.reset({"seed": seed}))
-        began = time.monotonic()
-        for _ in range(n_steps):
-            _note(played, manager.step())
-        played.took_s = time.monotonic() - began
-    except EnvManagerError as error:
-        played.failure = error
+    _note(played, manager.reset({"seed": seed}))
+    began = time.monotonic()
+    for _ in range(n_steps):
+        _note(played, manager.step())
+    played.took_s = time.monotonic() - began
     return played
 
 
@@ -168,11 +155,6 @@ def _note(played: _Played, infos: list[StepInfo]) -> None:
         played.n_ended += int((steps.terminated | steps.truncated).sum())
         played.n_agent_steps += len(steps.agent_id)
     played.rows.append(rows)
-
-
-def _failure(error: EnvManagerError) -> Finding:
-    advice = "Fix the script; after such an error the game goes on with null." if isinstance(error, EnvRaised) else ""
-    return Finding("steps", "problem", str(error).strip(), advice)
 
 
 def _seeding_finding(first: _Played, again: _Played) -> Finding:

@@ -90,31 +90,6 @@ class Playthrough:
     failure: Failure | None = None
     failed_in: Phase = "reset"
 
-    @classmethod
-    def of(
-        cls, reset: Callable[[], Moment | Failure], step: Callable[[int], Moment | Failure], n_steps: int
-    ) -> Playthrough:
-        """Call ``reset()``, then ``step(1)`` to ``step(n_steps)``, until a call returns a Failure. Return the data."""
-        played = cls()
-        length = 0
-        for at_step in range(n_steps + 1):
-            moment = step(at_step) if at_step else reset()
-            if isinstance(moment, Failure):
-                played.failure = moment
-                if at_step:
-                    played.failed_in = "restart" if moment.in_restart else "step"
-                break
-            for mismatch in moment.mismatches:
-                known = any(mismatch.is_like(earlier) for _, earlier in played.mismatches.values())
-                mismatch = attrs.evolve(mismatch, is_known=known)
-                played.mismatches.setdefault((mismatch.phase, mismatch.path), (at_step, mismatch))
-            played.digests.append(moment.digest)
-            length += at_step > 0
-            if moment.has_ended:
-                played.episode_lengths.append(length)
-                length = 0
-        return played
-
     @property
     def n_steps(self) -> int:
         """Number of completed steps. A step that failed does not count."""

@@ -13,7 +13,7 @@ from envmanager.check.game import check_game
 from envmanager.cli.check import show_finding, show_verdict
 from envmanager.cli.display import of_behavior
 from envmanager.cli.loading import loading
-from envmanager.cli.output import describe_notice, print_text
+from envmanager.cli.output import PlainOutput, print_text
 from envmanager.cli.run import Notices, StopSignals
 from envmanager.godot.games import find_major, install_addon, new_project
 from envmanager.training.evaluation import mean_and_spread
@@ -32,7 +32,7 @@ def new_command(
     major: Major = None,
 ) -> None:
     """Create a small Godot game to start from, with the addon and an arena for one agent."""
-    version = major or find_major(None) or 4
+    version = major or find_major() or 4
     made = new_project(directory, version)
     typer.echo(f"{made} is a game for Godot {version}. Next: envmanager godot check {made}")
 
@@ -102,7 +102,7 @@ def watch_command(
         Watching(plan, lines).go()
 
 
-class Lines:
+class Lines(PlainOutput):
     """A display for ``envmanager godot watch``. It prints names of new checkpoints, episode returns, and notices."""
 
     def plays(self, game: str, checkpoint: str) -> None:
@@ -115,7 +115,3 @@ class Lines:
         for behavior, own in returns.items():
             told.append(f"return{of_behavior(behavior, returns)} {mean_and_spread(own)[0]:.4g}")
         print_text("  ".join(told))
-
-    def show_notice(self, level: str, text: str) -> None:
-        """Print a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
-        print_text(describe_notice(level, text))

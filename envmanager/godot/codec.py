@@ -31,7 +31,7 @@ from envmanager.data.specs import describe_value
 from envmanager.data.steps import AGENT_BITS, AgentSteps, only_agents
 from envmanager.data.trees import Tree, leaves_like
 from envmanager.godot.frames import BadFrame, parse_json
-from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs
+from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs, listed
 
 SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
 """Flags of a section of a steps frame: same rows as before, some episodes ended, all agents need an action."""
@@ -305,10 +305,7 @@ class _Section:
         if given is None:
             return [{} for _ in range(n)]
         where = f"{key} of behavior {self.behavior.name!r}"
-        if not isinstance(given, list) or len(given) != n:
-            got = f"a list of {len(given)}" if isinstance(given, list) else describe_value(given)
-            raise BadFrame(f"{where} should be a list of {n}, but is {got}")
-        for each in given:
+        for each in listed(given, n, where):
             if each is not None and not isinstance(each, dict):
                 raise BadFrame(f"{where} has {describe_value(each)}, which is no object")
         return [{} if each is None else each for each in given]

@@ -110,13 +110,11 @@ def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], Spec
 
     For the first such array, return the env_ids of its invalid rows, and the mismatch.
     """
-    for name, spec in specs.behavior_specs.items():
-        own = steps.get(name)
-        if own is None:
-            continue
-        parts = [(spec.observation, own.obs, "obs", own.env_id), (_REWARD, own.reward, "reward", own.env_id)]
+    for name, own in steps.items():
+        spec = specs.behavior_specs[name].observation
+        parts = [(spec, own.obs, "obs", own.env_id), (_REWARD, own.reward, "reward", own.env_id)]
         if own.final_obs is not None:
-            parts.append((spec.observation, own.final_obs, "final_obs", own.env_id[own.ended]))
+            parts.append((spec, own.final_obs, "final_obs", own.env_id[own.ended]))
         for tree_spec, tree, root, env_id in parts:
             found = zip(leaves(tree_spec), leaves_like(tree_spec, tree), paths(tree_spec, root), strict=True)
             for leaf_spec, leaf, path in found:

@@ -20,9 +20,8 @@ import numpy as np
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import UsageError
 from envmanager.godot.engine_link import EngineLink, EnginePlan
-from envmanager.godot.frames import dump_json
 from envmanager.godot.games import Game, command_for, find_game, import_command
-from envmanager.godot.options import GodotOptions
+from envmanager.godot.options import GodotOptions, check_json
 from envmanager.hosts.link_host import LinkHost, Resources
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.spin import spin_ns
@@ -110,7 +109,7 @@ class EngineHost(LinkHost[EngineLink]):
         """Raise UsageError if ``payload`` contains a function, or if reset options or arguments are not JSON values."""
         if not isinstance(payload, list):
             options = None if payload is None else ResetConfig.of(payload).options
-            _check_json(dict(options or {}), "the reset options")
+            check_json(dict(options or {}), "the reset options")
             return
         for own in payload:
             if not isinstance(own, tuple):  # actions, or the rows to render
@@ -122,17 +121,7 @@ class EngineHost(LinkHost[EngineLink]):
                     "name a method of the arena's script."
                 )
             if len(rest) > 1:  # arguments or values, rows, arguments by name
-                _check_json([rest[0], *rest[2:]], f"the arguments for {name!r}")
-
-
-def _check_json(value: Any, what: str) -> None:
-    try:
-        dump_json({"value": value})
-    except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{what} cannot travel into an engine: {error}. Only what JSON can say does: numbers, texts, true, false, "
-            "None, lists and dicts of these."
-        ) from error
+                check_json([rest[0], *rest[2:]], f"the arguments for {name!r}")
 
 
 def _import_assets(game: Game, within_s: float) -> None:

@@ -72,7 +72,7 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
     """
     path = Path(env).expanduser().resolve()
     if env.startswith(_DEMO):
-        major, binary = _any_engine(options.binary)
+        major, binary = find_engine(options.binary)
         name = env.removeprefix(_DEMO)
         path = copy_demo(name, major, scratch / name)
         (path / ".godot").mkdir(exist_ok=True)  # a demo has nothing that Godot 4 would have to import for a second
@@ -83,9 +83,9 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
         )
     elif path.is_dir():
         major = major_of(path)
-        binary = find_binary(major, options.binary)
+        _, binary = find_engine(options.binary, major)
     elif path.suffix == ".pck":
-        major, binary = _any_engine(options.binary)
+        major, binary = find_engine(options.binary)
     elif os.access(path, os.X_OK):
         major, binary = 4, str(path)
     else:
@@ -123,80 +123,57 @@ def _holds(file: Path, text: bytes) -> bool:
         return False
 
 
-def find_binary(major: int, chosen: str | None = None) -> str:
-    """Return the path of an engine of Godot ``major``: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
+def find_engine(chosen: str | None = None, major: int | None = None) -> tuple[int, str]:
+    """Return the major version and path of an engine: ``chosen``, else $ENVMANAGER_GODOT, else one on PATH.
 
-    Raises UsageError if none is found, if ``chosen`` cannot be used, or if $ENVMANAGER_GODOT names no program.
+    ``major``: version that the engine must have; None accepts any, on PATH preferably 4. An engine that does not report
+    its version is trusted to have it, or 4. Raises UsageError if no such engine is found, if ``chosen`` has another
+    version, or if it or $ENVMANAGER_GODOT names no program.
     """
     given = chosen or os.environ.get(VARIABLE)
-    where = "engine.binary" if chosen else f"${VARIABLE}"
-    other = ""
+    problem = "there is no Godot:" if major is None else f"there is no engine for a game of Godot {major}:"
     if given is not None:
+        where = "engine.binary" if chosen else f"${VARIABLE}"
         found = shutil.which(os.path.expanduser(given))
         if found is None:
             raise UsageError(f"{where} is {given!r}, which is no program that can be run here.")
-        version = version_of(found)
-        if version is None or version.startswith(f"{major}."):  # without a version the user is trusted
-            return os.path.abspath(found)
-        other = f"{where} is {given!r}, an engine of Godot {version}, but the game is for Godot {major}"
+        version = version_of(found) or f"{major or 4}."
+        own = int(version.partition(".")[0])
+        if major in (None, own):
+            return own, os.path.abspath(found)
+        problem = f"{where} is {given!r}, an engine of Godot {version}, but the game is for Godot {major}"
         if chosen:
-            raise UsageError(f"{other}. Name an engine of Godot {major}, or leave engine.binary out.")
-    on_path = _on_path(major)
-    if on_path is not None:
-        return on_path
-    missing = f"{other}, and" if other else f"there is no engine for a game of Godot {major}:"
+            raise UsageError(f"{problem}. Name an engine of Godot {major}, or leave engine.binary out.")
+        problem += ", and"
+    majors = list(BY_MAJOR) if major is None else [major]
+    for each in majors:
+        for found in filter(None, map(shutil.which, BY_MAJOR[each])):
+            if (version_of(found) or f"{each}.").startswith(f"{each}."):
+                return each, os.path.abspath(found)
+    names = ", ".join(name for each in majors for name in BY_MAJOR[each])
+    how = ". For Godot 3: ".join(HOW_TO_GET[each] for each in majors)
     raise UsageError(
-        f"{missing} none is on PATH ({', '.join(BY_MAJOR[major])}). {HOW_TO_GET[major]}; or name it: engine.binary in "
-        f"the config, or ${VARIABLE}."
+        f"{problem} none is on PATH ({names}). {how}; or name it: engine.binary in the config, or ${VARIABLE}."
     )
 
 
-def _on_path(major: int) -> str | None:
-    """Return the path of an engine of Godot ``major`` that is on PATH; None if there is none."""
-    for found in filter(None, map(shutil.which, BY_MAJOR[major])):
-        if (version_of(found) or f"{major}.").startswith(f"{major}."):
-            return os.path.abspath(found)
-    return None
-
-
-def version_of(binary: str) -> str | None:
-    """Return the version that ``binary --version`` prints, such as ``"4.6.3"``; None if it prints none."""
-    status = os.stat(binary)
-    return _version_of(binary, status.st_mtime_ns, status.st_size)
+def find_major() -> int | None:
+    """Return the major version of the engine that ``find_engine`` finds; None if there is none."""
+    try:
+        return find_engine()[0]
+    except UsageError:
+        return None
 
 
 @functools.cache
-def _version_of(binary: str, _mtime_ns: int, _size: int) -> str | None:
+def version_of(binary: str) -> str | None:
+    """Return the version that ``binary --version`` prints, such as ``"4.6.3"``; None if it prints none."""
     try:
         told = subprocess.run([binary, "--version"], stdin=subprocess.DEVNULL, capture_output=True, timeout=30.0)
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(rb"^\d+\.\d+(\.\d+)?", told.stdout, re.MULTILINE)
     return found[0].decode() if found else None
-
-
-def find_major(chosen: str | None) -> int | None:
-    """Return the major version of the engine ``chosen``, else of $ENVMANAGER_GODOT; 4 if the version is unknown.
-
-    If neither is given, return the major version of an engine on PATH, preferably 4; None if there is no engine.
-    """
-    given = chosen or os.environ.get(VARIABLE)
-    if given is not None:
-        found = shutil.which(os.path.expanduser(given))
-        version = None if found is None else version_of(found)
-        return 4 if version is None else int(version.partition(".")[0])
-    return next((major for major in BY_MAJOR if _on_path(major)), None)
-
-
-def _any_engine(chosen: str | None) -> tuple[int, str]:
-    """Return the major version and path of ``chosen``, else of any engine found. Raises UsageError if there is none."""
-    major = find_major(chosen)
-    if major is not None:
-        return major, find_binary(major, chosen)
-    raise UsageError(
-        f"there is no Godot on PATH ({', '.join(BY_MAJOR[4] + BY_MAJOR[3])}). {HOW_TO_GET[4]}. For Godot 3: "
-        f"{HOW_TO_GET[3]}. Or name it: engine.binary in the config, or ${VARIABLE}."
-    )
 
 
 def command_for(game: Game, options: EngineOptions) -> list[str]:

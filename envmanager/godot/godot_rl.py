@@ -38,7 +38,7 @@ from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.engine_link import EngineLink, EnginePlan
 from envmanager.godot.frames import PROTOCOL, BadFrame, Frame, FrameReader, Kind, dump_json
 from envmanager.godot.lobby import Arrival, Lobby
-from envmanager.godot.messages import MAX_AGENTS, ArrayLayout, EngineError, EngineSpecs, Hello, read_specs
+from envmanager.godot.messages import MAX_AGENTS, ArrayLayout, EngineError, EngineSpecs, Hello, listed, read_specs
 from envmanager.hosts.wire import Message
 from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process
@@ -176,11 +176,7 @@ class Agents:
         return found
 
     def _listed(self, message: dict[str, Any], key: str) -> list[Any]:
-        value = message.get(key)
-        if not isinstance(value, list) or len(value) != self.n:
-            got = f"a list of {len(value)}" if isinstance(value, list) else describe_value(value)
-            raise BadFrame(f"a message whose {key!r} should be a list of {self.n}, one entry per agent, but is {got}")
-        return value
+        return listed(message.get(key), self.n, f"a message whose {key!r}")
 
     def actions(self, given: Mapping[str, Tree]) -> list[dict[str, Any]]:
         """Convert actions by behavior to a list with one dict of actions per agent, in the game's order of agents."""

@@ -145,11 +145,15 @@ def call_body(
 
 def read_values(body: Body, n: int) -> list[Any]:
     """Return the ``n`` values, one per arena, in the answer to a call. Raises BadFrame for any other body."""
-    values = parse_json(body).get("values")
-    if not isinstance(values, list) or len(values) != n:
-        got = f"a list of {len(values)}" if isinstance(values, list) else describe_value(values)
-        raise BadFrame(f"values that should be a list of {n}, one per arena, but are {got}")
-    return values
+    return listed(parse_json(body).get("values"), n, "the values of a call")
+
+
+def listed(value: Any, n: int, what: str) -> list[Any]:
+    """Return ``value``, a list of ``n`` entries. Raises BadFrame, which begins with ``what``, for anything else."""
+    if not isinstance(value, list) or len(value) != n:
+        got = f"a list of {len(value)}" if isinstance(value, list) else describe_value(value)
+        raise BadFrame(f"{what} should be a list of {n}, but is {got}")
+    return value
 
 
 @attrs.frozen

@@ -11,38 +11,38 @@ import attrs
 
 from envmanager.errors import UsageError
 from envmanager.godot.frames import dump_json
-from envmanager.options import KindOptions, at_least, flag, one_of, plain_numbers
+from envmanager.options import KindOptions, at_least, flag, must_be, one_of, plain_numbers
 from envmanager.structuring import structure
 
 Protocol = Literal["envmanager", "godot_rl"]
 """Protocol between trainer and engine: that of this library's addon, or that of the plugin godot_rl_agents."""
 DEFAULT_TICKS_PER_ACTION = 4
-_ADDRESS = re.compile(r"(?P<host>[\w.]+):(?P<port>\d{1,5})")
-_LOOPBACK = ("127.0.0.1", "localhost")
+_ADDRESS = re.compile(r"(127\.0\.0\.1|localhost):(?P<port>\d{1,5})")
 
 
-def _optional_text(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise UsageError(f"{attribute.name} must be a text or None, not {value!r}.")
+_optional_text = must_be("a text or None", lambda value: value is None or (isinstance(value, str) and value != ""))
 
 
 def _json_object(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     if not isinstance(value, Mapping):
         raise UsageError(f"{attribute.name} must be a mapping, not {type(value).__name__}.")
+    check_json(dict(value), attribute.name)
+
+
+def check_json(value: Any, what: str) -> None:
+    """Raise UsageError, which begins with ``what``, unless ``value`` can be sent as JSON."""
     try:
-        dump_json(dict(value))
+        dump_json({"value": value})
     except (TypeError, ValueError) as error:
-        raise UsageError(f"{attribute.name} must be what JSON can say, but: {error}.") from error
-
-
-def _optional_address(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is None:
-        return
-    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if found is None or found["host"] not in _LOOPBACK or not 0 < int(found["port"]) < 2**16:
         raise UsageError(
-            f'{attribute.name} must be "127.0.0.1:PORT", where the game is told to connect, not {value!r}.'
-        )
+            f"{what} cannot travel into an engine: {error}. Only what JSON can say does: numbers, texts, true, false, "
+            "None, lists and dicts of these."
+        ) from error
+
+
+def _is_address(value: Any) -> bool:
+    found = _ADDRESS.fullmatch(value) if isinstance(value, str) else None
+    return found is not None and 0 < int(found["port"]) < 2**16
 
 
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
@@ -78,7 +78,12 @@ class EngineOptions:
     user_data: Literal["private", "shared"] = attrs.field(default="private", validator=one_of("private", "shared"))
     parameters: Mapping[str, Any] = attrs.field(factory=dict, validator=_json_object)
     max_frame_mb: int = attrs.field(default=64, validator=at_least(1))
-    attach: str | None = attrs.field(default=None, validator=_optional_address)
+    attach: str | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(
+            must_be('"127.0.0.1:PORT", where the game is told to connect', _is_address)
+        ),
+    )
 
     @classmethod
     def of(cls, value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:

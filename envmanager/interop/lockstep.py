@@ -12,6 +12,7 @@ UsageError if a row is missing, as when a worker was dropped. Later steps do not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from envmanager.data.trees import Tree, concat_rows, is_foreign, leaves, map_tre
 from envmanager.env_manager import EnvManager
 from envmanager.errors import BadAction, EnvRaised, UsageError
 from envmanager.interop.remote import begin_episode, is_gymnasium_env
-from envmanager.interop.spaces import batch_maker, final_reader, spaces_of
+from envmanager.interop.spaces import batch_of, final_reader, spaces_of
 from envmanager.options import Wait
 
 LOST = "lost"
@@ -39,7 +40,7 @@ class Lockstep:
         self.n_envs = manager.n_envs
         self._spec = _only_spec(manager)
         self.observation_space, self.action_space = spaces_of(manager, self._spec)
-        self.batch_obs = batch_maker(self.observation_space)
+        self.batch_obs = partial(batch_of, self.observation_space)
         self._read_final = final_reader(self.observation_space)
         self._has_infos = False
         self._acting: np.ndarray | None = None

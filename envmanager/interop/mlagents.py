@@ -15,10 +15,13 @@ replaced, only that worker's unfinished trajectories are dropped; no other envir
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from cattrs import transform_error
+from cattrs.errors import BaseValidationError
 
 from envmanager.adapters.mlagents import STATS, MlagentsEnvironment, MlagentsFactory, Parameters
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
@@ -26,12 +29,12 @@ from envmanager.data.trees import concat_rows
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
 from envmanager.importing import needed_by
-from envmanager.interop.mlagents_config import config_errors
 from envmanager.interop.mlagents_steps import StepTranslator, share_of, to_actions
 
 with needed_by("MlagentsEnvManager", extra=None):
     from mlagents.trainers.env_manager import EnvironmentStep
     from mlagents.trainers.env_manager import EnvManager as MlagentsManager
+    from mlagents.trainers.exception import TrainerConfigError
     from mlagents.trainers.policy import Policy
     from mlagents_envs.base_env import BehaviorSpec
     from mlagents_envs.side_channel.environment_parameters_channel import EnvironmentParametersChannel
@@ -166,3 +169,17 @@ def _stats_of(info: StepInfo) -> dict[str, list[Any]]:
             for name, values in own.get(STATS, {}).items():
                 together.setdefault(name, []).extend(values)
     return together
+
+
+@contextmanager
+def config_errors() -> Iterator[None]:
+    """Return a context manager that converts cattrs' errors to a TrainerConfigError with one line per mistake.
+
+    Use the context around calls that read a config, such as ``parse_command_line`` and ``RunOptions.from_dict``.
+    ML-Agents was written for an old cattrs, which raised each error directly. The newer cattrs that this library needs
+    raises exception groups, which ML-Agents does not catch and whose text does not say what is wrong.
+    """
+    try:
+        yield
+    except BaseValidationError as error:
+        raise TrainerConfigError("\n".join(transform_error(error, "config", lambda mistake, _: str(mistake)))) from None

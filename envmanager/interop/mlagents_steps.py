@@ -11,6 +11,8 @@ its unfinished episodes are therefore never joined to later ones.
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,32 +31,28 @@ _CALL, _ROW = "call", "row"
 """Keys in a manager's ``ActionInfo.outputs``: ML-Agents' ActionInfo of the policy call, and the agent's row in it."""
 
 
-class Numbers:
-    """A mapping from agent or group ids to the numbers given to ML-Agents, counted from 1 over all environments."""
+class Numbers(defaultdict[int, int]):
+    """A mapping from agent or group ids to the numbers given to ML-Agents, counted from 1 over all environments.
+
+    An id without a number is assigned the next unused number.
+    """
 
     def __init__(self) -> None:
-        self._numbers: dict[int, int] = {}
-        self._last = 0
+        super().__init__(itertools.count(1).__next__)
 
     def of(self, ids: Iterable[int]) -> np.ndarray:
-        """Return the number of each id, int64[n]. An id without a number is assigned the next unused number."""
-        numbers = []
-        for own in ids:
-            number = self._numbers.get(own)
-            if number is None:
-                number = self._last = self._numbers[own] = self._last + 1
-            numbers.append(number)
-        return np.array(numbers, np.int64)
+        """Return the number of each id, int64[n]."""
+        return np.array([self[own] for own in ids], np.int64)
 
     def forget(self, ids: Iterable[int]) -> None:
         """Drop the numbers of ``ids``. An id that appears again gets a new number."""
         for own in ids:
-            self._numbers.pop(own, None)
+            self.pop(own, None)
 
     def forget_envs(self, env_ids: Iterable[int]) -> None:
         """Drop the numbers of all agents or groups in the environments ``env_ids``."""
         gone = set(env_ids)
-        self.forget([own for own in self._numbers if own >> AGENT_BITS in gone])
+        self.forget([own for own in self if own >> AGENT_BITS in gone])
 
 
 class StepTranslator:

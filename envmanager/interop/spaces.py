@@ -6,8 +6,6 @@ or a Text from a Graph. If environment 0 has no spaces that match the spec, the 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,6 @@ from envmanager.importing import needed_by
 
 with needed_by("envmanager.interop", extra="gymnasium"):
     from gymnasium import Space, spaces
-
-BatchMaker = Callable[[Tree], Any]
-"""Function from a tree of arrays ``[n, …]`` to an element of the batched space."""
 
 
 def spaces_of(manager: EnvManager, spec: BehaviorSpec) -> tuple[Any, Any]:
@@ -71,39 +66,21 @@ def final_reader(space: Any) -> RowReader:
 
     For a Discrete, the element is a Python int.
     """
-    return _whole_number if isinstance(space, spaces.Discrete) else row_reader(space)
+    if isinstance(space, spaces.Discrete):
+        return lambda column, row: int(column[row])
+    return row_reader(space)
 
 
-def _whole_number(column: Tree, row: int) -> int:
-    return int(column[row])
+def batch_of(space: Any, column: Tree) -> Any:
+    """Convert a tree of arrays ``[n, …]`` to a Gymnasium batch: an element of the batched ``space``.
 
-
-@functools.singledispatch
-def batch_maker(_space: Any) -> BatchMaker:
-    """Return a function that makes a Gymnasium batch from arrays ``[n, …]``. The default is a tuple of n elements."""
-    return tuple
-
-
-@batch_maker.register(spaces.Box)
-@batch_maker.register(spaces.MultiDiscrete)
-@batch_maker.register(spaces.MultiBinary)
-def _(_: Any) -> BatchMaker:
-    return lambda column: column
-
-
-@batch_maker.register(spaces.Discrete)
-def _(space: Any) -> BatchMaker:
-    dtype = np.dtype(space.dtype)  # columns of every Discrete are int64
-    return lambda column: column.astype(dtype, copy=False)
-
-
-@batch_maker.register(spaces.Dict)
-def _(space: Any) -> BatchMaker:
-    makers = {key: batch_maker(child) for key, child in space.spaces.items()}
-    return lambda tree: {key: make(tree[key]) for key, make in makers.items()}
-
-
-@batch_maker.register(spaces.Tuple)
-def _(space: Any) -> BatchMaker:
-    makers = [batch_maker(child) for child in space.spaces]
-    return lambda tree: tuple(make(part) for make, part in zip(makers, tree, strict=True))
+    The batch of a space without arrays, such as Text or Graph, is a tuple of n elements.
+    """
+    if isinstance(space, spaces.Dict):
+        return {key: batch_of(child, column[key]) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(batch_of(child, part) for child, part in zip(space.spaces, column, strict=True))
+    if isinstance(space, spaces.Discrete):
+        return column.astype(space.dtype, copy=False)  # columns of every Discrete are int64
+    is_array = isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
+    return column if is_array else tuple(column)

@@ -13,18 +13,18 @@ from envmanager.importing import needed_by
 if TYPE_CHECKING:
     from envmanager.check.environment import Finding, check_environment
     from envmanager.testing.contract import EnvironmentContract, ManagerContract
-    from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Sleep, Step
+    from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, FakeWorker, Fault, Raise, Sleep, Step
     from envmanager.testing.fault_contract import FaultContract
-    from envmanager.testing.faults import Fault, FaultyEnvironment, faulty
+    from envmanager.testing.faults import FaultyEnvironment, faulty
     from envmanager.testing.injection import ChaosReport, Injection, chaos
     from envmanager.testing.leaks import Traces, nothing_left_behind
 
 _HOMES = {
     "contract": ["EnvironmentContract", "ManagerContract"],
     "envmanager.check.environment": ["Finding", "check_environment"],
-    "fakes": ["Die", "EchoEnvironment", "FakeEnvironment", "FakeWorker", "Raise", "Sleep", "Step"],
+    "fakes": ["Die", "EchoEnvironment", "FakeEnvironment", "FakeWorker", "Fault", "Raise", "Sleep", "Step"],
     "fault_contract": ["FaultContract"],
-    "faults": ["Fault", "FaultyEnvironment", "faulty"],
+    "faults": ["FaultyEnvironment", "faulty"],
     "injection": ["ChaosReport", "Injection", "chaos"],
     "leaks": ["Traces", "nothing_left_behind"],
 }

@@ -143,13 +143,7 @@ class _Guests(Environment):
 
     def _steps(self, actions: Mapping[str, int]) -> Steps:
         return {
-            name: AgentSteps(
-                np.array([number]),
-                np.array([[self._env_id, actions.get(name, 0)]]),
-                np.zeros(1, np.float32),
-                np.zeros(1, np.bool_),
-                np.zeros(1, np.bool_),
-            )
+            name: AgentSteps.first(agent_id=np.array([number]), obs=np.array([[self._env_id, actions.get(name, 0)]]))
             for number, name in enumerate(self._names)
         }
 

@@ -91,26 +91,50 @@ class Step:
     truncated: bool = False
 
 
+class Fault:
+    """Base class of faults. Subclasses override ``strike`` to fail before a call, or ``spoil`` to change the result."""
+
+    def strike(self) -> None:
+        """Cause the failure before the environment executes the call. By default, do nothing."""
+
+    def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> Any:
+        """Return a replacement for ``steps``, the call's result. ``earlier`` is the previous replacement, or None."""
+        return steps
+
+
 @attrs.frozen
-class Sleep:
-    """A script entry that sleeps for ``seconds``. The same step then continues with the next entry."""
+class Sleep(Fault):
+    """A fault that sleeps for ``seconds``. In a script, the same step then continues with the next entry."""
 
     seconds: float
 
+    def strike(self) -> None:
+        time.sleep(self.seconds)
+
 
 @attrs.frozen
-class Raise:
-    """A script entry that raises ``error`` in the step."""
+class Raise(Fault):
+    """A fault that raises ``error``."""
 
     error: BaseException
 
+    def strike(self) -> None:
+        raise self.error
+
 
 @attrs.frozen
-class Die:
-    """A script entry that ends the process, with ``signal_number`` if set, else by calling ``os._exit(exit_code)``."""
+class Die(Fault):
+    """A fault that ends the process, with ``signal_number`` if set, else by calling ``os._exit(exit_code)``."""
 
     exit_code: int = 0
     signal_number: int | None = None
+
+    def strike(self) -> None:
+        if self.signal_number is None:
+            os._exit(self.exit_code)
+        if self.signal_number != getattr(signal, "SIGKILL", None):
+            signal.signal(self.signal_number, signal.SIG_DFL)
+        os.kill(os.getpid(), self.signal_number)
 
 
 class FakeEnvironment(Environment):
@@ -122,7 +146,7 @@ class FakeEnvironment(Environment):
 
     SPEC = BehaviorSpec(ArraySpec((3,), np.float32), ArraySpec((), np.int64))
 
-    def __init__(self, script: Sequence[Step | Sleep | Raise | Die] = (Step(),)) -> None:
+    def __init__(self, script: Sequence[Step | Fault] = (Step(),)) -> None:
         self._script = list(script)
         self._position = 0
         self._episode = -1
@@ -162,7 +186,7 @@ class FakeEnvironment(Environment):
             self._position += 1
             if isinstance(entry, Step):
                 return entry
-            _perform(entry)
+            entry.strike()
 
     def _obs(self, action: int) -> np.ndarray:
         return np.array([[self._episode, self._n_steps, action]], np.float32)
@@ -178,20 +202,6 @@ class FakeEnvironment(Environment):
                 final_obs,
             )
         }
-
-
-def _perform(entry: Sleep | Raise | Die) -> None:
-    if isinstance(entry, Sleep):
-        time.sleep(entry.seconds)
-    elif isinstance(entry, Raise):
-        raise entry.error
-    elif entry.signal_number is not None:
-        signal.signal(entry.signal_number, signal.SIG_DFL) if entry.signal_number != getattr(
-            signal, "SIGKILL", None
-        ) else None
-        os.kill(os.getpid(), entry.signal_number)
-    else:
-        os._exit(entry.exit_code)
 
 
 class EchoEnvironment(Environment):
@@ -226,9 +236,8 @@ class EchoEnvironment(Environment):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._episode += 1
         self._in_episode = self._n_steps = 0
-        return self._steps(
-            self._obs(np.zeros(self._n_agents, np.int64)), np.zeros(self._n_agents, np.int64), False, None
-        )
+        no_action = np.zeros(self._n_agents, np.int64)
+        return self._steps(self._obs(no_action), no_action, False, None)
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         if self._sleep_s:

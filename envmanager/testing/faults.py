@@ -6,9 +6,9 @@
     SubprocessEnvManager(faulty(Segfault(), only_generation=0), n_envs=3)               # only until the first restart
     SubprocessEnvManager(faulty([IgnoreSigterm(), HoldGil()], at="reset"), n_envs=3)    # two faults in a row
 
-A fault is a :class:`Fault`, a ``Sleep``, a ``Raise`` or a ``Die``. The arguments of :class:`FaultyEnvironment` say when
-and where the fault strikes. Before and after the fault the environment behaves like an EchoEnvironment, so that a
-mix-up of environments, steps or actions can be detected.
+A fault is a :class:`Fault`, such as ``Die``. The arguments of :class:`FaultyEnvironment` say when and where the fault
+strikes. Before and after the fault the environment behaves like an EchoEnvironment, so that a mix-up of environments,
+steps or actions can be detected.
 """
 
 from __future__ import annotations
@@ -31,24 +31,13 @@ import numpy as np
 from envmanager.data.steps import AgentSteps, Steps
 from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext
-from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep, _perform
+from envmanager.testing.fakes import EchoEnvironment, Fault
 
 _kept: list[Any] = []
 """Objects that faults leak in the process on purpose: memory, descriptors, threads, child processes."""
 
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGCHLD", "SIGALRM")
-
-
-class Fault:
-    """Base class of faults. Subclasses override ``strike`` to fail before a call, or ``spoil`` to change the result."""
-
-    def strike(self) -> None:
-        """Cause the failure before the environment executes the call. By default, do nothing."""
-
-    def spoil(self, steps: AgentSteps, earlier: AgentSteps | None) -> Any:
-        """Return a replacement for ``steps``, the call's result. ``earlier`` is the previous replacement, or None."""
-        return steps
 
 
 # Raising.
@@ -278,8 +267,6 @@ def inform(make_info: Callable[[], Mapping[str, Any]]) -> Change:
     return Change(lambda steps: attrs.evolve(steps, info=[dict(make_info()) for _ in range(len(steps))]))
 
 
-Anything = Fault | Sleep | Raise | Die
-"""Types of faults that FaultyEnvironment accepts, alone or in a sequence."""
 At = Literal["start", "reset", "step", "call", "close"]
 
 
@@ -298,7 +285,7 @@ class FaultyEnvironment(EchoEnvironment):
     def __init__(
         self,
         context: EnvContext,
-        fault: Anything | Sequence[Any],
+        fault: Fault | Sequence[Fault],
         *,
         at: At = "step",
         after: int = 0,
@@ -348,10 +335,7 @@ class FaultyEnvironment(EchoEnvironment):
         if self._n_calls - 1 not in self._strikes:
             return False
         for fault in self._faults:
-            if isinstance(fault, Fault):
-                fault.strike()
-            else:
-                _perform(fault)
+            fault.strike()
         return True
 
     def _spoiled(self, results: Steps, strikes: bool) -> Steps:
@@ -359,12 +343,11 @@ class FaultyEnvironment(EchoEnvironment):
             return results
         steps: Any = results["default"]
         for fault in self._faults:
-            if isinstance(fault, Fault):
-                steps = fault.spoil(steps, self._earlier)
+            steps = fault.spoil(steps, self._earlier)
         self._earlier = steps
         return {"default": steps}
 
 
-def faulty(fault: Anything | Sequence[Any], **when: Any) -> Callable[[EnvContext], FaultyEnvironment]:
+def faulty(fault: Fault | Sequence[Fault], **when: Any) -> Callable[[EnvContext], FaultyEnvironment]:
     """Return a factory that passes ``fault`` and the keyword arguments in ``when`` to FaultyEnvironment."""
     return functools.partial(FaultyEnvironment, fault=fault, **when)

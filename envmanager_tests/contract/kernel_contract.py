@@ -326,6 +326,27 @@ class KernelContract(OwnManagers):
                 manager.step()
             assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
 
+    # Results.
+
+    def test_an_observation_that_breaks_its_spec_is_named(self) -> None:
+        with self.stepping(_BreaksItsSpec, 1) as manager:
+            with pytest.raises(BadObservation) as raised:
+                manager.step()
+            assert raised.value.path == "obs"
+            assert "float32[1, 3]" in raised.value.expected
+            assert raised.value.got == "float32[1, 2]"
+            manager.reset()
+            assert manager.get_attr("closed") == [False]
+
+    def test_stats_count_what_was_delivered(self) -> None:
+        with self.stepping(EchoEnvironment, 3) as manager:
+            n_steps = Counter(info.worker_id for _ in range(10) for info in manager.step())
+            stats = manager.stats()
+
+            assert {worker.worker_id: worker.steps for worker in stats.workers if worker.steps} == n_steps
+            assert stats.steps == sum(n_steps.values())
+            assert [env_id for worker in stats.workers for env_id in worker.env_ids] == [0, 1, 2]
+
 
 class CastContract(OwnManagers):
     """For managers that have the option ``check_values``."""
@@ -481,3 +502,10 @@ class _Empty(Environment):
         flags = np.array([ended]), np.zeros(1, np.bool_)
         final_obs = self._nothing if ended else None
         return {"default": AgentSteps(np.zeros(1, np.int64), self._nothing, np.zeros(1, np.float32), *flags, final_obs)}
+
+
+class _BreaksItsSpec(FakeEnvironment):
+    def step(self, actions: Any) -> Any:
+        results = super().step(actions)
+        results["default"].obs = results["default"].obs[:, :2]
+        return results

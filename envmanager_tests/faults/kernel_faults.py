@@ -28,7 +28,6 @@ from envmanager.errors import (
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.testing.bad_steps import BAD_STEPS
-from envmanager.testing.contract import calls_of_an_open_manager
 from envmanager.testing.contract_base import NumberedActions
 from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, Raise
 from envmanager.testing.fault_checks import (
@@ -188,7 +187,7 @@ class KernelFaults(KernelRestarts):
     def test_case_43_every_call_after_close_says_so(self) -> None:
         with self.running(EchoEnvironment, 1) as trainer:
             trainer.manager.close()
-            for call in calls_of_an_open_manager(trainer.manager):
+            for call in _calls_of_an_open_manager(trainer.manager):
                 with pytest.raises(ManagerClosed):
                     call()
 
@@ -310,6 +309,21 @@ def _check_lost_rows(batch: Batch, last: Batch) -> None:
     assert not batch.obs[rows, 1:].any(), "not a first observation"
     finals = [batch.final_obs[ended.index(row)].tolist() for row in rows.tolist()]
     assert finals == last.obs[rows].tolist()
+
+
+def _calls_of_an_open_manager(manager: EnvManager) -> list[Callable[[], Any]]:
+    """Return functions, each of which calls a method of ``manager`` and must raise ManagerClosed after ``close()``."""
+    return [
+        manager.reset,
+        manager.step,
+        manager.recv,
+        manager.render,
+        lambda: manager.send(np.zeros(1, np.int64), [0]),
+        lambda: manager.call("who", ""),
+        lambda: manager.get_attr("label"),
+        lambda: manager.set_attr("label", ["x"]),
+        lambda: manager.set_policy("default", NumberedActions()),
+    ]
 
 
 def _error_of_step(manager: EnvManager) -> BaseException:

@@ -151,7 +151,7 @@ def test_an_exception_is_told_with_its_place_and_printed_first_and_reset_goes_on
             client.step({"default": np.zeros(2, np.int64)})
 
         said = told.value.said
-        assert (described(said), said["function"], said["arena"]) == ("KeyError: 'x'", "_perform", 1)
+        assert (described(said), said["function"], said["arena"]) == ("KeyError: 'x'", "strike", 1)
         assert said["script"].endswith("fakes.py")
         place = f"at: {said['function']} ({said['script']}:{said['line']})"
         assert f"SCRIPT ERROR: KeyError: 'x'\n          {place}\n" in client.output()

@@ -9,7 +9,7 @@ import pytest
 
 from envmanager import ConfigError, UsageError, make_manager
 from envmanager.godot import games
-from envmanager.godot.games import Game, command_for, find_binary, find_game, import_command
+from envmanager.godot.games import Game, command_for, find_engine, find_game, import_command
 from envmanager.godot.options import EngineOptions
 
 
@@ -40,7 +40,7 @@ def test_a_mapping_becomes_options() -> None:
         ({"attach": "10.0.0.1:4000"}, "attach must be"),
         ({"attach": "127.0.0.1:99999"}, "attach must be"),
         ({"attach": f"127.0.0.1:{'9' * 5000}"}, "attach must be"),
-        ({"parameters": {"when": object()}}, "parameters must be what JSON can say"),
+        ({"parameters": {"when": object()}}, "parameters cannot travel into an engine"),
         ({"window": 1}, "true or false"),
     ],
 )
@@ -91,7 +91,7 @@ def test_without_an_engine_the_error_says_how_to_get_one(tmp_path: Path, monkeyp
     monkeypatch.delenv(games.VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="apt-get install godot3-server"):
-        find_binary(3)
+        find_engine(major=3)
     with pytest.raises(UsageError, match=r"godotengine\.org"):
         find_game("demo:rolling_ball", EngineOptions(), tmp_path)
 
@@ -101,18 +101,18 @@ def test_an_engine_that_was_chosen_comes_before_the_variable_and_that_before_pat
 ) -> None:
     chosen, variable = program(tmp_path / "chosen"), program(tmp_path / "variable")
     monkeypatch.setenv(games.VARIABLE, variable)
-    assert find_binary(4, chosen) == chosen
-    assert find_binary(4) == variable
+    assert find_engine(chosen, 4) == (4, chosen)
+    assert find_engine(major=4) == (4, variable)
     with pytest.raises(UsageError, match=r"engine\.binary is .*no program"):
-        find_binary(4, str(tmp_path / "nothing"))
+        find_engine(str(tmp_path / "nothing"), 4)
 
 
 def test_an_engine_is_what_it_reports_and_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     official = program(tmp_path / "Godot_v4.6.3-stable_linux.x86_64", "4.6.3.stable.official.7d41c59c4")
     monkeypatch.setenv(games.VARIABLE, official)
-    assert games.find_major(None) == 4
+    assert games.find_major() == 4
     assert find_game("demo:rolling_ball", EngineOptions(), tmp_path / "scratch").major == 4
-    assert find_binary(4) == official
+    assert find_engine(major=4) == (4, official)
     assert Path(f"{official}.log").read_text() == "started\n"
 
 
@@ -127,16 +127,16 @@ def test_the_variable_is_left_aside_where_it_names_an_engine_of_the_other_major(
     with pytest.raises(
         UsageError, match=r"\$ENVMANAGER_GODOT is '.*four', an engine of Godot 4\.6\.3, but .* Godot 3, and none is"
     ):
-        find_binary(3)
+        find_engine(major=3)
     program(tmp_path / "bin" / "my-godot", "4.2.stable")
     with pytest.raises(UsageError, match="but the game is for Godot 3"):
-        find_binary(3)  # "godot" may be either, and is of Godot 4 here
+        find_engine(major=3)  # "godot" may be either, and is of Godot 4 here
     three = program(tmp_path / "bin" / "my-godot3", "3.5.2.stable.debian")
-    assert find_binary(3) == three
+    assert find_engine(major=3) == (3, three)
     with pytest.raises(
         UsageError, match=r"engine\.binary is '.*four', an engine of Godot 4.*Name an engine of Godot 3"
     ):
-        find_binary(3, four)
+        find_engine(four, 3)
 
 
 def test_the_simulated_time_is_the_projects_own(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def require_libraries(page: Path) -> None:
             pytest.importorskip(library)
     if page.stem == "ray":
         pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
-    if page.stem == "godot" and find_major(None) is None:
+    if page.stem == "godot" and find_major() is None:
         pytest.skip("there is no Godot here: `apt-get install godot3-server` brings one")
 
 
