@@ -65,7 +65,9 @@ class Engine:
 
     def await_bytes(self) -> None:
         """Wait for bytes in the same way as the manager, which spins first."""
-        self._spinner.wait(self._has_bytes, self._poll.poll)
+        if not self._spinner.spin(self._has_bytes):
+            self._poll.poll()
+            self._spinner.slept()
 
     def _has_bytes(self) -> bool:
         return bool(self._poll.poll(0))

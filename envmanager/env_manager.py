@@ -303,7 +303,7 @@ class EnvManager(ABC):
                 chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
                 if self._undelivered is None:
                     if use is _STEP:
-                        self._policy_steps.send_actions(chosen)
+                        self._policy_steps.send_actions(chosen, is_begun=is_begun)
                     elif not is_begun:
                         self._row_steps.offer_first_observations()
                     if not is_begun:

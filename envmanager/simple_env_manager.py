@@ -49,23 +49,9 @@ class LocalHost(WorkerHost):
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         for replaced in self.workers:
             replaced.close_quietly()
-        options = self._options
-        factory = GroupFactory.of(
-            self.factories,
-            range(options.n_envs),
-            options,
-            worker_id=worker_id,
-            generation=generation,
-            first_slot=generation * options.n_envs,
-        )
-        return LocalWorker(
-            worker_id,
-            factory,
-            self.context.entries[worker_id].times,
-            self.context.events,
-            rotates=options.zero_copy,
-            lends=True,
-        )
+        entry, options = self.context.entries[worker_id], self._options
+        factory = GroupFactory.of(self.factories, entry, options, first_slot=generation * options.n_envs)
+        return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=options.zero_copy, lends=True)
 
     def await_start(self) -> dict[int, StartReport]:
         (worker,) = self.workers

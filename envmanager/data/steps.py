@@ -463,16 +463,18 @@ class StepInfo:
         before, now, taken = self.previous.get(behavior), self.current.get(behavior), self.actions.get(behavior)
         if before is None or now is None or taken is None:
             return self._no_transitions(behavior)
-        if before.acting is None and np.array_equal(before.agent_id, now.agent_id):
-            return _transitions(before.obs, taken.action, now, now.agent_id)
-        acted = before.acting_rows
-        place = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
-        ids = before.agent_id[acted].tolist()
-        joined = [(k, place[agent_id]) for k, agent_id in enumerate(ids) if agent_id in place]
-        in_acted, in_now = np.array(joined, np.int64).reshape(-1, 2).T
-        current = now.take(in_now)
-        obs, action = take_rows(before.obs, acted[in_acted]), take_rows(taken.action, in_acted)
-        return _transitions(obs, action, current, current.agent_id)
+        obs, action = before.obs, taken.action
+        if before.acting is not None or not np.array_equal(before.agent_id, now.agent_id):
+            acted = before.acting_rows
+            place = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
+            ids = before.agent_id[acted].tolist()
+            joined = [(k, place[agent_id]) for k, agent_id in enumerate(ids) if agent_id in place]
+            in_acted, in_now = np.array(joined, np.int64).reshape(-1, 2).T
+            obs, action, now = take_rows(obs, acted[in_acted]), take_rows(action, in_acted), now.take(in_now)
+        next_obs = now.obs
+        if now.final_obs is not None:
+            next_obs = with_rows(next_obs, np.flatnonzero(now.ended), now.final_obs)
+        return Transitions(obs, action, now.reward, next_obs, now.terminated, now.truncated, now.agent_id)
 
     def _no_transitions(self, behavior: str) -> Transitions:
         """Return 0 transitions. Shapes and dtypes come from the behavior's spec or, if it is unknown, this StepInfo."""
@@ -488,14 +490,6 @@ class StepInfo:
 
 
 _NOTHING = np.zeros(0, np.float32)
-
-
-def _transitions(obs: Tree, action: Tree, now: AgentSteps, agent_id: np.ndarray) -> Transitions:
-    next_obs = now.obs
-    if now.final_obs is not None:
-        ended = np.flatnonzero(now.ended)
-        next_obs = with_rows(now.obs, ended, now.final_obs)
-    return Transitions(obs, action, now.reward, next_obs, now.terminated, now.truncated, agent_id)
 
 
 def concat_steps(parts: list[AgentSteps]) -> AgentSteps:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -25,6 +25,9 @@ from envmanager.errors import ImportFailed, UsageError
 from envmanager.hosts.wire import describe_failure, env_raised
 from envmanager.importing import import_failure, is_missing
 from envmanager.options import KindOptions, ResetConfig
+
+if TYPE_CHECKING:
+    from envmanager.kernel.table import Entry
 
 
 def make_contexts(
@@ -50,27 +53,17 @@ class GroupFactory:
     """A function of the user's script. When unpickled, it shares the globals of the factories' functions."""
 
     @classmethod
-    def of(
-        cls,
-        factories: Sequence[Any],
-        env_ids: Sequence[int],
-        options: KindOptions,
-        *,
-        worker_id: int,
-        generation: int,
-        first_slot: int,
-    ) -> GroupFactory:
-        """Return the factory for the worker with ``env_ids``. ``factories`` has one factory per env of the manager."""
+    def of(cls, factories: Sequence[Any], entry: Entry, options: KindOptions, first_slot: int) -> GroupFactory:
+        """Return the factory for a worker's current generation. ``factories`` has one per env of the manager."""
         contexts = make_contexts(
-            env_ids,
-            worker_id=worker_id,
-            generation=generation,
+            entry.env_ids,
+            worker_id=entry.worker_id,
+            generation=entry.generation,
             first_slot=first_slot,
             seed=options.seed,
             log_dir=options.log_dir,
         )
-        own = [factories[env_id] for env_id in env_ids]
-        return cls(own, contexts, options.infos, options.check_values)
+        return cls([factories[env_id] for env_id in entry.env_ids], contexts, options.infos, options.check_values)
 
     def fill_main(self) -> None:
         """Set what the factories use of the user's script in this process's ``__main__``, where pickles look it up."""

@@ -200,14 +200,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
     def group_factory(self, entry: Entry) -> GroupFactory:
         """Return the factory of the environments of a worker's current generation, with new ``slot`` numbers."""
         first_slot, self._slots = self._slots, self._slots + len(entry.env_ids)
-        return GroupFactory.of(
-            self.factories,
-            entry.env_ids,
-            self.options,
-            worker_id=entry.worker_id,
-            generation=entry.generation,
-            first_slot=first_slot,
-        )
+        return GroupFactory.of(self.factories, entry, self.options, first_slot)
 
     def plan_of(self, entry: Entry, kind: Callable[..., Any] = WorkerPlan, **more: Any) -> Any:
         """Return the plan with which to start a worker's current generation: ids, time limits, and ``more`` fields."""

@@ -275,17 +275,18 @@ class LocalStepQueue(ResponseSource):
         own = self._take_own()  # first, so that after an interrupt the others' responses are still in the queue
         return [*own, *self._others.take()]
 
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
         """Return ready responses. If none is ready, step the local worker; without a step, wait for worker processes.
 
-        With neither worker processes nor a step, sleep ``timeout`` seconds. The caller may then start a replacement.
+        With neither worker processes nor a step, sleep until ``deadline``. The caller may then start a replacement.
         """
         if self._others is not None:
-            return self.take() or self._take_own() or self._others.wait(timeout, n_wanted)
+            return self.take() or self._take_own() or self._others.get(n_wanted, deadline)
         taken = self.take()
-        if timeout and not taken:
+        left_s = deadline - time.monotonic()
+        if not taken and 0.0 < left_s < math.inf:
             with allow_interrupts():
-                time.sleep(timeout)
+                time.sleep(left_s)
             taken = self.take()
         return taken
 

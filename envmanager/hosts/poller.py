@@ -46,7 +46,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     """
 
     def __init__(self, *, spin_ns: int = 0) -> None:
-        """Create a poller without links. ``wait`` polls for at most ``spin_ns`` nanoseconds before it sleeps."""
+        """Create a poller without links. ``get`` polls for at most ``spin_ns`` nanoseconds before it sleeps."""
         self.on_retired: Callable[[AnyLink], None]
         """Callback that receives each retired worker that has ended. The owner of the poller sets it."""
         self.links: dict[int, AnyLink] = {}
@@ -86,7 +86,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         self._retiring.add(link)
 
     def wake(self) -> None:
-        """Unblock a ``wait`` in another thread. No later ``wait`` blocks either."""
+        """Unblock a ``get`` in another thread. No later ``get`` blocks either."""
         self._is_woken = True
         with self._ringing:
             if self._ring_fd != descriptors.CLOSED:
@@ -127,20 +127,17 @@ class Poller(ResponseSource, Generic[AnyLink]):
         arrived, self.arrived = self.arrived, []
         return arrived
 
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        give_up = math.inf if timeout is None else time.monotonic() + timeout
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
         while not self.arrived:
-            self._spinner.wait(self.look, lambda: self._sleep(give_up))
-            if not self.arrived and (self._is_woken or time.monotonic() >= give_up):
+            if not self._spinner.spin(self.look):
+                if not self._is_woken:
+                    left_s = max(0.0, min(deadline, self._alarm.at) - time.monotonic())
+                    self._watch(min(left_s + 0.001, _LONGEST_WAIT_S))
+                self._spinner.slept()
+            if not self.arrived and (self._is_woken or time.monotonic() >= deadline):
                 break
         arrived, self.arrived = self.arrived, []
         return arrived
-
-    def _sleep(self, give_up: float) -> None:
-        if self._is_woken:
-            return
-        left_s = max(0.0, min(give_up, self._alarm.at) - time.monotonic())
-        self._watch(min(left_s + 0.001, _LONGEST_WAIT_S))
 
     # Messages.
 

@@ -40,21 +40,18 @@ class Spinner:
         """``limit_ns``: maximum duration of a spin. After a wait shorter than this, the next wait spins."""
         self.pays = limit_ns > 0
         self._limit_ns = limit_ns
-        self._rest = 0
+        self._rest = self._began_ns = 0
 
-    def wait(self, ready: Callable[[], bool], sleep: Callable[[], object]) -> None:
-        """Poll ``ready()`` briefly if the last wait was short. If it has not become true, call ``sleep()`` once."""
-        began_ns = time.perf_counter_ns()
+    def spin(self, ready: Callable[[], bool]) -> bool:
+        """Begin a wait. If the last one was short, poll ``ready()`` briefly. Return whether it has become true.
+
+        If not, the caller must sleep, and then call ``slept``.
+        """
+        began_ns = looked_ns = self._began_ns = time.perf_counter_ns()
         if self._rest:
             self._rest -= 1
-        elif self.pays and self._spin(ready, began_ns):
-            return
-        sleep()
-        self.pays = time.perf_counter_ns() - began_ns < self._limit_ns
-
-    def _spin(self, ready: Callable[[], bool], began_ns: int) -> bool:
-        looked_ns = began_ns
-        while looked_ns - began_ns < self._limit_ns:
+            return False
+        while self.pays and looked_ns - began_ns < self._limit_ns:
             os.sched_yield()
             yielded_ns = time.perf_counter_ns()
             if yielded_ns - looked_ns > TAKEN_NS:
@@ -63,5 +60,9 @@ class Spinner:
                 return True
             looked_ns = time.perf_counter_ns()
             if self._rest:
-                return False
+                break
         return False
+
+    def slept(self) -> None:
+        """Note how long the wait took. After a long one, the next does not spin."""
+        self.pays = time.perf_counter_ns() - self._began_ns < self._limit_ns

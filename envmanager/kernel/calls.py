@@ -28,7 +28,6 @@ from envmanager.system.interrupts import (
     take_over,
     thread_id,
 )
-from envmanager.system.machine import after_fork_in_child
 
 _SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0
@@ -69,29 +68,13 @@ def weak_callback(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-class _Forks:
-    """A counter that increases in each forked process. Reading it is faster than calling ``os.getpid()``."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def one_more(self) -> None:
-        self.count += 1
-
-
-_forks = _Forks()
-after_fork_in_child(_forks.one_more)
-
-
 class Calls:
     """The lock that ``step``, ``reset``, ``call`` and similar calls acquire, and the names of the calls in progress."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         """Create the lock. When the manager is closed and idle, ``give_back()`` is called to release its resources."""
         self.closed = False
-        self.owner_pid, self.n_forks = os.getpid(), _forks.count
+        self.owner_pid, self.n_forks = os.getpid(), state.n_forks
         self.lock = threading.RLock()
         self.in_progress: list[str] = []
         """Names of the calls in progress, outermost first."""
@@ -185,9 +168,9 @@ class _Call:
     def begin(self) -> None:
         """Acquire the lock and defer interrupts for a call. Raises UsageError or ManagerClosed for a forbidden call."""
         calls = self._calls
-        if calls.closed or calls.n_forks != _forks.count:
+        if calls.closed or calls.n_forks != state.n_forks:
             calls.require_usable(self._what)
-        if thread_id() == state.main_thread:  # begin_deferring(), in line
+        if thread_id() == state.main_thread:  # defer_interrupts, in line
             if handler_of(_SIGINT).__class__ is not Handler:
                 take_over()
             levels[-1] += 1

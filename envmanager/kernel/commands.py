@@ -73,7 +73,7 @@ class Commands:
         self._collector.drain()  # a failure does not matter: the reset revives the worker
         for entry in table.entries:
             entry.actions, entry.batches, entry.ignores_action = None, (), False
-        table.recount()
+        table.note_all()
         self._require_some_worker()  # the drain may have dropped the last worker
         seed = recovery.last_config.seed if parsed.seed is None else parsed.seed
         recovery.last_config = attrs.evolve(parsed, seed=seed, options=snapshot(parsed.options))
@@ -95,7 +95,7 @@ class Commands:
         replacements, failure = self._collector.drain()
         for entry in table.entries:
             entry.ignores_action = False
-        table.recount()
+        table.note_all()
         if failure is not None:
             raise failure
         responses.update(replacements)

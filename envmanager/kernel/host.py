@@ -12,7 +12,6 @@ A host reaches the manager only through its HostContext, so that it can be read 
 from __future__ import annotations
 
 import contextlib
-import math
 import queue
 import time
 from abc import ABC, abstractmethod
@@ -53,11 +52,12 @@ class ResponseSource(ABC):
         """Remove and return the responses that have arrived so far. The result may be empty."""
 
     @abstractmethod
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        """Wait for responses and return them. Return an empty sequence on a timeout or when the manager is closed.
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
+        """Wait for responses and return them. Return an empty sequence at the deadline or when the manager is closed.
 
         ``n_wanted`` is the number of responses that the caller needs. The method may save wake-ups by returning only
-        when ``n_wanted`` steps have arrived, but must return a failure at once.
+        when ``n_wanted`` steps have arrived, but must return a failure at once. ``deadline`` is a time of
+        ``time.monotonic()``, or ``math.inf``.
         """
 
 
@@ -74,8 +74,8 @@ class QueueSource(ResponseSource):
                 taken.append(self._queue.get_nowait())
         return taken
 
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        left_s = math.inf if timeout is None else timeout
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
+        left_s = max(0.0, deadline - time.monotonic())
         while True:
             with allow_interrupts():  # not around get(), where an interrupt could discard the response it has removed
                 pass

@@ -7,6 +7,7 @@ is complete before the next command is sent to its worker.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from envmanager.policy import Policy
 from envmanager.system.interrupts import allow_interrupts
 
 _IDLE, _IN_FLIGHT, _STEP = WorkerState.IDLE, WorkerState.IN_FLIGHT, CommandName.STEP
+_BY_WORKER = attrgetter("worker_id")
 
 
 class PolicyStepper:
@@ -34,17 +36,25 @@ class PolicyStepper:
         self.policies: dict[str, Policy] = {}
         self.takes_partial_actions = True
         """Whether every environment can step with actions for only some of its behaviors."""
+        self._returned: dict[Entry, None] = {}
+        """Entries whose last StepInfo was returned, and for which no action has been sent since."""
         self._table = table
         self._recovery = recovery
         self._calls = calls
         self._check_values = check_values
 
-    def send_actions(self, wait: Wait) -> None:
-        """Send the policies' actions to the idle workers that are not ``wait.max_lead`` steps ahead of the slowest."""
+    def send_actions(self, wait: Wait, *, is_begun: bool) -> None:
+        """Send the policies' actions to the idle workers that are not ``wait.max_lead`` steps ahead of the slowest.
+
+        ``is_begun``: whether this is not the first call after a reset, so only workers in ``_returned`` can be idle.
+        """
         table = self._table
-        idle = [entry for entry in table.entries if entry.state is _IDLE]
+        idle = [entry for entry in (self._returned if is_begun else table.entries) if entry.state is _IDLE]
+        idle.sort(key=_BY_WORKER)
+        held_back: list[Entry] = []
         if wait.max_lead is not None:
             limit = table.slowest() + wait.max_lead
+            held_back = [entry for entry in idle if entry.steps_since_reset >= limit]
             idle = [entry for entry in idle if entry.steps_since_reset < limit]
         if not idle:
             return
@@ -76,7 +86,8 @@ class PolicyStepper:
                 entry.actions, entry.n_envs_in_flight = actions, len(entry.env_ids)
                 sent.append(entry)
         finally:
-            table.move(sent, _IN_FLIGHT)
+            table.move(sent, _IN_FLIGHT, ())
+        self._returned = dict.fromkeys(held_back)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
         """Raise UsageError if an acting behavior has no policy. With partial actions, one per worker is enough."""
@@ -106,6 +117,7 @@ class PolicyStepper:
             previous = None if before is None else before.current
             infos.append(StepInfo(previous, current, actions, entry.worker_id, lost, self._table.specs))
         self._table.delivered(entries)
+        self._returned.update(dict.fromkeys(entries))
         for entry, info in zip(entries, infos, strict=True):
             entry.actions, entry.previous_step = None, info
         return infos

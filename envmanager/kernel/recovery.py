@@ -15,9 +15,12 @@ episode ends with its last observation. Observations to act on come from the new
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 import random
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -77,10 +80,10 @@ class Supervisor:
     reset would be replaced for ever, because a timeout is often as long as ``within_s``.
     """
 
-    def __init__(self, policy: RestartPolicy, n_workers: int, jitter: random.Random | None = None) -> None:
+    def __init__(self, policy: RestartPolicy, jitter: random.Random | None = None) -> None:
         self._policy = policy
-        self._recent: list[deque[tuple[float, WorkerError]]] = [deque() for _ in range(n_workers)]
-        self._hung_s = [0.0] * n_workers
+        self._recent: defaultdict[int, deque[tuple[float, WorkerError]]] = defaultdict(deque)
+        self._hung_s: defaultdict[int, float] = defaultdict(float)
         self._jitter = random.Random() if jitter is None else jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
@@ -128,7 +131,10 @@ class Recovery:
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
-        self._supervisor = Supervisor(policy, len(table.entries))
+        self._supervisor = Supervisor(policy)
+        self.scheduled: list[tuple[float, int, Entry, Replacement]] = []
+        """Heap of the replacements to start, by time. It may hold some that were started or superseded since."""
+        self._numbers = itertools.count()
 
     # Responses.
 
@@ -147,8 +153,7 @@ class Recovery:
             replacement.is_started = replacement.has_begun = entry.has_attributes = True
             self._table.set_pending(entry, *last, response)
         elif entry.state is WorkerState.IN_FLIGHT:
-            entry.outbox = (response,)
-            self._table.move([entry], WorkerState.READY)
+            self._table.move([entry], WorkerState.READY, (response,))
             if self.recycles:
                 self._recycle_if_old(entry, response)
         else:
@@ -171,12 +176,12 @@ class Recovery:
         verdict = self._supervisor.judge(entry.worker_id, error, now)
         if isinstance(verdict, GiveUp):
             responses = entry.last_responses
-            entry.error, entry.replacement, entry.is_dropped = verdict.error, None, verdict.drop
+            self._table.give_up(entry, verdict.error, drop=verdict.drop)
             if verdict.drop:
                 self.events.add(
                     events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error)
                 )
-            if not verdict.drop or all(other.is_dropped for other in self._table.entries):
+            if not verdict.drop or self._table.n_dropped == len(self._table.entries):
                 entry.ignores_action = False  # a later send() raises the error
                 responses = (*responses, EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error))
             self._table.set_pending(entry, *responses)
@@ -184,7 +189,7 @@ class Recovery:
         assert isinstance(error, WorkerError)
         last, before, generation = entry.last_responses, entry.replacement, entry.generation + 1
         # If the failed worker was itself a replacement that has delivered nothing, the first cause is to be reported.
-        entry.replacement = Replacement(generation, error if before is None else before.cause, now + verdict.delay_s)
+        self._schedule(entry, error if before is None else before.cause, now + verdict.delay_s)
         entry.restarts += 1
         self._table.set_pending(entry, *last)
         self.events.add(
@@ -209,18 +214,25 @@ class Recovery:
 
     # Replacements.
 
+    def _schedule(self, entry: Entry, cause: WorkerError | None, start_at: float) -> None:
+        """Set the replacement of a worker by its next generation, which ``start_due`` starts at ``start_at``."""
+        entry.replacement = Replacement(entry.generation + 1, cause, start_at)
+        heapq.heappush(self.scheduled, (start_at, next(self._numbers), entry, entry.replacement))
+
+    def next_start_at(self) -> float:
+        """Return the time (monotonic seconds) at which to start the next replacement; infinity if none is scheduled."""
+        while self.scheduled:
+            start_at, _, entry, replacement = self.scheduled[0]
+            if entry.replacement is replacement and not replacement.is_started:
+                return start_at
+            heapq.heappop(self.scheduled)
+        return math.inf
+
     def start_due(self) -> None:
         """Start the replacements that are due. An unsuccessful start counts as a failure of the worker."""
-        for entry in self._table.replacing:
-            while (replacement := entry.replacement) is not None:
-                if replacement.is_started or replacement.start_at > time.monotonic():
-                    break
-                self._start(entry, replacement)
-
-    def next_start_at(self) -> float | None:
-        """Return the time (monotonic seconds) at which the next replacement is due, or None if none is planned."""
-        planned = [entry.replacement for entry in self._table.replacing if entry.replacement is not None]
-        return min((each.start_at for each in planned if not each.is_started), default=None)
+        while self.next_start_at() <= time.monotonic():
+            _, _, entry, replacement = self.scheduled[0]
+            self._start(entry, replacement)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
         """Launch a replacement and reset it with the last options and, if seeded, new seeds. Record a failed start."""
@@ -271,7 +283,7 @@ class Recovery:
             return
         generation, worker_id = entry.generation + 1, entry.worker_id
         cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
-        entry.replacement = Replacement(generation, cause, time.monotonic())
+        self._schedule(entry, cause, time.monotonic())
         self._table.set_pending(entry, response)
         self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))
 
@@ -281,7 +293,7 @@ class Recovery:
         """Count an action as lost, without sending it. The worker failed or was recycled since its last observation."""
         entry.ignores_action = False
         self.steps_lost += 1
-        self._table.recount()
+        self._table.note(entry)
 
     def take_back(self, entry: Entry) -> None:
         """If a worker was given up, clear its error and restore its restart budget. Called at a reset."""
@@ -293,7 +305,7 @@ class Recovery:
     def revive(self, entry: Entry) -> None:
         """Plan the replacement of a worker that cannot be reset. Clear its error and restore its restart budget."""
         self.take_back(entry)
-        entry.replacement = Replacement(entry.generation + 1, None, time.monotonic())
+        self._schedule(entry, None, time.monotonic())
         self._table.set_pending(entry)
 
 

@@ -91,8 +91,8 @@ class BatchStepper:
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
                 steps = entry.previous_step.current
-                entry.outbox = (EnvironmentResponse(CommandName.RESET, entry.worker_id, steps),)
-                self._table.move([entry], _READY)
+                first = EnvironmentResponse(CommandName.RESET, entry.worker_id, steps)
+                self._table.move([entry], _READY, (first,))
 
     # Actions.
 
@@ -146,7 +146,7 @@ class BatchStepper:
                 entry.n_envs_in_flight = len(rows)
                 sent.append(entry)
         finally:
-            table.move(sent, _IN_FLIGHT)
+            table.move(sent, _IN_FLIGHT, ())
 
     # Batches.
 

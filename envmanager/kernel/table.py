@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -58,14 +58,14 @@ _MOVES = (
 )
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
 """``Entry.waiting`` in each state, as 1 or 0."""
-_USUAL = {**dict.fromkeys(_S), _S.IN_FLIGHT: _S.IDLE, _S.READY: _S.IN_FLIGHT, _S.IDLE: _S.READY}
-"""Usual predecessor of each state."""
+_USUAL = {_S.IN_FLIGHT: _S.IDLE, _S.IDLE: _S.READY}
+"""Usual predecessor of the states into which ``move`` puts many workers at once."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
 @attrs.define(eq=False)
 class Replacement:
-    """A worker's planned or started replacement. It ends when the new generation's first observations are delivered."""
+    """A scheduled or started replacement of a worker. It ends when its first observations are delivered."""
 
     generation: int
     cause: WorkerError | None
@@ -163,7 +163,7 @@ class Entry:
 
     def stats(self) -> WorkerStats:
         """Return the counters and times of this worker."""
-        known = WorkerStats(
+        return WorkerStats(
             self.worker_id,
             self.env_ids,
             waiting=self.waiting,
@@ -173,8 +173,8 @@ class Entry:
             generation=self.generation,
             restarts=self.restarts,
             steps=self.steps,
+            **self.times.shares(self.steps),
         )
-        return known.with_times(self.times)
 
 
 class WorkerTable:
@@ -182,16 +182,18 @@ class WorkerTable:
 
     def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
         self.entries = [Entry(worker_id, tuple(env_ids)) for worker_id, env_ids in enumerate(blocks)]
-        self.ready: list[Entry] = []
+        self.ready: dict[Entry, None] = {}
         """READY entries, in the order of arrival."""
+        self.failures: dict[Entry, None] = {}
+        """READY entries whose next response is a failure, in the order of arrival. They are in ``ready`` too."""
+        self.unusual: set[Entry] = set()
+        """Entries whose ``is_nominal`` is false."""
         self.n_waiting = 0
         """Number of entries whose ``waiting`` is true."""
-        self.all_nominal = True
-        """Whether ``is_nominal`` is true for all entries."""
-        self.replacing: list[Entry] = []
-        """Entries with a replacement."""
-        self.n_changes = 0
-        """Number of rare changes to the table, such as failures, replacements and resets."""
+        self.n_dropped = 0
+        """Number of entries whose ``is_dropped`` is true."""
+        self.n_withdrawn = 0
+        """Number of times that an entry has left ``ready`` in an unusual move."""
         self.env_steps = 0
         """Number of environment steps delivered."""
         self.specs: dict[str, BehaviorSpec] = {}
@@ -227,64 +229,81 @@ class WorkerTable:
 
     # States.
 
-    def move(self, entries: Sequence[Entry], to: WorkerState) -> None:
-        """Set the state of ``entries`` to ``to``. For an invalid transition, raise RuntimeError and change nothing.
+    def move(self, entries: Sequence[Entry], to: WorkerState, outbox: tuple[EnvironmentResponse, ...]) -> None:
+        """Set the state of ``entries`` to ``to``, and the outbox of each to ``outbox``: empty unless ``to`` is READY.
 
-        Before this call, the caller must set each entry's outbox: not empty if ``to`` is READY, otherwise empty.
+        For an invalid transition, raise RuntimeError and change nothing.
         """
-        usual = _USUAL[to]
+        usual = _USUAL.get(to)
         for entry in entries:
             if entry.state is not usual:
-                self._move_rarely(entries, to)
+                self._move_rarely(entries, to, outbox)
                 return
-        if to is _READY:
-            self.ready.extend(entries)
-        elif to is _IN_FLIGHT:
+        if to is _IN_FLIGHT:
             self.n_waiting += len(entries)
         else:
             self.n_waiting -= len(entries)
             if len(entries) == len(self.ready):
-                self.ready = []
+                self.ready.clear()
             else:
-                gone = set(entries)
-                self.ready = [each for each in self.ready if each not in gone]
+                for entry in entries:
+                    del self.ready[entry]
         for entry in entries:
-            entry.state = to
+            entry.state, entry.outbox = to, outbox
 
-    def _move_rarely(self, entries: Sequence[Entry], to: WorkerState) -> None:
+    def _move_rarely(self, entries: Sequence[Entry], to: WorkerState, outbox: tuple[EnvironmentResponse, ...]) -> None:
         """Do the work of ``move`` if some worker is not in the state that usually precedes ``to``."""
         for entry in entries:
             if to not in _MOVES[entry.state]:
                 raise RuntimeError(f"worker {entry.worker_id} cannot go from {entry.state.name} to {to.name}")
         for entry in entries:
             if entry.state is _READY:
-                self.ready.remove(entry)
+                del self.ready[entry]
+                self.failures.pop(entry, None)
+                self.n_withdrawn += 1
             self.n_waiting += _IS_WAITING[to] - _IS_WAITING[entry.state]
-            entry.state = to
-        if to is _READY:
-            self.ready.extend(entries)
+            entry.state, entry.outbox = to, outbox
+            if outbox:
+                self.ready[entry] = None
+                if outbox[0].name is CommandName.FAILED:
+                    self.failures[entry] = None
+
+    def accept(
+        self, responses: Sequence[EnvironmentResponse], otherwise: Callable[[EnvironmentResponse], None]
+    ) -> None:
+        """Queue each step of a worker in flight, which is READY then. Pass every other response to ``otherwise``."""
+        entries, ready = self.entries, self.ready
+        for response in responses:
+            entry = entries[response.worker_id]
+            if entry.state is _IN_FLIGHT and response.name is _STEP and response.specs is None:
+                entry.state, entry.outbox = _READY, (response,)
+                ready[entry] = None
+            else:
+                otherwise(response)
 
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
         """Replace the outbox of ``entry`` with ``responses`` (at most two, in order). Update the state of the entry.
 
-        The entry keeps its place in ``ready`` if the first response is unchanged. Also calls ``recount``.
+        The entry keeps its place in ``ready`` if the first response is unchanged. Also updates ``unusual``.
         """
-        keeps_turn = bool(responses and entry.outbox and responses[0] is entry.outbox[0])
-        entry.outbox = responses
-        if not keeps_turn:
-            self._settle(entry)
-        self.recount()
-
-    def _settle(self, entry: Entry) -> None:
-        """Move ``entry`` to the state that its outbox, replacement and error imply."""
-        if entry.outbox:
-            self.move([entry], _READY)
+        if responses and entry.outbox and responses[0] is entry.outbox[0]:
+            entry.outbox = responses
+        elif responses:
+            self.move([entry], _READY, responses)
         elif entry.replacement is not None:
-            self.move([entry], _S.REPLACING)
+            self.move([entry], _S.REPLACING, ())
         elif entry.is_dropped:
-            self.move([entry], _S.DROPPED)
+            self.move([entry], _S.DROPPED, ())
         else:
-            self.move([entry], _IDLE if entry.error is None else _S.FAILED)
+            self.move([entry], _IDLE if entry.error is None else _S.FAILED, ())
+        self.note(entry)
+
+    def give_up(self, entry: Entry, error: Exception, *, drop: bool) -> None:
+        """Store the error for which a worker is out of use, with ``drop`` for good. ``set_pending`` must follow."""
+        if entry.steps_since_reset == self._slowest:
+            self._n_slowest -= 1
+        entry.error, entry.replacement, entry.is_dropped = error, None, drop
+        self.n_dropped += drop
 
     def delivered(self, entries: Sequence[Entry]) -> None:
         """Remove each entry's next response, which the caller returns or raises. Count steps and update the states."""
@@ -299,31 +318,29 @@ class WorkerTable:
                 times = entry.times
                 if times.ended_ns:
                     times.queued_ns += now_ns - times.ended_ns
-        ordinary = entries
-        if not self.all_nominal:
-            ordinary = [entry for entry in entries if entry.is_nominal]
-            for entry in entries:
-                if entry.is_nominal:
-                    continue
+        if self.unusual:
+            unusual = [entry for entry in entries if entry in self.unusual]
+            entries = [entry for entry in entries if entry not in self.unusual]
+            for entry in unusual:
                 if entry.is_first_of_generation:
                     entry.replacement, entry.ignores_action = None, False
                 elif entry.outbox[0].name is CommandName.FAILED:
                     pass  # a later send() raises the error
                 elif entry.replacement is not None or entry.is_dropped:
                     entry.ignores_action = True  # the trainer does not know of the failure, and will send an action
-                entry.outbox = entry.outbox[1:]
-                self._settle(entry)
-            self.recount()
-        for entry in ordinary:
-            entry.outbox = ()
-        self.move(ordinary, _IDLE)
+                self.set_pending(entry, *entry.outbox[1:])
+        self.move(entries, _IDLE, ())
 
-    def recount(self) -> None:
-        """Update ``all_nominal``, ``replacing`` and ``n_changes`` after a failure, a replacement or a reset."""
-        self.all_nominal = all(entry.is_nominal for entry in self.entries)
-        self.replacing = [entry for entry in self.entries if entry.replacement is not None]
-        self.n_changes += 1
-        self._n_slowest = 0
+    def note(self, entry: Entry) -> None:
+        """Update ``unusual`` after a change of ``entry`` that may have made it nominal, or not nominal."""
+        if entry.is_nominal:
+            self.unusual.discard(entry)
+        else:
+            self.unusual.add(entry)
+
+    def note_all(self) -> None:
+        """Update ``unusual`` after changes of any entries at a reset."""
+        self.unusual = {entry for entry in self.entries if not entry.is_nominal}
 
     def slowest(self) -> int:
         """Return the minimum of ``steps_since_reset`` over the workers that were not given up, or 0 if all were."""
@@ -342,6 +359,7 @@ class WorkerTable:
     def clear(self) -> None:
         """Remove all steps, batches and responses from the entries, so that their memory can be freed."""
         self.ready.clear()
+        self.failures.clear()
         for entry in self.entries:
             entry.outbox, entry.batches = (), ()
             entry.previous_step = entry.actions = None

@@ -67,21 +67,6 @@ class WorkerStats:
     node: str = ""
     """Host of a worker on a cluster; else empty."""
 
-    def with_times(self, times: WorkerTimes) -> WorkerStats:
-        """Return a copy whose time fields are computed from ``times``, which include steps not delivered yet."""
-        total_ns = times.busy_ns + times.idle_ns
-        p50, p95, p99 = times.busy.percentiles(50, 95, 99)
-        return attrs.evolve(
-            self,
-            start_s=times.start_s,
-            step_time_s=times.busy_ns / max(1, times.steps) / 1e9,
-            step_time_p50_s=p50 / 1e9,
-            step_time_p95_s=p95 / 1e9,
-            step_time_p99_s=p99 / 1e9,
-            idle_share=times.idle_ns / total_ns if total_ns else 0.0,
-            queue_wait_s=times.queued_ns / max(1, self.steps) / 1e9,
-        )
-
 
 @attrs.frozen
 class ManagerStats:

@@ -38,34 +38,40 @@ class Histogram:
     it is within 1/16 of the true value, and exact if all times are equal. Sums of buckets must be below 2**64 ns.
     """
 
-    __slots__ = ("_counts", "_recent", "_sums_ns", "add")
+    __slots__ = ("_buckets", "_recent", "add")
 
     def __init__(self) -> None:
-        self._counts = np.zeros(_N_BUCKETS, np.int64)
-        self._sums_ns = np.zeros(_N_BUCKETS, np.uint64)
+        self._buckets: list[tuple[np.ndarray, np.ndarray]] = []
+        """Number and sum of the times in each bucket. Empty until times are counted, because 16 kB are much for a
+        worker that takes no steps. If two threads each append an item, all use the first."""
         self._recent = array.array("Q")
         self.add = self._recent.append
         """Function that adds a time ≥ 0; a C method, for speed. Call ``count`` regularly to empty the buffer."""
 
     def count(self) -> None:
-        """Move the times added since the last call from the buffer to the buckets."""
+        """Move the times added since the last call from the buffer to the buckets, which the first call makes."""
+        if not self._buckets:
+            self._buckets.append((np.zeros(_N_BUCKETS, np.int64), np.zeros(_N_BUCKETS, np.uint64)))
+        counts, sums_ns = self._buckets[0]
         times_ns = np.frombuffer(self._recent.tobytes(), np.uint64)
         del self._recent[: len(times_ns)]  # not all: another thread may have added more
         n_bits = np.frexp(times_ns.astype(np.float64))[1]
         shift = np.maximum(n_bits - 5, 0).astype(np.uint64)
         bucket = ((shift << np.uint64(4)) + (times_ns >> shift)).astype(np.int64)
-        np.add.at(self._counts, bucket, 1)
-        np.add.at(self._sums_ns, bucket, times_ns)
+        np.add.at(counts, bucket, 1)
+        np.add.at(sums_ns, bucket, times_ns)
 
     def percentiles(self, *percents: int) -> list[float]:
         """Return the percentiles ``percents`` (0 to 100) of all added times, in ns; zeros if no time was added."""
-        self.count()
-        seen = np.cumsum(self._counts)  # numbers of times in each bucket and all below
-        total = int(seen[-1])
-        if not total:
+        if self._recent:
+            self.count()
+        if not self._buckets:
             return [0.0] * len(percents)
-        buckets = [int(np.searchsorted(seen, max(1, -(-percent * total // 100)))) for percent in percents]
-        return [int(self._sums_ns[bucket]) / int(self._counts[bucket]) for bucket in buckets]
+        counts, sums_ns = self._buckets[0]
+        seen = np.cumsum(counts)  # numbers of times in each bucket and all below
+        total = int(seen[-1])
+        buckets = np.searchsorted(seen, [max(1, -(-percent * total // 100)) for percent in percents])
+        return [int(sums_ns[bucket]) / int(counts[bucket]) for bucket in buckets.tolist()]
 
 
 @attrs.define(eq=False)
@@ -81,6 +87,20 @@ class WorkerTimes:
     track: Track | None = attrs.field(default=None, init=False)
     ended_ns: int = 0
     """Time at which the last command ended; 0 before the first one."""
+
+    def shares(self, n_delivered: int) -> dict[str, Any]:
+        """Return the fields of WorkerStats that say how long things took. They include steps not delivered yet."""
+        total_ns = self.busy_ns + self.idle_ns
+        p50, p95, p99 = self.busy.percentiles(50, 95, 99)
+        return {
+            "start_s": self.start_s,
+            "step_time_s": self.busy_ns / max(1, self.steps) / 1e9,
+            "step_time_p50_s": p50 / 1e9,
+            "step_time_p95_s": p95 / 1e9,
+            "step_time_p99_s": p99 / 1e9,
+            "idle_share": self.idle_ns / total_ns if total_ns else 0.0,
+            "queue_wait_s": self.queued_ns / max(1, n_delivered) / 1e9,
+        }
 
     def started(self, asked_ns: int, ready_ns: int, *, generation: int) -> None:
         """Record a start of the worker, requested at ``asked_ns`` and finished at ``ready_ns``."""
@@ -118,13 +138,9 @@ class WaitTimes:
     waited_ns: int = 0
     track: Track | None = attrs.field(default=None, init=False)
 
-    def wait(self, source: Any, timeout: float | None, n_wanted: int) -> Any:
-        """Return the result of ``source.wait(timeout, n_wanted)``, and add the call's duration to ``waited_ns``."""
-        began_ns = time.perf_counter_ns()
-        try:
-            return source.wait(timeout, n_wanted)
-        finally:
-            ended_ns = time.perf_counter_ns()
-            self.waited_ns += ended_ns - began_ns
-            if self.track is not None:
-                self.track.span("wait for workers", began_ns, ended_ns)
+    def add(self, began_ns: int) -> None:
+        """Add a wait that began at ``began_ns`` and ends now."""
+        ended_ns = time.perf_counter_ns()
+        self.waited_ns += ended_ns - began_ns
+        if self.track is not None:
+            self.track.span("wait for workers", began_ns, ended_ns)

@@ -118,8 +118,9 @@ class TrainerConnection:
     def recv(self) -> EnvironmentCommand:
         """Block until the next command arrives, and return it. Raises TrainerGone if the connection is closed."""
         while True:
-            if not (self._spinner.pays and self._try_header()):
-                self._spinner.wait(self._try_header, self._read_header)
+            if not (self._spinner.pays and self._try_header()) and not self._spinner.spin(self._try_header):
+                self._read_header()
+                self._spinner.slept()
             header, self._header = self._header, b""
             if len(header) < COMMAND.size:
                 header = self._read_exactly(COMMAND.size, header)

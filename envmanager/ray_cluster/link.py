@@ -250,10 +250,10 @@ class ActorPoller(Poller[ActorLink]):
 
     look = collect
 
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
         self.n_wanted = n_wanted
         self.look()  # for answers that came before and rang no bell, because more were wanted then
-        return super().wait(timeout)
+        return super().get(n_wanted, deadline)
 
     def close(self) -> None:
         super().close()

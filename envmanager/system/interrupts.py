@@ -17,8 +17,8 @@ Another Python handler is restored, because its library may check that the handl
 A handler that Python did not install (robot middleware, an application that embeds Python) is not replaced, because
 Python could not restore it. Interrupts are then not deferred; that handler decides what they do.
 
-``defer_interrupts`` encloses code that must run completely or not at all. Inside such a block, ``allow_interrupts``
-encloses waits and calls to user code.
+``defer_interrupts`` encloses code that must run completely or not at all; ``kernel.calls`` inlines it to save time.
+Inside such a block, ``allow_interrupts`` encloses waits and calls to user code.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from envmanager.system.machine import after_fork_in_child
 
 # The functions that signal.signal and getsignal call. They take a tenth of the time, as they convert no enums.
 _set_handler: Callable[[int, Any], Any] = importlib.import_module("_signal").signal
-_get_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal
+handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # Returns the C function that the kernel calls for a signal, even if Python did not install it.
 _c_handler = ctypes.pythonapi.PyOS_getsig
@@ -53,16 +53,18 @@ _RARELY_USED: Sequence[int] = (
     else [getattr(signal, name) for name in ("SIGUSR2", "SIGUSR1", "SIGBREAK") if hasattr(signal, name)]
 )
 """Signals that programs rarely use. An unused signal can reveal Python's C handler. Windows has only SIGBREAK."""
-_thread = threading.get_ident
+thread_id = threading.get_ident
 
 
 class _State:
     """The state of interrupt handling in the main thread, the only thread in which Python runs signal handlers."""
 
-    __slots__ = ("found_another", "main_thread", "managers", "pythons_c_handler", "was_interrupted")
+    __slots__ = ("found_another", "main_thread", "managers", "n_forks", "pythons_c_handler", "was_interrupted")
 
     def __init__(self) -> None:
         self.main_thread = threading.main_thread().ident
+        self.n_forks = 0
+        """Number of forks between the first process and this one. Reading it is faster than calling ``os.getpid()``."""
         self.was_interrupted = False
         self.managers: dict[int, weakref.ref[object]] = {}
         """Weak references to the open managers, by ``id()``."""
@@ -71,12 +73,12 @@ class _State:
         self.pythons_c_handler: Any = None
 
 
-_state = _State()
-_levels = [0]
+state = _State()
+levels = [0]
 """Stack of counters of nested ``defer_interrupts`` blocks. Each ``allow_interrupts`` block pushes a counter of 0."""
 
 
-class _Handler:
+class Handler:
     """A SIGINT handler that records interrupts while they are deferred, and otherwise calls the handler it replaced."""
 
     __slots__ = ("found",)
@@ -85,24 +87,24 @@ class _Handler:
         self.found = found
 
     def __call__(self, number: int, frame: Any) -> None:
-        if _levels[-1]:
-            _state.was_interrupted = True
+        if levels[-1]:
+            state.was_interrupted = True
             return
-        n_levels = len(_levels)
+        n_levels = len(levels)
         try:
             self.found(number, frame)
         except BaseException:  # interrupts are deferred again in code that catches this inside ``defer_interrupts``
             if n_levels > 1:
-                del _levels[n_levels - 1 :]
+                del levels[n_levels - 1 :]
             raise
 
 
-def _take_over() -> None:
+def take_over() -> None:
     """Install our handler if the current one is known to be a Python function, not SIG_DFL, SIG_IGN or a C handler."""
-    found = _get_handler(_SIGINT)
-    if callable(found) and _c_handler(_SIGINT) == (_state.pythons_c_handler or _learn_pythons_c_handler()):
-        _state.found_another = found is not signal.default_int_handler
-        _set_handler(_SIGINT, _Handler(found))
+    found = handler_of(_SIGINT)
+    if callable(found) and _c_handler(_SIGINT) == (state.pythons_c_handler or _learn_pythons_c_handler()):
+        state.found_another = found is not signal.default_int_handler
+        _set_handler(_SIGINT, Handler(found))
 
 
 def _learn_pythons_c_handler() -> Any:
@@ -113,17 +115,17 @@ def _learn_pythons_c_handler() -> Any:
     if unused is None:
         return None
     signal.signal(unused, lambda *_: None)
-    _state.pythons_c_handler = _c_handler(unused)
+    state.pythons_c_handler = _c_handler(unused)
     signal.signal(unused, signal.SIG_DFL)
-    return _state.pythons_c_handler
+    return state.pythons_c_handler
 
 
 def _go_away() -> None:
     """Restore the handler that ours replaced. A C handler that was installed since then stays installed."""
-    ours = _get_handler(_SIGINT)
-    if ours.__class__ is not _Handler:
+    ours = handler_of(_SIGINT)
+    if ours.__class__ is not Handler:
         return
-    if _c_handler(_SIGINT) == _state.pythons_c_handler:
+    if _c_handler(_SIGINT) == state.pythons_c_handler:
         _set_handler(_SIGINT, ours.found)
         return
     # A handler in C has replaced ours meanwhile and may call Python's. It stays installed.
@@ -138,50 +140,42 @@ def _go_away() -> None:
     _sigaction(_SIGINT, taken_over, None)
 
 
-def begin_deferring() -> None:
-    """Begin to defer interrupts, like entering a ``defer_interrupts`` block. Does nothing outside the main thread."""
-    if _thread() == _state.main_thread:
-        if _get_handler(_SIGINT).__class__ is not _Handler:
-            _take_over()
-        _levels[-1] += 1
-
-
 def end_deferring() -> None:
-    """Undo one ``begin_deferring``. The outermost call passes a recorded interrupt to the signal's handler."""
-    if _levels[-1] and _thread() == _state.main_thread:
-        _levels[-1] -= 1
-        if _levels[-1] == 0 and (_state.was_interrupted or _state.found_another or not _state.managers):
-            _leave()
+    """End a ``defer_interrupts`` block. At the end of the outermost, pass a recorded interrupt to the handler."""
+    if levels[-1] and thread_id() == state.main_thread:
+        levels[-1] -= 1
+        if levels[-1] == 0 and (state.was_interrupted or state.found_another or not state.managers):
+            leave()
 
 
-def _leave() -> None:
+def leave() -> None:
     """Restore the replaced handler, unless ours is still needed. Then call the handler if an interrupt was recorded."""
-    if len(_levels) == 1 and (_state.found_another or not _state.managers):
+    if len(levels) == 1 and (state.found_another or not state.managers):
         _go_away()
     _raise_what_came()
 
 
 def _raise_what_came() -> None:
-    was_interrupted, _state.was_interrupted = _state.was_interrupted, False
+    was_interrupted, state.was_interrupted = state.was_interrupted, False
     if was_interrupted:
-        handler = _get_handler(_SIGINT)
+        handler = handler_of(_SIGINT)
         if callable(handler):
             handler(_SIGINT, None)
 
 
-levels, state, Handler, take_over, leave, thread_id, handler_of = (
-    _levels, _state, _Handler, _take_over, _leave, _thread, _get_handler
-)  # fmt: skip
-"""Parts of ``begin_deferring`` and ``end_deferring``, for ``kernel.calls``, which inlines both to save time."""
-
-
 class defer_interrupts:  # noqa: N801  (used like a function)
-    """A context manager that defers a Ctrl-C to the end of the block, or of the outermost block if nested."""
+    """A context manager that defers a Ctrl-C to the end of the block, or of the outermost block if nested.
+
+    Outside the main thread, it does nothing.
+    """
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        begin_deferring()
+        if thread_id() == state.main_thread:
+            if handler_of(_SIGINT).__class__ is not Handler:
+                take_over()
+            levels[-1] += 1
 
     def __exit__(self, *_: object) -> None:
         end_deferring()
@@ -198,15 +192,15 @@ class allow_interrupts:  # noqa: N801
 
     def __enter__(self) -> None:
         self._n_levels = 0
-        if _levels[-1] and _thread() == _state.main_thread:
-            self._n_levels = len(_levels)
-            _levels.append(0)
-            if _state.was_interrupted:
+        if levels[-1] and thread_id() == state.main_thread:
+            self._n_levels = len(levels)
+            levels.append(0)
+            if state.was_interrupted:
                 _raise_what_came()
 
     def __exit__(self, *_: object) -> None:
         if self._n_levels:
-            del _levels[self._n_levels :]
+            del levels[self._n_levels :]
 
     begin, end = __enter__, __exit__  # to call these is a third faster than ``with``
 
@@ -217,17 +211,18 @@ def keep_handler_for(manager: object) -> Callable[[], Any]:
     Garbage collection of the manager has the same effect as the returned function. After the last manager has been
     closed, the next ``defer_interrupts`` block removes the handler.
     """
-    leave = functools.partial(_state.managers.pop, id(manager), None)  # one call in C, so it cannot be interrupted
-    _state.managers[id(manager)] = weakref.ref(manager, lambda _: leave())
-    return leave
+    undo = functools.partial(state.managers.pop, id(manager), None)  # one call in C, so it cannot be interrupted
+    state.managers[id(manager)] = weakref.ref(manager, lambda _: undo())
+    return undo
 
 
 @after_fork_in_child
 def _after_fork_in_child() -> None:
-    """Treat the thread that forked as the main thread, since the child process has no other threads."""
-    if _thread() != _state.main_thread:
-        _state.main_thread, _state.was_interrupted = _thread(), False
-        _levels[:] = [0]
+    """Count the fork. Treat the thread that forked as the main thread, since the child process has no other threads."""
+    state.n_forks += 1
+    if thread_id() != state.main_thread:
+        state.main_thread, state.was_interrupted = thread_id(), False
+        levels[:] = [0]
 
 
 @contextlib.contextmanager

@@ -279,6 +279,25 @@ def test_max_lead_holds_the_fast_workers_back(fake_workers: queue.Queue[Environm
         assert sorted(info.worker_id for _ in range(2) for info in manager.step(wait)) == [0, 1]
 
 
+def test_a_worker_that_is_held_back_while_it_is_replaced_gets_one_action(
+    fake_workers: queue.Queue[EnvironmentResponse],
+) -> None:
+    restarts = RestartPolicy(max_restarts=1)
+    with SubprocessEnvManager(FakeEnvironment, n_envs=2, restarts=restarts) as manager:
+        manager.step_queue = fake_workers
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        manager.env_workers[1].hold = True
+        wait = Wait.any(timeout_s=0.0, max_lead=1)
+        assert [info.worker_id for info in manager.step(wait)] == [0]
+        assert manager.step(wait) == [], "worker 0 is held back"
+        manager.env_workers[0].fail(WorkerDied(worker_id=0, env_ids=[0], phase="idle", exit="SIGKILL"))
+        assert [bool(info.lost) for info in manager.step(wait)] == [True]
+        manager.env_workers[1].release()
+        assert sorted(info.worker_id for _ in range(2) for info in manager.step(wait)) == [0, 1]
+        assert [name for name, _ in manager.env_workers[0].sent] == ["reset", "step"]
+
+
 def test_recv_holds_back_workers_that_are_too_far_ahead(fake_workers: queue.Queue[EnvironmentResponse]) -> None:
     with SubprocessEnvManager(FakeEnvironment, n_envs=2) as manager:
         manager.step_queue = fake_workers
@@ -304,7 +323,7 @@ class Singly(ResponseSource):
     def take(self) -> list[EnvironmentResponse]:
         return []
 
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> list[EnvironmentResponse]:
+    def get(self, n_wanted: int, deadline: float) -> list[EnvironmentResponse]:
         return [self._responses.get_nowait()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Sequence
@@ -149,14 +150,14 @@ def test_kind_simple_takes_no_notice_of_it() -> None:
 class Others(ResponseSource):
     def __init__(self) -> None:
         self.answers: list[EnvironmentResponse] = []
-        self.timeouts: list[float | None] = []
+        self.deadlines: list[float] = []
 
     def take(self) -> Sequence[EnvironmentResponse]:
         taken, self.answers = self.answers, []
         return taken
 
-    def wait(self, timeout: float | None, n_wanted: int = 1) -> Sequence[EnvironmentResponse]:
-        self.timeouts.append(timeout)
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
+        self.deadlines.append(deadline)
         return self.take()
 
 
@@ -181,8 +182,8 @@ def test_what_others_have_answered_comes_before_a_step_in_this_process() -> None
     others = Others()
     step_queue = LocalStepQueue([None, None, Local()], 2, others)
     others.answers = [answer(0), answer(1)]
-    assert workers_of(step_queue.wait(None)) == [0, 1]
-    assert workers_of(step_queue.wait(None)) == [2]
+    assert workers_of(step_queue.get(1, math.inf)) == [0, 1]
+    assert workers_of(step_queue.get(1, math.inf)) == [2]
 
 
 def test_this_process_steps_when_every_other_worker_has_had_its_turn() -> None:
@@ -203,8 +204,8 @@ def test_take_steps_nothing_as_long_as_others_have_their_turn_before_them() -> N
 def test_with_nothing_to_step_others_are_waited_for() -> None:
     others, local = Others(), Local()
     local.has_step = False
-    assert workers_of(LocalStepQueue([None, None, local], 2, others).wait(1.5)) == []
-    assert others.timeouts == [1.5]
+    assert workers_of(LocalStepQueue([None, None, local], 2, others).get(1, 1.5)) == []
+    assert others.deadlines == [1.5]
 
 
 def test_those_of_the_others_stay_where_they_are_when_the_step_in_this_process_is_interrupted() -> None:

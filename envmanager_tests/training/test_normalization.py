@@ -15,7 +15,6 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.training.algorithms.dqn import DQN, DQNOptions
 from envmanager.training.algorithms.ppo import PPO, PPOOptions
 from envmanager.training.algorithms.sac import SAC, SACOptions
-from envmanager.training.algorithms.trainers import restore
 from envmanager.training.controller import TrainerController
 from envmanager.training.runs import checkpoints
 from envmanager.training.runs.checkpoints import Checkpoint, TrainingState
@@ -161,7 +160,7 @@ def test_all_that_is_known_is_saved_and_a_restored_trainer_acts_alike(kind: str,
     trainer = trained(kind, normalize_observations=True, normalize_rewards=True)
     checkpoints.save(tmp_path, checkpoint_of(*trainer.state()))
     again = make(kind, normalize_observations=True, normalize_rewards=True)
-    restore(again, spec_of(kind), checkpoints.load_latest(tmp_path), tmp_path, "")
+    checkpoints.restore(again, spec_of(kind), checkpoints.load_latest(tmp_path), tmp_path, "")
     steps = some_steps(trainer)
 
     np.testing.assert_array_equal(
@@ -179,10 +178,12 @@ def checkpoint_of(arrays: Any, facts: Any) -> Checkpoint:
 @pytest.mark.parametrize("option", ["normalize_observations", "normalize_rewards"])
 def test_one_that_was_not_normalized_is_refused_by_a_trainer_that_does(kind: str, option: str, tmp_path: Any) -> None:
     with pytest.raises(UsageError, match=f"does not fit.*it was written with {option}=false"):
-        restore(make(kind, **{option: True}), spec_of(kind), checkpoint_of(*trained(kind).state()), tmp_path, "Resume.")
+        checkpoints.restore(
+            make(kind, **{option: True}), spec_of(kind), checkpoint_of(*trained(kind).state()), tmp_path, "Resume."
+        )
 
 
 def test_one_that_was_normalized_is_refused_by_a_trainer_that_does_not(tmp_path: Any) -> None:
     checkpoint = checkpoint_of(*trained("dqn", normalize_observations=True).state())
     with pytest.raises(UsageError, match="it was written with normalize_observations=true"):
-        restore(make("dqn"), spec_of("dqn"), checkpoint, tmp_path, "")
+        checkpoints.restore(make("dqn"), spec_of("dqn"), checkpoint, tmp_path, "")

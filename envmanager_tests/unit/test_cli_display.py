@@ -279,6 +279,6 @@ def test_the_usual_time_of_a_step_is_never_above_the_p99_beside_it():
         times = WorkerTimes()
         for number, time_ns in enumerate(times_ns):
             times.stepped(time_ns, 10**12 * (number + 1))
-        cells = dict(zip(WORKER_COLUMNS, worker_cells(WorkerStats(0, (0,)).with_times(times)), strict=True))
+        cells = dict(zip(WORKER_COLUMNS, worker_cells(WorkerStats(0, (0,), **times.shares(0))), strict=True))
 
         assert cells["median step"] == cells["p99"] == describe_seconds(times_ns[0] / 1e9)

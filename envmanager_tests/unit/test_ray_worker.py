@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -74,6 +75,11 @@ class PlayedActor:
     def die(self) -> None:
         self.is_dead = True
         self.go_on()
+
+
+def soon(seconds: float = 30.0) -> float:
+    """A deadline."""
+    return time.monotonic() + seconds
 
 
 class PlayedCluster:
@@ -200,7 +206,7 @@ def test_a_death_comes_out_of_the_queue_once(during: str) -> None:
         assert stage.taken() == []  # asks whether it lives
     stage.actor.die()
 
-    (response,) = stage.queue.wait(10)
+    (response,) = stage.queue.get(1, soon())
     assert isinstance(response.payload, WorkerDied)
     assert (response.payload.phase, response.payload.exit) == (during, "NODE_DIED")
     assert stage.actor.killed
@@ -224,14 +230,14 @@ def test_a_death_that_an_interrupted_call_has_not_raised_comes_out_of_the_queue(
     stage.worker.send(CALL, ("who", ["you"], [0]))  # and the trainer is interrupted before recv
     stage.actor.die()
 
-    (response,) = stage.queue.wait(10)
+    (response,) = stage.queue.get(1, soon())
     assert isinstance(response.payload, WorkerDied)
 
 
 def test_a_step_that_is_late_ends_the_actor() -> None:
     stage = Stage(timeouts=Timeouts(step_s=0.01)).ready()
     stage.step()
-    (response,) = stage.queue.wait(10)
+    (response,) = stage.queue.get(1, soon())
 
     assert isinstance(response.payload, WorkerTimedOut)
     assert response.payload.phase == "step"
@@ -291,7 +297,7 @@ class Two:
 
         self.queue.epoll = Mock(wraps=epoll, poll=poll)
         with ThreadPoolExecutor(1) as pool:
-            wait = pool.submit(self.queue.wait, 30, 2)
+            wait = pool.submit(self.queue.get, 2, soon())
             is_about_to_sleep.wait()
             yield lambda: sorted(each.name for each in wait.result())
 
@@ -316,9 +322,9 @@ def test_who_waits_for_two_steps_is_woken_by_a_death_at_once() -> None:
 def test_who_waits_for_two_steps_gets_those_that_came_before_he_slept() -> None:
     two = Two()
     two.first.actor.go_on()
-    assert [each.name for each in two.queue.wait(None, 2)] == [STEP]
+    assert [each.name for each in two.queue.get(2, math.inf)] == [STEP]
     two.second.actor.go_on()  # rings no bell, because two were wanted
-    assert [each.name for each in two.queue.wait(None, 1)] == [STEP]
+    assert [each.name for each in two.queue.get(1, math.inf)] == [STEP]
 
 
 class Closing(EchoEnvironment):
@@ -347,9 +353,9 @@ def test_retired_workers_end_when_they_have_closed_or_are_late() -> None:
     slow.resources.retire(slow.worker)
     prompt.actor.go_on()
 
-    assert list(prompt.queue.wait(0.01)) == []
+    assert list(prompt.queue.get(1, soon(0.01))) == []
     assert prompt.actor.killed
-    assert list(slow.queue.wait(0.1)) == []
+    assert list(slow.queue.get(1, soon(0.1))) == []
     assert slow.actor.killed
 
 
@@ -370,9 +376,9 @@ def test_large_observations_travel_as_an_array_and_small_ones_as_bytes(n_agents:
 def test_an_actor_that_has_no_limit_is_never_late() -> None:
     stage = Stage(timeouts=Timeouts(start_s=math.inf, reset_s=math.inf, step_s=math.inf)).ready()
     stage.step()
-    assert list(stage.queue.wait(0.01)) == []
+    assert list(stage.queue.get(1, soon(0.01))) == []
     stage.actor.go_on()
-    assert [each.name for each in stage.queue.wait(10)] == [STEP]
+    assert [each.name for each in stage.queue.get(1, soon())] == [STEP]
 
 
 def test_closing_does_not_wait_for_what_was_never_placed() -> None:
@@ -395,7 +401,7 @@ def test_the_end_of_an_actor_that_was_replaced_is_not_told_of_the_next_one() -> 
     stage.actor.die()
     assert stage.taken() == []
     stage.ready().step()
-    (response,) = stage.queue.wait(10)
+    (response,) = stage.queue.get(1, soon())
 
     assert isinstance(response.payload, WorkerTimedOut)
     assert "node" not in str(response.payload)

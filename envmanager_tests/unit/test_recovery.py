@@ -54,6 +54,9 @@ class Clock:
     def monotonic(self):
         return self.now
 
+    def perf_counter_ns(self):
+        return int(self.now * 1e9)
+
 
 @attrs.define
 class Answers:
@@ -122,7 +125,7 @@ class Bench:
 
     def send(self, *worker_ids):
         for worker_id in worker_ids:
-            self.table.move([self.entries[worker_id]], WorkerState.IN_FLIGHT)
+            self.table.move([self.entries[worker_id]], WorkerState.IN_FLIGHT, ())
 
     def answer(self, worker_id, says=1, **steps):
         self.queue.put(EnvironmentResponse("step", worker_id, steps_of(worker_id, says, **steps)))
@@ -272,6 +275,18 @@ def test_no_more_than_max_ready_are_handed_out_losses_included():
 
     handed_out = [[told.worker_id for told in bench.collect(max_ready=1)] for _ in range(3)]
     assert handed_out == [[1], [0], [2]]
+
+
+def test_a_failure_is_raised_before_steps_that_came_earlier_even_where_they_are_more_than_max_ready():
+    bench = Bench(3, max_restarts=0)
+    bench.send(0, 1, 2)
+    bench.answer(0)
+    bench.answer(2)
+    bench.fail(1)
+    with pytest.raises(WorkerDied):
+        bench.collect(max_ready=1)
+
+    assert [[told.worker_id for told in bench.collect(max_ready=1)] for _ in range(2)] == [[0], [2]]
 
 
 # Backoff.

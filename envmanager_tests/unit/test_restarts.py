@@ -50,8 +50,8 @@ class Latest(random.Random):
         return high
 
 
-def supervisor(n_workers=1, jitter=None, **policy):
-    return Supervisor(RestartPolicy(**policy), n_workers, Latest() if jitter is None else jitter)
+def supervisor(jitter=None, **policy):
+    return Supervisor(RestartPolicy(**policy), Latest() if jitter is None else jitter)
 
 
 def judged(judge, times, error=None):
@@ -128,7 +128,7 @@ def test_a_failure_that_was_refused_spends_nothing():
 
 
 def test_each_worker_has_a_budget_of_its_own():
-    judge = supervisor(n_workers=3, max_restarts=1)
+    judge = supervisor(max_restarts=1)
 
     verdicts = [judge.judge(worker_id, died(worker_id), 0.0) for worker_id in (0, 1, 2, 1)]
     assert [type(verdict) for verdict in verdicts] == [Replace, Replace, Replace, GiveUp]
@@ -160,7 +160,7 @@ def test_past_the_budget_the_first_and_the_last_failure_in_the_window_are_told(t
 
 
 def test_a_worker_that_is_forgiven_has_its_whole_budget_again_and_the_others_have_not():
-    judge = supervisor(n_workers=2, max_restarts=1, backoff_s=1.0)
+    judge = supervisor(max_restarts=1, backoff_s=1.0)
     for worker_id in (0, 1):
         judge.judge(worker_id, died(worker_id), 0.0)
     judge.forgive(0)
@@ -175,7 +175,7 @@ def test_a_worker_that_is_forgiven_has_its_whole_budget_again_and_the_others_hav
     st.lists(st.tuples(st.integers(0, 2), st.floats(0, 20)), max_size=60),
 )
 def test_no_window_ever_holds_more_restarts_than_allowed(max_restarts, within_s, failures):
-    judge = supervisor(n_workers=3, max_restarts=max_restarts, within_s=within_s)
+    judge = supervisor(max_restarts=max_restarts, within_s=within_s)
     restarted = {0: [], 1: [], 2: []}
     now = 0.0
     for worker_id, later_s in failures:
@@ -227,7 +227,7 @@ def test_a_delay_is_at_least_half_of_what_is_meant_and_never_more(seed, backoff_
 
 
 def test_workers_that_fail_together_do_not_come_back_together():
-    judge = supervisor(n_workers=50, jitter=random.Random(0), max_restarts=2, backoff_s=1.0)
+    judge = supervisor(jitter=random.Random(0), max_restarts=2, backoff_s=1.0)
     for worker_id in range(50):
         judge.judge(worker_id, died(worker_id), 0.0)
     second = [judge.judge(worker_id, died(worker_id), 1.0).delay_s for worker_id in range(50)]

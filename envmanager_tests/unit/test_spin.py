@@ -27,12 +27,12 @@ class Clock:
         self.n_yields += 1
         self.now_ns += self.yield_ns
 
-    def sleep(self, ns: int) -> Callable[[], None]:
-        def wait() -> None:
+    def wait(self, spinner: Spinner, ready: Callable[[], bool], sleep_ns: int) -> None:
+        """Wait as a user of the spinner does: if there is nothing after the spin, sleep once."""
+        if not spinner.spin(ready):
             self.n_sleeps += 1
-            self.now_ns += ns
-
-        return wait
+            self.now_ns += sleep_ns
+            spinner.slept()
 
 
 @pytest.fixture
@@ -48,22 +48,22 @@ def never() -> bool:
 
 
 def test_a_wait_looks_again_a_few_times_and_then_sleeps(clock: Clock) -> None:
-    Spinner(SPIN_NS).wait(never, clock.sleep(1))
+    clock.wait(Spinner(SPIN_NS), never, 1)
     assert (clock.n_yields, clock.n_sleeps) == (YIELDS, 1)
 
 
 def test_what_comes_while_it_looks_needs_no_sleep(clock: Clock) -> None:
-    Spinner(SPIN_NS).wait(lambda: clock.n_yields == 3, clock.sleep(1))
+    clock.wait(Spinner(SPIN_NS), lambda: clock.n_yields == 3, 1)
     assert (clock.n_yields, clock.n_sleeps) == (3, 0)
 
 
 def test_after_a_long_wait_the_next_one_sleeps_at_once_and_after_a_short_one_looks_again(clock: Clock) -> None:
     spinner = Spinner(SPIN_NS)
-    spinner.wait(never, clock.sleep(SPIN_NS))
+    clock.wait(spinner, never, SPIN_NS)
     clock.n_yields = 0
-    spinner.wait(never, clock.sleep(1))
+    clock.wait(spinner, never, 1)
     assert clock.n_yields == 0
-    spinner.wait(never, clock.sleep(1))
+    clock.wait(spinner, never, 1)
     assert clock.n_yields == YIELDS
 
 
@@ -71,20 +71,20 @@ def test_after_a_long_wait_the_next_one_sleeps_at_once_and_after_a_short_one_loo
 def test_when_another_program_keeps_the_core_waits_sleep_at_once_for_a_while(clock: Clock, found: bool) -> None:
     spinner = Spinner(SPIN_NS)
     clock.yield_ns = 4_000_000
-    spinner.wait(lambda: found, clock.sleep(1))
-    spinner.wait(never, clock.sleep(1))
+    clock.wait(spinner, lambda: found, 1)
+    clock.wait(spinner, never, 1)
     clock.n_yields, clock.yield_ns = 0, YIELD_NS
     for _ in range(REST - 1):
-        spinner.wait(never, clock.sleep(1))
+        clock.wait(spinner, never, 1)
     assert clock.n_yields == 0
-    spinner.wait(never, clock.sleep(1))
+    clock.wait(spinner, never, 1)
     assert clock.n_yields == YIELDS
 
 
 def test_a_wait_that_may_not_look_again_always_sleeps(clock: Clock) -> None:
     spinner = Spinner(0)
     for _ in range(3):
-        spinner.wait(never, clock.sleep(1))
+        clock.wait(spinner, never, 1)
     assert (clock.n_yields, clock.n_sleeps) == (0, 3)
 
 

@@ -29,7 +29,7 @@ def test_a_workers_times_are_told_in_seconds():
     times.queued_ns = 2_000_000
     times.start_s = 0.25
 
-    told = WorkerStats(0, (0,), steps=100).with_times(times)
+    told = WorkerStats(0, (0,), steps=100, **times.shares(100))
 
     assert told.start_s == 0.25
     assert told.step_time_s == pytest.approx(0.0059)
@@ -40,7 +40,7 @@ def test_a_workers_times_are_told_in_seconds():
 
 
 def test_a_worker_that_has_taken_no_step_has_no_times():
-    assert WorkerStats(0, (0,)).with_times(WorkerTimes()) == WorkerStats(0, (0,))
+    assert WorkerStats(0, (0,), **WorkerTimes().shares(0)) == WorkerStats(0, (0,))
 
 
 def test_the_trainers_waiting_is_a_share_of_the_longest_workers_time():

@@ -36,13 +36,14 @@ MEANT = {
 def test_a_worker_moves_where_it_makes_sense_and_nowhere_else(before, to):
     table = WorkerTable([[0]])
     (entry,) = table.entries
-    entry.state, table.ready = before, [entry] if before is READY else []
+    outbox = (response(),) if to is READY else ()
+    entry.state, table.ready = before, dict.fromkeys([entry] if before is READY else [])
     if (before, to) in MEANT:
-        table.move([entry], to)
-        assert (entry.state, table.ready) == (to, [entry] if to is READY else [])
+        table.move([entry], to, outbox)
+        assert (entry.state, entry.outbox, list(table.ready)) == (to, outbox, [entry] if to is READY else [])
     else:
         with pytest.raises(RuntimeError, match=f"worker 0 cannot go from {before.name} to {to.name}"):
-            table.move([entry], to)
+            table.move([entry], to, outbox)
         assert entry.state is before
 
 
@@ -58,14 +59,13 @@ def response(name="step", worker_id=0):
 
 def flying(n_workers=1):
     table = WorkerTable([[worker_id] for worker_id in range(n_workers)])
-    table.move(table.entries, IN_FLIGHT)
+    table.move(table.entries, IN_FLIGHT, ())
     return table
 
 
 def arrive(table, *responses):
     for each in responses:
-        table.entries[each.worker_id].outbox = (each,)
-        table.move([table.entries[each.worker_id]], READY)
+        table.move([table.entries[each.worker_id]], READY, (each,))
 
 
 def test_a_response_waits_in_its_outbox_until_it_is_delivered():
@@ -73,10 +73,10 @@ def test_a_response_waits_in_its_outbox_until_it_is_delivered():
     (entry,) = table.entries
     answer = response()
     arrive(table, answer)
-    assert (entry.state, entry.outbox, table.ready) == (READY, (answer,), [entry])
+    assert (entry.state, entry.outbox, list(table.ready)) == (READY, (answer,), [entry])
 
     table.delivered([entry])
-    assert (entry.state, entry.outbox, table.ready) == (IDLE, (), [])
+    assert (entry.state, entry.outbox, list(table.ready)) == (IDLE, (), [])
     assert (entry.steps, entry.steps_since_reset) == (1, 1)
 
 
@@ -93,9 +93,9 @@ def test_those_that_are_ready_stand_in_order_of_arrival():
 def test_a_move_that_makes_no_sense_moves_no_other_worker():
     table = WorkerTable([[0], [1]])
     first, second = table.entries
-    table.move([second], IN_FLIGHT)
+    table.move([second], IN_FLIGHT, ())
     with pytest.raises(RuntimeError, match="cannot go from IN_FLIGHT to IN_FLIGHT"):
-        table.move([first, second], IN_FLIGHT)
+        table.move([first, second], IN_FLIGHT, ())
     assert (first.state, table.n_waiting) == (IDLE, 1)
 
 
@@ -104,7 +104,7 @@ def test_a_step_that_is_delivered_is_counted_with_its_environments_and_the_time_
     table = WorkerTable([[0, 1], [2]])
     for entry in table.entries:
         entry.n_envs_in_flight = len(entry.env_ids)
-    table.move(table.entries, IN_FLIGHT)
+    table.move(table.entries, IN_FLIGHT, ())
     table.entries[0].times.stepped(10, 1100)  # the other has reported no times
     arrive(table, response(), response(worker_id=1))
     table.delivered(table.entries)
@@ -130,9 +130,10 @@ def test_what_follows_a_response_is_ready_when_that_was_delivered():
     table.set_pending(entry, answer, failure)
 
     table.delivered([entry])
-    assert (entry.state, entry.outbox, table.ready) == (READY, (failure,), [entry])
+    assert (entry.state, entry.outbox, list(table.ready)) == (READY, (failure,), [entry])
+    assert list(table.failures) == [entry]
     table.delivered([entry])
-    assert (entry.state, entry.outbox, table.ready) == (FAILED, (), [])
+    assert (entry.state, entry.outbox, list(table.ready), list(table.failures)) == (FAILED, (), [], [])
     assert not entry.ignores_action, "a later send() raises the error"
 
 
@@ -143,7 +144,7 @@ def test_a_response_keeps_its_turn_when_something_is_to_follow_it():
     first.replacement = Replacement(1, None, 0.0)
     table.set_pending(first, *first.outbox)
 
-    assert table.ready == [first, second]
+    assert list(table.ready) == [first, second]
     table.delivered([first])
     assert (first.state, first.ignores_action) == (REPLACING, True), "the trainer cannot know that it has gone"
 
@@ -153,14 +154,14 @@ def test_the_first_observations_of_a_generation_end_its_replacement():
     (entry,) = table.entries
     entry.replacement = Replacement(1, None, 0.0)
     table.set_pending(entry)
-    assert (table.all_nominal, table.replacing) == (False, [entry])
+    assert table.unusual == {entry}
 
     entry.replacement.has_begun = True
     table.set_pending(entry, response("reset"))
     assert entry.is_first_of_generation
     table.delivered([entry])
     assert (entry.state, entry.replacement, entry.ignores_action) == (IDLE, None, False)
-    assert (table.all_nominal, table.replacing) == (True, [])
+    assert table.unusual == set()
 
 
 def test_the_slowest_is_one_that_takes_part():
@@ -179,7 +180,7 @@ def test_the_slowest_is_known_while_workers_overtake_each_other_and_after_a_rese
         seen.append(table.slowest())
         arrive(table, response(worker_id=worker_id))
         table.delivered([table.entries[worker_id]])
-        table.move([table.entries[worker_id]], IN_FLIGHT)
+        table.move([table.entries[worker_id]], IN_FLIGHT, ())
     assert [*seen, table.slowest()] == [0, 0, 0, 0, 1, 1, 2]
 
     table.begin_counting()

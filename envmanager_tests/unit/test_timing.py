@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -79,13 +79,24 @@ def test_the_times_of_steps_are_summed_and_drawn():
     assert track.spans == [("start", 20_000, 20_700), ("reset", 20_800, 20_900), ("step", 21_000, 21_500)]
 
 
-@pytest.mark.parametrize("answers", [["a"], []])
-def test_waiting_is_measured_also_when_nothing_comes(mocker, answers):
-    mocker.patch("time.perf_counter_ns", side_effect=[1000, 1700])
+def test_waits_are_summed_and_drawn(mocker):
+    mocker.patch("time.perf_counter_ns", side_effect=[1700])
     waits = WaitTimes()
     waits.track = track = Drawn()
-    source = SimpleNamespace(wait=lambda timeout, n_wanted: answers)
+    waits.add(1000)
 
-    assert waits.wait(source, 0.0, 1) == answers
     assert waits.waited_ns == 700
     assert track.spans == [("wait for workers", 1000, 1700)]
+
+
+def test_a_worker_that_has_taken_no_step_takes_little_memory():
+    tracemalloc.start()
+    try:
+        kept = [WorkerTimes() for _ in range(100)]
+        for times in kept:
+            times.started(0, 1, generation=0)
+            times.shares(0)
+        n_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert n_bytes / len(kept) < 1000

@@ -1,0 +1,65 @@
+"""What a row, a failure and a worker cost with 10,000 fake workers: not more than with a few.
+
+Counted are the instructions of Python's virtual machine, not time, so the loops of comprehensions count too.
+`python -m benchmarks.many_workers` prints times.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from benchmarks import many_workers
+from benchmarks.many_workers import FEW, MANY, POLICIES, PORTIONS, USES, ends, rounds, storm
+
+MORE = 1.05
+"""Maximum ratio of a cost with many workers to the cost with few, for what is not constant to the last instruction."""
+
+
+def n_instructions(function: Callable[[], int]) -> float:
+    """How many instructions one of the things takes of which ``function`` does a number, those of the fakes aside."""
+    count = 0
+
+    def note(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename == many_workers.__file__:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return note
+
+    tracer = sys.gettrace()
+    sys.settrace(note)
+    try:
+        n_things = function()
+    finally:
+        sys.settrace(tracer)
+    return count / n_things
+
+
+@pytest.mark.parametrize("state", POLICIES)
+@pytest.mark.parametrize("use", USES)
+def test_a_row_costs_the_same_however_many_workers_there_are_and_whatever_one_of_them_does(
+    use: str, state: str
+) -> None:
+    with rounds(use, state, FEW) as few, rounds(use, state, MANY) as many:
+        for wait in PORTIONS:
+            if not ends(state, wait):
+                continue
+            for go_on in (few, many):
+                go_on(wait)  # step() first sends actions for the rows of the wait before
+            costs = [n_instructions(partial(go_on, wait)) for go_on in (few, many)]
+            assert costs[1] <= MORE * costs[0], f"wait for {wait}: {costs}"
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["singly", "at once"])
+@pytest.mark.parametrize("then", ["raise", "drop", "restart", "back off"])
+@pytest.mark.parametrize("use", USES)
+def test_a_failure_costs_the_same_however_many_workers_fail(use: str, then: str, at_once: bool) -> None:
+    with storm(use, then, 64, at_once=at_once) as small, storm(use, then, 1024, at_once=at_once) as large:
+        few, many = n_instructions(small), n_instructions(large)
+    assert many <= MORE * few
