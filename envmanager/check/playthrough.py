@@ -149,15 +149,12 @@ class ArrayWatch:
         return watched
 
     def _look(self, result: Any) -> None:
-        self.changed |= any(not _same(array, copy) for array, copy in self._kept)
+        numbers = [(array, copy) for array, copy in self._kept if array.dtype.kind != "O"]
+        self.changed |= any(array.tobytes() != copy.tobytes() for array, copy in numbers)
         for array in _arrays(_observation(result)):
             self.reused |= any(array is kept for kept, _ in self._kept)
             self._kept.append((array, array.copy()))
         del self._kept[: -self.KEPT]
-
-
-def _same(array: np.ndarray, copy: np.ndarray) -> bool:
-    return array.dtype.kind == "O" or array.tobytes() == copy.tobytes()
 
 
 def _observation(result: Any) -> Any:

@@ -45,10 +45,6 @@ def check_echo(info: StepInfo, given: dict[int, int], n_steps: Counter[int]) -> 
         assert step == n_steps[agent_id]
         assert action == given[agent_id]
         assert steps.reward[row] == action % 1000
-    _check_transitions(info, given)
-
-
-def _check_transitions(info: StepInfo, given: dict[int, int]) -> None:
     made = info.transitions("default")
     assert made.action.tolist() == [given[agent_id] for agent_id in made.agent_id.tolist()]
     assert (made.next_obs[:, 3] == made.action).all()

@@ -117,9 +117,6 @@ class _Process:
     pidfd: int
     steps: int
 
-    def is_of(self, worker: WorkerStats) -> bool:
-        return (self.generation, self.pid) == (worker.generation, worker.pid)
-
     def has_ended(self) -> bool:
         poll = select.poll()
         poll.register(self.pidfd, select.POLLIN)
@@ -188,15 +185,13 @@ class _Injector:
         found = []
         for worker in self._manager.stats().workers:
             process = self._processes.get(worker.worker_id)
-            if process is None or not process.is_of(worker):
+            if process is None or (process.generation, process.pid) != (worker.generation, worker.pid):
                 self._open(worker)
-            elif self._may_be_hit(worker, process):
+                continue
+            is_out = worker.failed or worker.dropped or (worker.worker_id, worker.generation) in self._doomed
+            if not is_out and worker.steps >= process.steps + 2 and not process.has_ended():
                 found.append((worker.worker_id, process))
         return found
-
-    def _may_be_hit(self, worker: WorkerStats, process: _Process) -> bool:
-        is_out = worker.failed or worker.dropped or (worker.worker_id, worker.generation) in self._doomed
-        return not is_out and worker.steps >= process.steps + 2 and not process.has_ended()
 
     def _open(self, worker: WorkerStats) -> None:
         """Store a pidfd of a worker's process if it still runs. Close the pidfd of the worker's previous process."""

@@ -79,13 +79,9 @@ def _descendants_in(table: Mapping[int, tuple[int, str, str]], pid: int) -> dict
     return {child: table[child][2] for child in found[1:]}
 
 
-def _is_lasting(command: str) -> bool:
-    return any(name in command for name in _LASTING)
-
-
 def _workers_and_orphans() -> dict[int, str]:
     everything = descendants()
-    lasting = {pid for pid, command in everything.items() if _is_lasting(command)}
+    lasting = {pid for pid, command in everything.items() if any(name in command for name in _LASTING)}
     forked = {child for pid in lasting for child in machine.children_of(pid)}  # these show the server's command line
     return {pid: command for pid, command in everything.items() if pid not in lasting or pid in forked}
 
