@@ -16,7 +16,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import BadObservation, RestartsExhausted
 from envmanager.options import RestartPolicy, Wait
-from envmanager.testing.contract_base import OwnManagers
+from envmanager.testing.contract import OwnManagers
 
 
 class LateSpecsContract(OwnManagers):

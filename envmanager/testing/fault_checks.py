@@ -27,8 +27,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import ManagerClosed, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
-from envmanager.testing.contract import check_echo
-from envmanager.testing.contract_base import NumberedActions
+from envmanager.testing.contract import NumberedActions, check_echo
 from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import nothing_left_behind, state_of
 

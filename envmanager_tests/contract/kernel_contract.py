@@ -31,8 +31,7 @@ from envmanager.data.steps import Steps
 from envmanager.data.trees import Tree
 from envmanager.observe.events import Started
 from envmanager.testing import EchoEnvironment, FakeEnvironment
-from envmanager.testing.contract import check_echo
-from envmanager.testing.contract_base import NumberedActions, OwnManagers
+from envmanager.testing.contract import NumberedActions, OwnManagers, check_echo
 
 
 class KernelContract(OwnManagers):

@@ -28,7 +28,7 @@ from envmanager.errors import (
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.testing.bad_steps import BAD_STEPS
-from envmanager.testing.contract_base import NumberedActions
+from envmanager.testing.contract import NumberedActions
 from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, Raise
 from envmanager.testing.fault_checks import (
     NO_RESTARTS,
