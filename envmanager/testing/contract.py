@@ -15,6 +15,7 @@ import gc
 import weakref
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
