@@ -66,8 +66,6 @@ LOAD, FORK, EXECUTE = "load", "fork", "execute"
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _COULD_NOT_EXECUTE = 127
-_exit_code_of_fork: int | None = None
-"""Exit code of this process if it is a fork of the helper that calls ``begin``; None in any other process."""
 
 
 class Birth(NamedTuple):
@@ -122,7 +120,17 @@ class _Child(NamedTuple):
 
 def main(requests_fd: int, life_fd: int) -> None:
     """Run the main loop of the helper. In a new fork that is to call a function, the loop ends; ``begin`` follows."""
-    atexit.register(_exit_without_cleanup)  # before all others, so that it runs last
+    exit_code: int | None = None  # None in the helper itself
+
+    def exit_of_fork() -> None:
+        """Exit at once. Python's usual shutdown frees all modules inherited from the helper, which takes longer than
+        starting a process.
+        """
+        if exit_code is not None:
+            _flush_output()
+            os._exit(exit_code)
+
+    atexit.register(exit_of_fork)  # before all others, so that it runs last
     # A process group suffices to avoid a terminal's signals. With a session, Linux (autogroup) would give half of the
     # cores' time to the trainer and half to all workers, which doubles the duration of a round with eight workers.
     os.setpgid(0, 0)
@@ -131,20 +139,9 @@ def main(requests_fd: int, life_fd: int) -> None:
     helper = _Helper(requests_fd, life_fd)
     helper.serve()
     if helper.born:
-        global _exit_code_of_fork
-        _exit_code_of_fork = 1
+        exit_code = 1
         begin(*helper.born)
-        _exit_code_of_fork = 0
-
-
-def _exit_without_cleanup() -> None:
-    """Flush the output and exit at once if this process is a fork of the helper. Runs as the last ``atexit`` function.
-
-    Python's usual shutdown frees all modules inherited from the helper, which takes longer than starting a process.
-    """
-    if _exit_code_of_fork is not None:
-        _flush_output()
-        os._exit(_exit_code_of_fork)
+        exit_code = 0
 
 
 def _flush_output() -> None:
