@@ -149,7 +149,7 @@ def test_with_zero_copy_a_step_is_valid_while_the_next_is_in_flight() -> None:
         for _ in range(40):
             infos = manager.step(Wait.all())
             kept = [info.copy() for info in infos]
-            manager._policy_steps.send_actions(Wait.all())
+            manager._policy_steps.send_actions(Wait.all(), is_begun=True)
             manager.call("get_wrapper_attr", "spec")  # answered after the step, which has been written by now
             for info, copy in zip(infos, kept, strict=True):
                 now, then = info.current["default"], copy.current["default"]
