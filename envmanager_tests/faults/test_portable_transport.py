@@ -141,8 +141,8 @@ def first_worker_runs(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the first worker run this code, and never read what to do."""
     python, codes = portable.python, [code]
 
-    def command(executable: str, imports: str) -> list[str]:
-        return [executable, "-c", codes.pop()] if codes else python(executable, imports)
+    def command(executable: str, module: str, function: str) -> list[str]:
+        return [executable, "-c", codes.pop()] if codes else python(executable, module, function)
 
     monkeypatch.setattr(portable, "python", command)
 
