@@ -169,6 +169,7 @@ def test_the_command_line_runs_and_on_macos_checks_and_tunes(system: str, tmp_pa
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_folder_is_locked_for_one_training(system: str) -> None:
+    pytest.importorskip("filelock", reason="PyTorch brings it")
     script = "from envmanager_tests import first_steps\nfirst_steps.files_are_replaced_and_folders_locked()"
     assert run_on(system, script, preloaded=OTHERS) == ""
 
