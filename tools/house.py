@@ -171,7 +171,7 @@ def figures() -> list[Figure]:
     return [
         Figure("lines of the kernel", n_lines(kernel()), 10_354, 10_200),
         Figure("modules of the kernel", len(kernel()), 50, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 34_242, 34_200),
+        Figure("lines of the package", n_lines(list(modules().values())), 34_243, 34_200),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
         Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 45, 50),
         Figure("parts of the package that import one another", arrows_up(), 0, 0),
@@ -182,7 +182,7 @@ def figures() -> list[Figure]:
         Figure("modules of training", len(of_folder("training")), 32, 32),
         Figure("modules of training per room", len(of_folder("training")) // rooms_of("training"), 8, 8),
         Figure("lines of the kind ray", n_lines(of_folder("ray_cluster")), 897, 900),
-        Figure("lines of the kind godot", n_lines(of_folder("godot")), 2_721, 2_600),
+        Figure("lines of the kind godot", n_lines(of_folder("godot")), 2_722, 2_600),
     ]
 
 

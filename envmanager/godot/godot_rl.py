@@ -228,8 +228,9 @@ def _stacked(layout: ArrayLayout, seen: Sequence[Any], rows: Sequence[int]) -> n
 def _array(layout: ArrayLayout, values: Sequence[Any]) -> np.ndarray:
     if layout.dtype == np.uint8:
         return np.array([np.frombuffer(bytes.fromhex(value), np.uint8) for value in values])
-    # Stacked, because NumPy below 1.24 only warns of rows of different lengths in one call of array.
-    array = cast_without_loss(np.stack([np.array(value) for value in values]), layout.dtype)
+    if len({len(value) for value in values if isinstance(value, list)}) > 1:  # NumPy below 1.24 only warns
+        raise ValueError("lists of different lengths")
+    array = cast_without_loss(np.array(values), layout.dtype)
     if array is None:
         raise ValueError(f"not all are numbers that fit {layout.dtype}")
     return array
