@@ -206,7 +206,7 @@ class RowGroup(EnvGroup):
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
         """Check the results of ``step`` of each environment at ``rows`` (None: all), and join them to Steps.
 
-        If an episode ended, the environment is reset. The results are read one by one, in the order of ``rows``.
+        If an episode ended, the environment is reset. The results must not share arrays, as all may be read first.
         """
 
     def close(self) -> None:
