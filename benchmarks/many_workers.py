@@ -115,7 +115,7 @@ class FakeManager(EnvManager):
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         return ActionInfo(self.actions[: len(steps)])
 
-    def begin(self) -> None:
+    def send_all(self) -> None:
         """Send actions to all workers. No response arrives yet."""
         if self.use == "send-recv":
             self.send(self.actions, np.arange(self.n_workers))
@@ -150,7 +150,7 @@ def rounds(use: str, state: str, n_workers: int) -> Iterator[Callable[[str], int
     with FakeManager(n_workers, use, POLICIES[state]) as manager:
         responses, host = manager.host.step_queue, manager.host
         host.begins, host.workers[-1].is_silent = False, state != "nominal"
-        manager.begin()
+        manager.send_all()
         responses.portion = 1
         for _ in range({"nominal": 0, "backing off": 2}.get(state, 1)):
             manager.fail(n_workers - 1)
@@ -190,7 +190,7 @@ def storm(use: str, then: str, n_workers: int, *, at_once: bool = False) -> Iter
         manager.host.begins = then == "restart"
         for worker_id in failing:
             manager.host.workers[worker_id].is_silent = True
-        manager.begin()
+        manager.send_all()
         responses.portion = n_workers if at_once else 1
         n_calls = n_workers if not at_once else len(failing) + 1 if then == "raise" else 2
         wait = Wait(timeout_s=0.0)
@@ -279,7 +279,7 @@ def show_rest(n_workers: int) -> None:
     print("\nper worker:")
     tracemalloc.start()
     with FakeManager(0 + n_workers) as manager:
-        manager.begin()
+        manager.send_all()
         made = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(False, __file__)])
         tracemalloc.stop()
         for what, first in (("stats() before any step was timed", 0), ("stats() after 20 steps were timed", 20)):

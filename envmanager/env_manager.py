@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
@@ -37,6 +37,7 @@ from envmanager.kernel.policy_steps import PolicyStepper
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.row_steps import BatchStepper
 from envmanager.kernel.table import WorkerTable
+from envmanager.kernel.tasks import TaskBook
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
@@ -45,6 +46,7 @@ from envmanager.options import ResetConfig, RestartPolicy, Wait
 from envmanager.policy import Policy
 from envmanager.system import interrupts
 from envmanager.system.interrupts import allow_interrupts
+from envmanager.tasks import Task
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,12 +73,14 @@ class EnvManager(ABC):
         zero_copy: bool = False,
         check_values: bool = False,
         trace: str | None = None,
+        episodes: Literal["automatic", "on_demand"] = "automatic",
     ):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
         ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
         "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
-        ``trace``: path of a trace file. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
+        ``trace``: path of a trace file. ``episodes``: whether an environment begins its next episode by itself, or rests
+        until ``begin``. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
         floats for integers) even if a cast would change no value. ``zero_copy``: whether to return a worker's arrays
         without a copy. The host must then keep the arrays unchanged for one more step.
         """
@@ -89,6 +93,11 @@ class EnvManager(ABC):
         self._host: WorkerHost | None = None
         self._given_back = False
         self._episodes: Episodes | None = None
+        self._is_on_demand = episodes == "on_demand"
+        self._can_begin = self._can_prefetch = False
+        """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
+        self._book: TaskBook | None = None
+        """Book of the episodes since the last reset, if they begin on demand."""
         self._calls = Calls(weak_callback(self._give_back))
         self._named = self._calls.named
         self._table = table = WorkerTable(self._env_rows.blocks)
@@ -130,6 +139,10 @@ class EnvManager(ABC):
             host.steps_some_rows &= all(report.steps_some_rows for report in reports.values())
             for worker_id, report in reports.items():
                 self._table.entries[worker_id].batch_size = report.batch_size
+            self._can_begin = bool(reports) and all(report.begins_on_demand for report in reports.values())
+            self._can_prefetch = self._can_begin and all(report.begins_when_ready for report in reports.values())
+            if self._is_on_demand:
+                self._require_can_begin()
             host.have_started(self._table.specs, reports)
         except BaseException as error:
             was_closed = self._calls.closed
@@ -212,6 +225,9 @@ class EnvManager(ABC):
         *,
         seed: int | Sequence[int | None] | None = None,
         options: Mapping[str, Any] | None = None,
+        tasks: Any = None,
+        attempts: int = 3,
+        prefetch: bool | None = None,
     ) -> list[StepInfo]:
         """Begin new episodes in all workers that were not dropped. Return a StepInfo for each, sorted by worker_id.
 
@@ -220,14 +236,25 @@ class EnvManager(ABC):
         UsageError. Steps in flight are completed and discarded. Failed workers are reset or replaced. If a worker can
         be neither reset nor replaced, raises its WorkerError; ``reset`` can be called again. Takes up to
         ``Timeouts.step_s + reset_s``, and longer if workers are replaced.
+
+        With ``tasks`` (see ``envmanager.tasks.TaskSource``), each episode from now on is begun with the next task, in
+        whichever environment is free. If there is none left, environments rest: they have no rows. A task whose
+        episode was lost with its worker is begun again, up to ``attempts`` times; see ``tasks``. ``prefetch``: whether
+        the next task is drawn while an environment plays, so that it begins without a pause. By default it is if the
+        number of tasks is unknown; for a known number, a slow environment would keep the last tasks waiting.
         """
         has_begun = False
         try:
             with self._named["reset"]:
                 config, parsed = self._commands.checked(ResetConfig.given(config, seed=seed, options=options))
+                book = self._book_for(tasks, parsed, attempts=attempts, prefetch=prefetch)
                 has_begun, self._use, self._undelivered = True, _RESETTING, None
-                infos = self._commands.reset(config, parsed)
-                if self._episodes is not None:
+                self._book = self._policy_steps.book = self._row_steps.book = book
+                infos = self._commands.reset(config, parsed, book)
+                if book is not None:
+                    book.note_first(infos)
+                elif self._episodes is not None:
+                    self._episodes.of_tasks = None
                     self._episodes.add_all(infos)
                 self._use = _UNDECIDED
         except BaseException:
@@ -235,6 +262,71 @@ class EnvManager(ABC):
                 self._use = _RESETTING
             raise
         return infos
+
+    def _book_for(self, tasks: Any, parsed: ResetConfig, *, attempts: int, prefetch: bool | None) -> TaskBook | None:
+        """Return the book for a reset, or None if episodes begin by themselves. Raises UsageError for bad arguments."""
+        if tasks is None and not self._is_on_demand:
+            return None
+        self._require_can_begin()
+        if self._book is not None and tasks is not None and self._book.given is tasks and self._use is _RESETTING:
+            self._book.again()  # what the failed reset has drawn
+            return self._book
+        if prefetch and not self._can_prefetch:
+            raise UsageError("prefetch=True needs Gymnasium environments in all workers.")
+        if not isinstance(attempts, int) or attempts < 1:
+            raise UsageError(f"attempts must be a whole number of at least 1, not {attempts!r}.")
+        seed = self._recovery.last_config.seed if parsed.seed is None else parsed.seed
+        if tasks is not None and seed is not None and not isinstance(seed, int):
+            raise UsageError("with tasks, seed must be one number: put the seeds into the tasks.")
+        if self._episodes is None:
+            self._episodes = Episodes.of_manager([], self.n_envs)
+        return TaskBook(
+            tasks,
+            self._table,
+            self.events,
+            self._episodes,
+            self._some_host.check_can_travel,
+            seed=seed,
+            options=parsed.options,
+            attempts=attempts,
+            prefetch=prefetch if self._can_prefetch else False,
+        )
+
+    def _require_can_begin(self) -> None:
+        if not self._can_begin:
+            raise UsageError(
+                "these environments cannot begin episodes on demand: it takes Gymnasium, PettingZoo or dm_env "
+                "environments, or an Environment with can_rest, in processes or in this process."
+            )
+
+    @property
+    def tasks(self) -> TaskBook:
+        """The tasks since the last reset: ``done``, ``results``, ``running`` and ``n_lost``.
+
+        Raises UsageError if episodes do not begin on demand.
+        """
+        if self._book is None:
+            raise UsageError('there are no tasks: call reset(tasks=…), or make the manager with episodes="on_demand".')
+        return self._book
+
+    def begin(self, env_ids: Any, tasks: Sequence[Task | Mapping[str, Any] | int] | None = None) -> None:
+        """Begin an episode in each of ``env_ids``, with one of ``tasks`` each. Needs ``episodes="on_demand"``.
+
+        Returns at once. The worker is told with the next ``send`` to one of its environments, or in ``recv`` if none of
+        them takes an action. ``recv`` returns the first observations like other rows, with ``first`` true. If an
+        environment plays, its episode is cut: it counts neither as finished nor as lost. Raises UsageError, before
+        anything begins, for unknown env_ids and bad tasks, between ``step()`` calls, with the tasks of a reset, and if
+        ``recv`` has not returned the first observation of the last ``begin``.
+        """
+        with self._named["begin"]:
+            self._use.require(_SEND_RECV)
+            if self._book is None or self._book.given is not None:
+                raise UsageError('begin() needs a manager with episodes="on_demand", and a reset without tasks.')
+            ids = self._commands.ids(env_ids).tolist()
+            given = [{}] * len(ids) if tasks is None else list(tasks)
+            if len(given) != len(ids):
+                raise UsageError(f"begin() got {len(given)} tasks for {len(ids)} environments.")
+            self._book.add(ids, [Task.of(each) for each in given])
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
         """Send actions to idle workers, wait for steps, and return StepInfos of ready workers, as ``wait`` specifies.
@@ -268,6 +360,8 @@ class EnvManager(ABC):
                     "the last recv() was interrupted before it returned its batch. Call recv() first, which returns "
                     "it. Nothing was sent."
                 )
+            if self._book is not None:
+                self._book.draw()
             begin = None if is_begun else partial(self._begin, _SEND_RECV, offers_first=False)
             self._row_steps.send(actions, env_ids, begin)
         except BaseException as error:
@@ -302,23 +396,32 @@ class EnvManager(ABC):
                     self._use.require(use)
                 chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
                 if self._undelivered is None:
+                    book = self._book
+                    if book is not None:
+                        book.draw()
                     if use is _STEP:
                         self._policy_steps.send_actions(chosen, is_begun=is_begun)
                     elif not is_begun:
                         self._row_steps.offer_first_observations()
                     if not is_begun:
                         self._begin(use, offers_first=True)
+                    if book is not None and use is _SEND_RECV:
+                        self._row_steps.send_begins(book)
                     try:
+                        has_work = book is None or self._table.n_waiting or not book.rests
                         if use is _STEP:
-                            self._undelivered = self._policy_steps.infos_of(self._collector.collect(chosen))
+                            ready = self._collector.collect(chosen) if has_work else []
+                            self._undelivered = self._policy_steps.infos_of(ready)
                         else:
-                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead)
+                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead) if has_work else []
                             self._undelivered = self._row_steps.batch_of(ready)
                     except WorkerError as error:
                         self._undelivered = error
                     else:
                         if self._episodes is not None:
                             self._count_episodes(self._undelivered)
+                        if book is not None:
+                            book.tell()
                 made = self._undelivered
                 is_error = isinstance(made, WorkerError)
             except BaseException as error:
@@ -340,7 +443,12 @@ class EnvManager(ABC):
 
     def _count_episodes(self, made: Batch | list[StepInfo]) -> None:
         assert self._episodes is not None
-        if isinstance(made, Batch):
+        if self._book is not None:
+            if isinstance(made, Batch):
+                self._book.note_batch(self._row_steps.behavior, made, self._row_steps.cuts)
+            else:
+                self._book.note_infos(made)
+        elif isinstance(made, Batch):
             self._episodes.add_batch(self._row_steps.behavior, made)
         else:
             self._episodes.add_all(made)

@@ -16,10 +16,8 @@ import attrs
 import numpy as np
 
 from envmanager.data.casting import Casting
-from envmanager.data.specs import (
-    BehaviorSpecs,
-)
-from envmanager.data.steps import RowBuffer, Steps
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import Begin, RowBuffer, Steps
 from envmanager.data.trees import Tree, snapshot
 
 
@@ -52,6 +50,11 @@ class Environment(ABC):
 
     partial_actions = False
     """Whether ``step`` accepts actions for only some of the behaviors."""
+    can_rest = False
+    """Whether ``step`` obeys ``rests``."""
+    rests = False
+    """Whether the environment rests after an episode. Then ``step`` does not begin the next episode, and its result has
+    the last observations as ``obs`` and ``final_obs``, and ``acting`` False. ``reset`` begins the next episode."""
     casting: Casting | None = None
     """Casting that the adapter uses, which then also copies objects; None if the worker casts and copies the values."""
 
@@ -116,6 +119,12 @@ class EnvGroup(Environment):
     If not 0, a result has the next ready environments. An episode's last step comes once the next episode began."""
     returns_new_arrays = False
     """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
+    begins_on_demand = False
+    """Whether the group has ``reset_on_demand``."""
+    begins_when_ready = False
+    """Whether the group obeys a Begin that is not ``at_once``. Then each environment must have one agent."""
+    on_demand: OnDemand | None = None
+    """State of the environments while episodes begin on demand; None while they begin by themselves."""
     generation = 0
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
@@ -127,6 +136,14 @@ class EnvGroup(Environment):
     @abstractmethod
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         """Step all environments, or only those at ``rows``, which must have one agent each. Return the steps."""
+
+    def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
+        """Begin these episodes, and return their first observations. Until ``reset``, episodes begin on demand.
+
+        The other environments rest, and so does each environment after an episode: it has no rows and takes no actions.
+        ``step`` then steps the environments that play, and begins the episodes in ``on_demand``.
+        """
+        raise NotImplementedError
 
     @property
     @abstractmethod
@@ -172,6 +189,43 @@ class EnvGroup(Environment):
     def render(self, rows: Sequence[int]) -> list[Any]:
         """Render each environment at the indices ``rows``. Return a list of the results."""
         return [snapshot(subject.render()) for subject in self._at(rows)]
+
+
+class OnDemand:
+    """The environments of a group whose episodes begin on demand: which of them play, and what they begin next."""
+
+    def __init__(self, n_envs: int) -> None:
+        self.plays = [False] * n_envs
+        self.now: dict[int, Begin] = {}
+        """Episodes to begin with the next step, by row."""
+        self.ready: dict[int, Begin] = {}
+        """Episodes to begin when the environment's present one has ended, by row."""
+
+    def add(self, begins: Iterable[Begin]) -> None:
+        """Store episodes to begin. One that is to begin at once takes the place of all else in its environment."""
+        for begin in begins:
+            if begin.at_once:
+                self.now[begin.row] = begin
+                self.ready.pop(begin.row, None)
+            else:
+                self.ready[begin.row] = begin
+
+    def ended(self, row: int) -> Begin | None:
+        """Return the episode that the environment at ``row`` begins after one that has ended, or None if it rests."""
+        begin = self.ready.pop(row, None)
+        self.plays[row] = begin is not None
+        return begin
+
+    def rows(self, rows: np.ndarray | None) -> tuple[list[int], dict[int, Begin]]:
+        """Return the rows of the next step and, by row, the episodes that it begins, whose environments play from now.
+
+        ``rows``: the environments to step, in ascending order, by default all that play. Those that begin are added.
+        """
+        begins, self.now = self.now, {}
+        stepped = [row for row, plays in enumerate(self.plays) if plays] if rows is None else rows.tolist()
+        for row in begins:
+            self.plays[row] = True
+        return (sorted({*stepped, *begins}) if begins else stepped), begins
 
 
 def attribute_of(subject: Any, name: str) -> Any:

@@ -43,6 +43,8 @@ class DmEnvironment(Environment):
     there is neither, ``reset`` warns that the factory should use ``context.seed``. Reset options raise UsageError.
     """
 
+    can_rest = True
+
     def __init__(self, env: Any) -> None:
         self._env = env
         self.casting: Casting = Casting()
@@ -79,7 +81,11 @@ class DmEnvironment(Environment):
         terminated = real_number(result.discount, "the discount of the last step") == 0
         # Copied before the next episode, which may overwrite the environment's arrays.
         final_obs = stack_rows(self._spec.observation, [result.observation], ["obs"], self.casting)
-        return self._steps(self._first_obs(), reward, terminated, not terminated, final_obs)
+        obs = result.observation if self.rests else self._first_obs()
+        steps = self._steps(obs, reward, terminated, not terminated, final_obs)
+        if self.rests:
+            steps[BEHAVIOR].acting = np.zeros(1, np.bool_)
+        return steps
 
     def close(self) -> None:
         self._env.close()

@@ -18,9 +18,9 @@ from envmanager.adapters.rows import FLAGS, LARGEST_REWARD, REAL_NUMBERS, check_
 from envmanager.adapters.spaces import behavior_spec, known_actions, rows_reader
 from envmanager.data.casting import Casting, fitting_array
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
-from envmanager.data.steps import RowBuffer, Steps, only_agents
+from envmanager.data.steps import Begin, RowBuffer, Steps, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, take_rows
-from envmanager.environment import RowGroup
+from envmanager.environment import OnDemand, RowGroup
 
 BEHAVIOR = "default"
 
@@ -45,6 +45,7 @@ class GymnasiumEnvironment(RowGroup):
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
+    begins_on_demand = begins_when_ready = True
 
     def __init__(
         self, envs: Sequence[Any], env_ids: Sequence[int] = (0,), *, infos: bool = False, check_values: bool = False
@@ -106,15 +107,23 @@ class GymnasiumEnvironment(RowGroup):
         self._views = views
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._options = None if options is None else dict(options)
-        steps, infos = self._views.steps, []
+        self._options, self.on_demand = None if options is None else dict(options), None
+        infos: list[Any] = []
+        steps = self._views.steps
         for column in (steps.reward, steps.terminated, steps.truncated):
             column.fill(0)
         for row in self._each(self._all):
-            infos.append(self._restart(row, self._views.obs[row], seed=seeds[row]))
-        steps.final_obs = steps.reset_info = None
+            obs, info = self._restart(row, seeds[row], self._options)
+            self._write_obs(self._views.obs[row], obs, self.casting)
+            infos.append(snapshot(info) if self._infos else None)
+        steps.final_obs = steps.reset_info = steps.acting = None
         steps.info = infos if self._infos else None
         return {BEHAVIOR: steps}
+
+    def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
+        self.on_demand = OnDemand(len(self._all))
+        self.on_demand.add(begins)
+        return self.step({BEHAVIOR: ()}, np.zeros(0, np.int64))
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
@@ -130,24 +139,42 @@ class GymnasiumEnvironment(RowGroup):
         With ``results``, as in ``joined``, the environments are not stepped, and ``actions`` is not used. Both are one
         loop, because two more calls per step would cost cheap environments over 1 % of their speed.
         """
-        chosen, envs, out = self._all, self._environments, self._views
-        if rows is not None:
-            chosen = rows.tolist()
-            envs, out = list(map(self._environments.__getitem__, chosen)), self._new_views(chosen)
+        envs, out, on_demand = self._environments, self._views, self.on_demand
+        chosen: Sequence[int] = self._all
+        begins: Mapping[int, Begin] = {}
+        if rows is not None or on_demand is not None:
+            chosen = self._all if rows is None else rows.tolist()
+            if on_demand is not None:
+                chosen, begins = on_demand.rows(rows)
+            envs = list(map(self._environments.__getitem__, chosen))
+            if on_demand is None or len(chosen) < len(self._all):
+                out = self._new_views(chosen)
         write_obs, plain_obs, plain_class, rewards = self._write_obs, out.plain_obs, out.plain_class, out.rewards
         plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
         least, most = -LARGEST_REWARD, LARGEST_REWARD
         infos: list[Any] = []
         ended: list[Any] = []  # the reset infos of the environments whose episode ended
+        resting: list[int] = []
         out.terminated[:] = out.truncated[:] = out.no_flags  # cleared, because other steps may have been copied here
         row = 0
         try:
             known = self._known_actions
             if results is not None:
-                given: Iterable[Any] = [result for _, result in zip(envs, results, strict=True)]
-                envs = [_Stepped] * len(envs)
+                n_stepped = range(len(chosen) - len(begins))
+                given: Iterable[Any] = [result for _, result in zip(n_stepped, results, strict=True)]
+                envs = [_Stepped] * len(chosen)
+            elif len(chosen) == len(begins):
+                given = ()
             else:
-                given = self.actions_of(actions, rows) if known is None else map(known, actions[BEHAVIOR].tolist())
+                given = (
+                    self._read_actions(actions[BEHAVIOR], len(chosen) - len(begins))
+                    if known is None
+                    else (map(known, actions[BEHAVIOR].tolist()))
+                )
+            if begins:
+                own = iter(given)
+                given = [begins[row] if row in begins else next(own) for row in chosen]
+                envs = [_Beginner(self) if row in begins else env for row, env in zip(chosen, envs, strict=True)]
             for row, env, action, place in zip(out.rows, envs, given, out.places):  # noqa: B905  (strict is slow)
                 result = env.step(action)
                 try:
@@ -167,7 +194,16 @@ class GymnasiumEnvironment(RowGroup):
                     out, row, terminated, truncated
                 ):
                     write_obs(out.final_obs[len(ended)], obs, self.casting)
-                    ended.append(self._restart(chosen[row], out.obs[row]))
+                    begin = None if on_demand is None else on_demand.ended(chosen[row])
+                    if on_demand is None:
+                        obs, info = self._restart(chosen[row], None, self._options)
+                    elif begin is not None:
+                        obs, info = self._restart(begin.row, begin.seed, begin.options)
+                    else:
+                        info = {}
+                        resting.append(row)
+                    write_obs(out.obs[row], obs, self.casting)
+                    ended.append(snapshot(info) if keeps_infos else None)
                 elif obs.__class__ is plain_class:
                     try:
                         plain_obs[place] = obs
@@ -185,20 +221,20 @@ class GymnasiumEnvironment(RowGroup):
             steps.info, steps.reset_info = infos, ended or None
         if ended:
             steps.final_obs = take_rows(out.all_final_obs, slice(len(ended)))
+        if on_demand is not None:
+            steps.acting = np.isin(out.rows, resting, invert=True) if resting else None
         return {BEHAVIOR: steps}
 
-    def _restart(self, row: int, views: list[Any], seed: int | None = None) -> Any:
+    def _restart(self, row: int, seed: int | None, options: Mapping[str, Any] | None) -> tuple[Any, Any]:
         # The options are copied, because Gymnasium's vector environments remove keys from them.
-        options = None if self._options is None else dict(self._options)
+        options = None if options is None else dict(options)
         result = self._resets[row](self._environments[row], seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
             old = "" if isinstance(result, tuple) else " (as in gym before 0.26: return an info dict as well)"
             raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", describe_value(result) + old)
-        obs, info = result
-        if info.__class__ is not dict:
-            check_info(info, "info of reset")
-        self._write_obs(views, obs, self.casting)
-        return snapshot(info) if self._infos else None
+        if result[1].__class__ is not dict:
+            check_info(result[1], "info of reset")
+        return result
 
     def _has_ended(self, out: _BufferViews, row: int, terminated: Any, truncated: Any) -> bool:
         """Write the flags to ``row`` of ``out``. Return whether either is true. Raises SpecMismatch for a bad flag."""
@@ -222,6 +258,17 @@ class _Stepped:
     @staticmethod
     def step(result: Any) -> Any:
         return result
+
+
+class _Beginner:
+    """A stand-in for an environment whose episode begins: its ``step`` resets it, and returns the first observation."""
+
+    def __init__(self, group: GymnasiumEnvironment) -> None:
+        self._group = group
+
+    def step(self, begin: Begin) -> Any:
+        obs, info = self._group._restart(begin.row, begin.seed, begin.options)
+        return obs, 0.0, False, False, info
 
 
 class _BufferViews:

@@ -38,6 +38,8 @@ class ParallelEnvironment(Environment):
     turn it is needs an action. If an agent joins in the reset after an episode, its ``info`` comes from that reset.
     """
 
+    can_rest = True
+
     def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:
         self._env = env
         self._reset = Resetter(env)
@@ -90,7 +92,7 @@ class ParallelEnvironment(Environment):
         if all(row.ended for row in rows) and set(alive) <= set(self._playing):
             for row in rows:  # the reset may change what the environment has returned
                 row.obs, row.info = take_rows(row.final_obs, 0), snapshot(row.info)
-            return self._as_steps(rows, self._begin(None))
+            return self._as_steps(rows, [] if self.rests else self._begin(None))
         for row in rows:
             # An agent that ended but is still listed plays on, so its last observation also begins its next episode.
             row.next_obs = row.obs if row.agent in alive else None

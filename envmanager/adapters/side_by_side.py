@@ -18,9 +18,9 @@ from envmanager.data.specs import (
     matched,
     merge_specs,
 )
-from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Steps, concat_steps
+from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Begin, Steps, concat_steps
 from envmanager.data.trees import Tree, copy_tree, snapshot, take_rows
-from envmanager.environment import Environment, RowGroup
+from envmanager.environment import Environment, OnDemand, RowGroup
 
 
 class SideBySide(RowGroup):
@@ -41,6 +41,7 @@ class SideBySide(RowGroup):
             if environment.casting is not None:
                 environment.casting = self.casting
         self.partial_actions = all(environment.partial_actions for environment in self._environments)
+        self.begins_on_demand = all(environment.can_rest for environment in self._environments)
         self._specs: dict[str, BehaviorSpec] = {}
         self._n_known = [0] * len(self._environments)
         self._learn_all()
@@ -66,13 +67,28 @@ class SideBySide(RowGroup):
         return [environment.subject for environment in self._environments]
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
+        self._rest(None)
         environments = zip(self._environments, seeds, strict=True)
         return self._joined((each.reset(seeds=[seed], options=options) for each, seed in environments), self._all)
 
+    def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
+        on_demand = OnDemand(len(self._environments))
+        on_demand.add(begins)
+        self._rest(on_demand)
+        return self.step({}, np.zeros(0, np.int64))
+
+    def _rest(self, on_demand: OnDemand | None) -> None:
+        self.on_demand = on_demand
+        for environment in self._environments:
+            environment.rests = on_demand is not None
+
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        chosen = self._all if rows is None else rows.tolist()
-        shares = zip(chosen, self._shares(actions, chosen), strict=True)
-        return self._joined((self._environments[row].step(own) for row, own in shares), chosen)
+        chosen, begins = self._chosen(rows)
+        own = iter(self._shares(actions, [row for row in chosen if row not in begins]))
+        return self._joined(
+            (self._begun(begins[row]) if row in begins else self._environments[row].step(next(own)) for row in chosen),
+            chosen,
+        )
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         chosen = self._all if rows is None else rows.tolist()
@@ -80,9 +96,24 @@ class SideBySide(RowGroup):
         return [self._environments[row].action_of(own) for row, own in shares]
 
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
-        chosen = self._all if rows is None else rows.tolist()
-        own_results = zip(chosen, results, strict=True)
-        return self._joined((self._environments[row].steps_of(result) for row, result in own_results), chosen)
+        chosen, begins = self._chosen(rows)
+        stepped = [row for row in chosen if row not in begins]
+        own = dict(zip(stepped, results, strict=True))
+        return self._joined(
+            (
+                self._begun(begins[row]) if row in begins else self._environments[row].steps_of(own[row])
+                for row in chosen
+            ),
+            chosen,
+        )
+
+    def _chosen(self, rows: np.ndarray | None) -> tuple[Sequence[int], Mapping[int, Begin]]:
+        if self.on_demand is not None:
+            return self.on_demand.rows(rows)
+        return (self._all if rows is None else rows.tolist()), {}
+
+    def _begun(self, begin: Begin) -> Steps:
+        return self._environments[begin.row].reset(seeds=[begin.seed], options=begin.options)
 
     def _shares(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
         """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
@@ -103,8 +134,10 @@ class SideBySide(RowGroup):
         """Check the steps of the environments at ``rows``, and concatenate their rows by behavior."""
         parts: dict[str, list[AgentSteps]] = {}
         for row, result in zip(self._each(rows), results, strict=True):
-            self._last[row] = self._checked(row, result)
-            for behavior, steps in self._last[row].items():
+            self._last[row] = last = self._checked(row, result)
+            if self.on_demand is not None:
+                self.on_demand.plays[row] = any(len(steps.acting_rows) for steps in last.values())
+            for behavior, steps in last.items():
                 own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
                 parts.setdefault(behavior, []).append(own)
         return {behavior: concat_steps(steps) for behavior, steps in parts.items()}

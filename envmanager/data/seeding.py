@@ -18,6 +18,11 @@ def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
     return int(sequence.generate_state(1)[0] >> 1)
 
 
+def task_seed(seed: int, index: int) -> int:
+    """Derive the seed of a manager's task ``index``, which no environment shares, in the range of ``derive_seed``."""
+    return int(np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1)[0] >> 1)
+
+
 def derive_seeds(
     seed: int | Sequence[int | None] | None, env_ids: Sequence[int], generation: int = 0
 ) -> list[int | None]:

@@ -39,6 +39,8 @@ class CommandName(str, enum.Enum):
     RESET = "reset"
     STEP = "step"
     STEP_ROWS = "step_rows"
+    BEGIN = "begin"
+    """Episodes to begin, a list of Begin, which travel with the next step. It has no response."""
     CALL = "call"
     GET_ATTR = "get_attr"
     SET_ATTR = "set_attr"
@@ -108,6 +110,20 @@ class StartReport:
     partial_actions: bool
     steps_some_rows: bool = True
     batch_size: int = 0
+    begins_on_demand: bool = False
+    begins_when_ready: bool = False
+
+
+class Begin(NamedTuple):
+    """An episode to begin on demand in the environment at ``row`` of a worker.
+
+    It begins with the worker's next step if ``at_once``, else as soon as the environment's present episode has ended.
+    """
+
+    row: int
+    at_once: bool
+    seed: int | None = None
+    options: Mapping[str, Any] | None = None
 
 
 _Dicts = list[dict[str, Any]] | None
@@ -270,6 +286,9 @@ class Batch:
     info: list[dict[str, Any]] | None = None
     reset_info: list[dict[str, Any]] | None = None
     is_view: bool = False
+    _first: np.ndarray | None = None
+    _task: np.ndarray | None = None
+    _final_task: np.ndarray | None = None
 
     @classmethod
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
@@ -327,6 +346,27 @@ class Batch:
             self._lost = np.zeros(len(self.env_ids), np.bool_)
         return self._lost
 
+    @property
+    def first(self) -> np.ndarray:
+        """Whether each row has the first observation of an episode that began on demand, and is no step: bool[n]."""
+        if self._first is None:
+            self._first = np.zeros(len(self.env_ids), np.bool_)
+        return self._first
+
+    @property
+    def task(self) -> np.ndarray:
+        """Index of the task to whose episode each row's ``obs`` belongs, -1 without tasks: int64[n]."""
+        if self._task is None:
+            self._task = np.full(len(self.env_ids), -1, np.int64)
+        return self._task
+
+    @property
+    def final_task(self) -> np.ndarray:
+        """Index of the task of each ended episode, in the order of ``final_obs``, -1 without tasks: int64[m]."""
+        if self._final_task is None:
+            self._final_task = np.full(np.count_nonzero(self.terminated | self.truncated), -1, np.int64)
+        return self._final_task
+
     def copy(self) -> Batch:
         """Return a batch with copies of the arrays, but the same infos."""
         return Batch(
@@ -339,6 +379,10 @@ class Batch:
             copy_tree(self.final_obs),
             self.info,
             self.reset_info,
+            False,
+            self._first,
+            self._task,
+            self._final_task,
         )
 
 
@@ -436,8 +480,10 @@ class StepInfo:
 
     Right after a reset, ``previous`` and ``actions`` are None. Later, ``previous`` *is* the ``current`` of the
     worker's preceding StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
-    transitions. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; use
-    ``copy()`` to keep them. ``specs``: the manager's specs, which ``transitions`` needs for the shapes of empty arrays.
+    transitions. ``tasks`` has the index of the task whose episode each environment plays, by env_id; ``final_tasks``
+    has those whose episodes ended. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker
+    is delivered; use ``copy()`` to keep them. ``specs``: the manager's specs, which ``transitions`` needs for the shapes
+    of empty arrays.
     """
 
     previous: Steps | None
@@ -446,12 +492,14 @@ class StepInfo:
     worker_id: int
     lost: Lost | None = None
     specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
+    tasks: Mapping[int, int] = attrs.field(factory=dict)
+    final_tasks: Mapping[int, int] = attrs.field(factory=dict)
 
     def copy(self) -> StepInfo:
         """Return a StepInfo with copies of the arrays in ``previous`` and ``current``. Actions are not copied."""
         previous = None if self.previous is None else {name: steps.copy() for name, steps in self.previous.items()}
         current = {name: steps.copy() for name, steps in self.current.items()}
-        return StepInfo(previous, current, self.actions, self.worker_id, self.lost, self.specs)
+        return attrs.evolve(self, previous=previous, current=current)
 
     def transitions(self, behavior: str = "default") -> Transitions:
         """Return the transitions of one behavior, with a row for each agent that acted and is in the current steps.

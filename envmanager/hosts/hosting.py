@@ -122,6 +122,8 @@ def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
 
 
 def _reset(group: EnvGroup, config: Any) -> Any:
+    if config.__class__ is list:  # of Begin: from now on, episodes begin on demand
+        return group.reset_on_demand(config)
     wanted = ResetConfig.of(config)
     seeds = derive_seeds(wanted.seed, group.env_ids, group.generation)
     return group.reset(seeds=seeds, options=wanted.options)
@@ -134,6 +136,8 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
         group.partial_actions,
         group.steps_some_rows,
         group.batch_size,
+        group.begins_on_demand,
+        group.begins_when_ready,
     ),
     CommandName.RESET: _reset,
     CommandName.STEP: lambda group, actions: group.step(actions),

@@ -16,7 +16,7 @@ from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied
 from envmanager.hosts import descriptors
 from envmanager.hosts.life import State, WorkerLife, WorkerPlan
-from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message, dumps_command
+from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message, dumps, dumps_command
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import allow_interrupts
@@ -83,6 +83,8 @@ class Link(WorkerLife):
     def __init__(self, plan: WorkerPlan, channel: Channel, events: EventLog, times: WorkerTimes) -> None:
         super().__init__(plan, events, times)
         self.channel = channel
+        self.begins = b""
+        """Pickle of the episodes to begin, which the next step carries behind its own pickle."""
         self._core_wait_ns = 0
 
     # Commands.
@@ -93,6 +95,9 @@ class Link(WorkerLife):
         A command to a worker that has ended is lost; ``recv`` or the poller reports the end.
         """
         command = name if name.__class__ is CommandName else CommandName(name)
+        if command is CommandName.BEGIN:
+            self.begins = dumps(payload)
+            return
         ticket = self.ticket + 1
         message = self.encode(ticket, command, payload)
         deadline = time.monotonic() + self._timeouts_s[command]
@@ -107,7 +112,8 @@ class Link(WorkerLife):
     def encode(self, ticket: int, command: CommandName, payload: Any) -> Any:
         """Return a command as a message for the channel. Raises UsageError if the payload cannot be sent."""
         data = b"" if payload is None else dumps_command(payload)
-        return COMMAND.pack(ticket, CODES[command], self.slot, 0, 0, len(data)) + data
+        begins, self.begins = self.begins, b""
+        return COMMAND.pack(ticket, CODES[command], self.slot, 0, len(begins), len(data)) + data + begins
 
     # Responses.
 

@@ -179,6 +179,9 @@ class LocalWorker:
         if command in STEPPING:
             self._step = (command, payload)
             return
+        if command is CommandName.BEGIN:
+            self.group.on_demand.add(payload)
+            return
         if command is CommandName.RESET:
             self._step, self._has_begun, self._stepped = None, False, None
         elif self._step is not None and not self._has_begun:

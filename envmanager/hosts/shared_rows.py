@@ -307,7 +307,7 @@ class SharedRows:
         buffer = self.buffers[slot]
         if buffer is not None and len(steps_by_behavior) == 1:
             (steps,) = steps_by_behavior.values()
-            if steps.reward is buffer.steps.reward:
+            if steps.reward is buffer.steps.reward and steps.acting is None:
                 return IN_MEMORY | FULL, 0 if steps.final_obs is None else int(np.count_nonzero(steps.ended))
         if any(steps.agent_id.size > self._capacities.get(name, -1) for name, steps in steps_by_behavior.items()):
             return 0, 0

@@ -4,7 +4,7 @@
 
     step pipe (one for all)     RECORD: a step that is in shared memory             workers ▶ manager
                                 (a MESSAGE of length 0 in the portable transport, which has no such pipe)
-    connection (one per worker) COMMAND, then ``length`` bytes of pickle            manager ▶ worker
+    connection (one per worker) COMMAND, then its pickles                           manager ▶ worker
                                 MESSAGE, then ``length`` bytes of pickle            worker ▶ manager
 
 A record is at most PIPE_BUF bytes, so the kernel writes it whole or not at all. The step pipe has no lock, so it stays
@@ -36,7 +36,8 @@ from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
 from envmanager.importing import is_missing
 
 COMMAND = struct.Struct("<QBBHIQ")
-"""Header of a command: ticket, command code, slot, flags, unused, length of the pickle that follows."""
+"""Header of a command: ticket, command code, slot, flags, and the lengths of a pickled list of Begin and of the pickle
+of the payload. The payload follows first."""
 
 RECORD = struct.Struct("<8sQIIHHIQQ")
 """Record of a step: RECORD_MARK, ticket, worker_id, generation, slot, flags, n final observations, busy ns, end (ns).

@@ -23,6 +23,7 @@ from envmanager.kernel.collecting import Collector
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import WorkerState, WorkerTable
+from envmanager.kernel.tasks import TaskBook
 from envmanager.options import ResetConfig
 
 
@@ -64,10 +65,11 @@ class Commands:
         if all(entry.is_dropped for entry in entries):
             entries[0].require_alive()
 
-    def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
+    def reset(self, config: Any, parsed: ResetConfig, book: TaskBook | None) -> list[StepInfo]:
         """Reset or replace all workers except dropped ones. Return their first StepInfos in order of worker_id.
 
         If a worker fails and is neither replaced nor dropped, its error is raised after all workers have responded.
+        With a ``book``, episodes begin on demand from now on; the first ones are those that it draws.
         """
         table, recovery, workers = self._table, self._recovery, self.host.workers
         self._collector.drain()  # a failure does not matter: the reset revives the worker
@@ -85,13 +87,18 @@ class Commands:
                 recovery.revive(entry)
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
+        recovery.begins_on_demand = book is not None
+        begins = None if book is None else book.first(asked)
         for entry in asked:
             recovery.take_back(entry)
-            workers[entry.worker_id].send(CommandName.RESET, config)
+            workers[entry.worker_id].send(CommandName.RESET, config if begins is None else begins[entry.worker_id])
         responses = {entry.worker_id: table.with_specs_learned(workers[entry.worker_id].recv()) for entry in asked}
         for entry in asked:
             if responses[entry.worker_id].name is CommandName.FAILED:
-                recovery.fail(entry, responses.pop(entry.worker_id).payload)
+                error = responses.pop(entry.worker_id).payload
+                recovery.fail(entry, error)
+                if book is not None:
+                    book.lose(entry, error)
         replacements, failure = self._collector.drain()
         for entry in table.entries:
             entry.ignores_action = False

@@ -96,6 +96,7 @@ class EnvWorker(Protocol):
         """Send a command, without waiting for its response.
 
         Responses to "step", "step_rows" and some "reset" commands arrive in the step queue. ``recv`` returns the rest.
+        "begin" has no response.
         """
 
     def recv(self) -> EnvironmentResponse:

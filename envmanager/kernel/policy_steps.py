@@ -20,6 +20,7 @@ from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
+from envmanager.kernel.tasks import TaskBook
 from envmanager.options import Wait
 from envmanager.policy import Policy
 from envmanager.system.interrupts import allow_interrupts
@@ -33,6 +34,8 @@ class PolicyStepper:
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
         self.host: WorkerHost
+        self.book: TaskBook | None = None
+        """Book of the episodes, if they begin on demand."""
         self.policies: dict[str, Policy] = {}
         self.takes_partial_actions = True
         """Whether every environment can step with actions for only some of its behaviors."""
@@ -56,6 +59,10 @@ class PolicyStepper:
             limit = table.slowest() + wait.max_lead
             held_back = [entry for entry in idle if entry.steps_since_reset >= limit]
             idle = [entry for entry in idle if entry.steps_since_reset < limit]
+        book = self.book
+        if book is not None:
+            held_back += [entry for entry in idle if book.rests_in(entry.worker_id)]
+            idle = [entry for entry in idle if not book.rests_in(entry.worker_id)]
         if not idle:
             return
         infos = []
@@ -82,8 +89,11 @@ class PolicyStepper:
                 if entry.state is not _IDLE:  # the worker failed in a call that the policy made
                     self._recovery.discard_action(entry)
                     continue
-                workers[entry.worker_id].send(_STEP, payload)
                 entry.actions, entry.n_envs_in_flight = actions, len(entry.env_ids)
+                if book is not None:
+                    entry.n_envs_in_flight = book.n_acting[entry.worker_id]
+                    book.send_begins(entry.worker_id, workers[entry.worker_id])
+                workers[entry.worker_id].send(_STEP, payload)
                 sent.append(entry)
         finally:
             table.move(sent, _IN_FLIGHT, ())

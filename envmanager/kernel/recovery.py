@@ -28,7 +28,16 @@ import attrs
 import numpy as np
 
 from envmanager.data.seeding import reseeded
-from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, Lost, Steps, concat_steps
+from envmanager.data.steps import (
+    AgentSteps,
+    Batch,
+    CommandName,
+    EnvironmentResponse,
+    Lost,
+    Steps,
+    concat_steps,
+    only_agents,
+)
 from envmanager.data.trees import copy_tree, take_rows, with_rows
 from envmanager.errors import (
     BadObservation,
@@ -128,6 +137,8 @@ class Recovery:
         """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
+        self.begins_on_demand = False
+        """Whether a replacement begins no episode, until the manager sends a Begin."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -240,7 +251,9 @@ class Recovery:
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
         entry.has_attributes = not entry.attributes
-        config = attrs.evolve(self.last_config, seed=reseeded(self.last_config.seed, entry.generation))
+        config: Any = []  # of Begin
+        if not self.begins_on_demand:
+            config = attrs.evolve(self.last_config, seed=reseeded(self.last_config.seed, entry.generation))
         try:
             host.workers[worker_id] = host.launch(worker_id, entry.generation)
             response = host.begin_again(worker_id, config)
@@ -259,15 +272,17 @@ class Recovery:
             if response is not None:
                 self.arrive(response)
 
-    def cut(self, entry: Entry) -> tuple[Steps, Lost] | None:
+    def cut(self, entry: Entry, acts: np.ndarray | None = None) -> tuple[Steps, Lost] | None:
         """Return the step that ends a replaced worker's old episodes and begins new ones, and the cause; else None.
 
+        ``acts``: the environments, bool by env_id, whose episodes are cut, if they begin on demand with ``recv``.
         Returns None unless the worker's next response is its first after a replacement that was not made by a reset.
         """
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None
-        old = lost(last_steps(entry), with_new=not replacement.is_planned)
+        last = last_steps(entry) if acts is None else {name: last_rows(entry, acts) for name in self._table.specs}
+        old = lost(last, with_new=not replacement.is_planned)
         return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
@@ -277,8 +292,9 @@ class Recovery:
         if limit is None or n_steps < limit:
             return
         for steps in response.payload.values():
-            if (steps.ended if steps.acting is None else steps.ended & steps.acting).any():
-                break  # an episode ended, and its agent acts again, in a new episode
+            goes_on = steps.acting is None or self.begins_on_demand or steps.acting
+            if (steps.ended & goes_on).any():
+                break  # an episode ended, and its agent acts again, in a new episode, unless that begins on demand
         else:
             return
         generation, worker_id = entry.generation + 1, entry.worker_id
@@ -330,6 +346,24 @@ def last_steps(entry: Entry) -> Steps:
             obs = with_rows(obs, batch.env_ids[places] - entry.env_ids[0], take_rows(batch.obs, places))
         last[name] = attrs.evolve(steps, obs=obs)
     return last
+
+
+def last_rows(entry: Entry, acts: np.ndarray) -> AgentSteps:
+    """Return the last observations that ``recv`` has delivered of a worker's environments for which ``acts`` is true.
+
+    Each environment has one agent.
+    """
+    left = {env_id for env_id in entry.env_ids if acts[env_id]}
+    first = [] if entry.previous_step is None else [Batch.of(steps) for steps in entry.previous_step.current.values()]
+    parts = []
+    for batch in reversed([*first, *entry.batches]):
+        places = np.flatnonzero([env_id in left for env_id in batch.env_ids.tolist()])
+        left.difference_update(batch.env_ids[places].tolist())
+        ids = only_agents(batch.env_ids[places].tolist())
+        infos: list[dict[str, Any]] | None = None if batch.info is None else [{} for _ in ids]
+        parts.append(AgentSteps.first(agent_id=ids, obs=take_rows(batch.obs, places), info=infos))
+    steps = concat_steps([part for part in parts if len(part)] or parts[:1])
+    return steps.take(np.argsort(steps.agent_id))
 
 
 def lost(last: Steps, *, with_new: bool = True) -> dict[str, AgentSteps]:

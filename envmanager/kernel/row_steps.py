@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from envmanager.data.casting import checked_actions
-from envmanager.data.env_rows import EnvIndex
-from envmanager.data.specs import BehaviorSpec
+from envmanager.data.env_rows import EnvIndex, EnvsOfWorker
+from envmanager.data.specs import BehaviorSpec, zeros
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
-from envmanager.errors import BadAction, UsageError
+from envmanager.errors import BadAction, EnvManagerError, UsageError
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
+from envmanager.kernel.tasks import TaskBook
 
 _IDLE, _IN_FLIGHT, _READY = WorkerState.IDLE, WorkerState.IN_FLIGHT, WorkerState.READY
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
@@ -36,6 +37,10 @@ class BatchStepper:
         self, table: WorkerTable, recovery: Recovery, env_rows: EnvIndex, *, zero_copy: bool, check_values: bool
     ) -> None:
         self.host: WorkerHost
+        self.book: TaskBook | None = None
+        """Book of the episodes, if they begin on demand."""
+        self.cuts: list[tuple[Entry, EnvManagerError]] = []
+        """Workers whose replacement the last batch tells of, and the causes."""
         self.behavior = "default"
         """Name of the only behavior, set by the first ``send`` or ``recv``."""
         self._spec: BehaviorSpec | None = None
@@ -66,7 +71,11 @@ class BatchStepper:
             for entry in self._table.entries:
                 step = last.get(entry.worker_id)
                 if step is not None:
-                    self._check_rows(entry, step.current.get(behavior), len(entry.env_ids))
+                    own = step.current.get(behavior)
+                    n_envs = len(entry.env_ids)
+                    if self.book is not None:
+                        n_envs = 0 if own is None else len(set(own.env_id.tolist()))
+                    self._check_rows(entry, own, n_envs)
                 entry.rows_in_flight.clear()
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
 
@@ -91,6 +100,10 @@ class BatchStepper:
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
                 steps = entry.previous_step.current
+                if self.book is not None:
+                    steps = {name: each.take(self.book.offer_first(entry, each.env_id)) for name, each in steps.items()}
+                    if not any(len(each) for each in steps.values()):
+                        continue
                 first = EnvironmentResponse(CommandName.RESET, entry.worker_id, steps)
                 self._table.move([entry], _READY, (first,))
 
@@ -108,7 +121,9 @@ class BatchStepper:
             behavior = self.behavior
         n, groups = self._env_rows.grouped(env_ids, BadAction)
         actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
-        entries, sent = table.entries, []
+        entries, book, sent = table.entries, self.book, []
+        if book is not None:
+            groups = self._acting(groups, book)
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]
             if entry.state is not _IDLE and not entry.ignores_action:  # the trainer does not know of an ignored action
@@ -117,7 +132,7 @@ class BatchStepper:
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
                     "actions has not been delivered. Call recv() first. Nothing was sent."
                 )
-            if not host.steps_some_rows and len(rows) < len(entry.env_ids):
+            if not host.steps_some_rows and len(rows) < len(entry.env_ids) and book is None:
                 raise BadAction(
                     f"the actions are for {len(rows)} of the {len(entry.env_ids)} environments of worker {worker_id}, "
                     f"which move together: send actions for all of {list(entry.env_ids)}. Nothing was sent."
@@ -135,9 +150,13 @@ class BatchStepper:
                     self._recovery.discard_action(entry)
                     continue
                 own = actions
-                if len(groups) > 1 or places.__class__ is not slice:  # else all actions, in order
+                if len(rows) < n or places.__class__ is not slice:  # else all actions, in order
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-                if len(rows) == len(entry.env_ids) and not entry.batch_size:
+                n_all = len(entry.env_ids)
+                if book is not None:
+                    n_all = book.n_acting[worker_id]
+                    book.send_begins(worker_id, host.workers[worker_id])
+                if len(rows) == n_all and not entry.batch_size:
                     host.workers[worker_id].send(_STEP, {behavior: own})
                 else:
                     host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
@@ -148,6 +167,41 @@ class BatchStepper:
         finally:
             table.move(sent, _IN_FLIGHT, ())
 
+    def _acting(self, groups: Sequence[EnvsOfWorker], book: TaskBook) -> list[EnvsOfWorker]:
+        """Return ``groups`` without the environments that rest. A worker without others is left out, unless it begins.
+
+        Raises BadAction for an environment that rests if the trainer begins the episodes itself.
+        """
+        acting = []
+        for group in groups:
+            entry, places = self._table.entries[group.worker_id], group.places
+            acts = book.acts[group.rows + entry.env_ids[0]]
+            if not acts.all():
+                if book.given is None:
+                    raise BadAction(
+                        f"env {entry.env_ids[group.rows[~acts][0]]} takes no action, because its episode has ended or "
+                        "is about to begin: call begin() for it, or leave it out. Nothing was sent."
+                    )
+                if places.__class__ is slice:
+                    places = np.arange(places.start, places.stop)
+                group = EnvsOfWorker(group.worker_id, group.rows[acts], places[acts])
+            if acts.any() or (entry.state is _IDLE and not book.rests_in(group.worker_id)):
+                acting.append(group)
+        return acting
+
+    def send_begins(self, book: TaskBook) -> None:
+        """Let workers begin episodes that wait for no action of the trainer."""
+        sent = []
+        try:
+            for entry in book.workers_to_begin():
+                worker = self.host.workers[entry.worker_id]
+                book.send_begins(entry.worker_id, worker)
+                worker.send(_STEP, {})
+                entry.n_envs_in_flight = 0
+                sent.append(entry)
+        finally:
+            self._table.move(sent, _IN_FLIGHT, ())
+
     # Batches.
 
     def batch_of(self, entries: Sequence[Entry]) -> Batch:
@@ -156,16 +210,27 @@ class BatchStepper:
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
         lost_env_ids: tuple[int, ...] = ()
+        book, self.cuts = self.book, []
         parts: list[AgentSteps] = []
         holders: list[Entry] = []
         for entry in entries:
             payload = entry.outbox[0].payload
-            cut = None if entry.replacement is None else self._recovery.cut(entry)
+            cut = None
+            if entry.replacement is not None:
+                cut = self._recovery.cut(entry, None if book is None else book.acts)
             if cut is not None:
                 lost_env_ids += entry.env_ids
                 payload = cut[0]
+                self.cuts.append((entry, cut[1].cause))
             steps = payload.get(self.behavior)
-            if entry.batch_size:
+            if book is not None:
+                if steps is None:
+                    steps = self._no_steps()
+                is_step = entry.outbox[0].name is _STEP
+                expected = book.n_begun[entry.worker_id] + (entry.n_envs_in_flight if is_step else 0)
+                if cut is None and len(steps) != expected:
+                    self._check_rows(entry, steps, expected)
+            elif entry.batch_size:
                 entry.n_envs_in_flight = len(steps)
                 entry.rows_in_flight.difference_update((steps.env_id - entry.env_ids[0]).tolist())
             elif steps is None or steps.agent_id is not entry.usual_ids or steps.acting is not None:
@@ -195,8 +260,7 @@ class BatchStepper:
     def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
         """Join ``parts``, the steps of ``holders``, into one batch. A batch of all environments is sorted by env id."""
         if not parts:
-            some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
-            return Batch.copied(some.current[self.behavior].take(np.arange(0)))
+            return Batch.of(self._no_steps(), is_view=False)
         if sum([len(steps.agent_id) for steps in parts]) < self._env_rows.n_envs:
             return Batch.joined(parts)
         by_worker = {entry.worker_id: steps for entry, steps in zip(holders, parts, strict=True)}
@@ -208,6 +272,10 @@ class BatchStepper:
         batch = Batch.copied(whole, env_ids) if self.host.rewrites_arrays else self._shared(whole, env_ids)
         batch.final_obs, batch.info, batch.reset_info = ends_and_infos(parts)
         return batch
+
+    def _no_steps(self) -> AgentSteps:
+        nothing = np.zeros(0, np.int64)
+        return AgentSteps.first(agent_id=nothing, obs=None if self._spec is None else zeros(self._spec.observation, 0))
 
     def _shared(self, steps: AgentSteps, env_ids: np.ndarray | None) -> Batch:
         return Batch.of(steps, env_ids, is_view=self._zero_copy)

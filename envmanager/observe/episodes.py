@@ -34,16 +34,21 @@ _UNSEEN = -(1 << 62)
 """Initial length of an episode that began before counting. The length stays negative, so the episode is ignored."""
 
 
-class Episode(NamedTuple):
-    """A finished episode of one agent. ``total`` is the return: the sum of the agent's rewards.
-
-    ``length``: number of the agent's steps; steps in which only other agents acted do not count.
-    """
-
+class _EpisodeFields(NamedTuple):
     behavior: str
     agent_id: int
     total: float
     length: int
+
+
+class Episode(_EpisodeFields):
+    """A finished episode of one agent. ``total`` is the return: the sum of the agent's rewards.
+
+    ``length``: number of the agent's steps; steps in which only other agents acted do not count. ``task``: index of the
+    task with which the environment began the episode, or -1. It is no field, so an episode unpacks to the other four.
+    """
+
+    task = -1
 
     @property
     def env_id(self) -> int:
@@ -79,6 +84,8 @@ class Episodes:
     lost: int = 0
     returns: dict[int, list[float]] = attrs.field(factory=dict)
     recent: deque[Episode] = attrs.field()
+    of_tasks: Callable[[Episode], Any] | None = attrs.field(default=None, init=False)
+    """Callback that sets the ``task`` of each finished episode, before ``on_end``. The manager sets it."""
     _n_taken: int = attrs.field(default=0, init=False)
     _places_of: dict[int, dict[int, int]] = attrs.field(factory=dict, init=False)  # by env_id, then agent_id
     _agent_at: list[int] = attrs.field(factory=list, init=False)
@@ -145,6 +152,9 @@ class Episodes:
     def add_batch(self, behavior: str, batch: Batch) -> None:
         """Count the steps of a batch and the episodes that end in it. Its rows may be in any order."""
         places = self._rows[batch.env_ids]
+        if batch._first is not None:
+            self._running[places[batch.first]] = 0.0
+            self._lengths[places[batch.first]] = -1
         self._running[places] += batch.reward
         lengths = self._lengths[places] + 1
         self._lengths[places] = lengths
@@ -221,6 +231,8 @@ class Episodes:
             if length < 0:
                 continue
             episode = Episode(behavior, self._agent_at[place], total, length)
+            if self.of_tasks is not None:
+                self.of_tasks(episode)
             self.count += 1
             if self.keeps_returns:
                 self.returns[episode.agent_id].append(total)

@@ -148,6 +148,25 @@ class Dropped(Event):
 
 
 @attrs.frozen(kw_only=True)
+class TaskLost(Event):
+    """Event: the episode of task ``index`` was lost with its worker. The task is played again, or given up.
+
+    ``losses``: number of losses charged to the task; one that the error does not blame on ``env_id`` is not.
+    """
+
+    LEVEL = logging.INFO
+
+    env_id: int
+    index: int
+    losses: int
+    is_given_up: bool
+
+    def __str__(self) -> str:
+        then = "is given up" if self.is_given_up else "begins again"
+        return f"task {self.index} was lost in env {self.env_id} (losses: {self.losses}) and {then}"
+
+
+@attrs.frozen(kw_only=True)
 class LateReplyDiscarded(Event):
     """Event: a response came after its deadline and was discarded; ``ticket`` is the number of the request."""
 

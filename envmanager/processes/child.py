@@ -124,8 +124,8 @@ class TrainerConnection:
             header, self._header = self._header, b""
             if len(header) < COMMAND.size:
                 header = self._read_exactly(COMMAND.size, header)
-            ticket, code, slot, flags, _, length = COMMAND.unpack(header)
-            data = self._read_exactly(length) if length else b""
+            ticket, code, slot, flags, n_begins, length = COMMAND.unpack(header)
+            data = self._read_exactly(length + n_begins) if length or n_begins else b""
             if ticket <= self._ticket:
                 continue  # an interrupted send was repeated
             self._ticket, self._slot = ticket, slot
@@ -133,7 +133,20 @@ class TrainerConnection:
                 self._attach(pickle.loads(data))
                 continue
             self._started_ns = time.perf_counter_ns()
-            return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
+            payload = self._payload(NAMES[code], flags, data[:length] if n_begins else data)
+            if n_begins and payload.__class__ is not CannotObey:
+                payload = self._add_begins(data[length:], payload)
+            return EnvironmentCommand(NAMES[code], payload)
+
+    def _add_begins(self, data: bytes, payload: Any) -> Any:
+        """Add episodes to those that the environments begin. Return ``payload``, or CannotObey for a bad pickle."""
+        assert self._group is not None
+        assert self._group.on_demand is not None
+        try:
+            self._group.on_demand.add(pickle.loads(data))
+        except Exception as error:
+            return CannotObey(error)
+        return payload
 
     def _attach(self, layout: BlockLayout) -> None:
         """Map the shared memory, which now has its final size. If the mapping fails, all later commands fail."""

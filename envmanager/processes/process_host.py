@@ -112,7 +112,8 @@ class ProcessLink(Link):
         slot = (self.slot + 1) % self._plan.n_slots
         deadline = time.monotonic() + self._timeouts_s[_STEP]
         ticket = self.ticket + 1
-        message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
+        begins, self.begins = self.begins, b""
+        message = COMMAND.pack(ticket, CODES[command], slot, flags, len(begins), len(data)) + data + begins
         self.ticket = ticket  # here, because to pack the message may raise MemoryError
         try:
             n_written = descriptors.write(self.channel.fd, message)

@@ -212,6 +212,7 @@ class EchoEnvironment(Environment):
     """
 
     SPEC = BehaviorSpec(ArraySpec((5,), np.int64), ArraySpec((), np.int64))
+    can_rest = True
 
     def __init__(
         self, context: EnvContext, *, n_agents: int = 1, episode_length: int = 7, sleep_s: float = 0.0

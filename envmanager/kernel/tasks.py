@@ -1,0 +1,540 @@
+"""The manager's book of episodes that begin on demand: which task each environment plays, and which it plays next.
+
+::
+
+    source ── draw ──▶ coming ── a Begin, with a step of its worker ──▶ playing ── its last row is delivered ──▶ result
+              ▲                                                            │
+              └───────────────── queue ◀── the worker was replaced ────────┘   (given up after ``attempts`` losses)
+
+The rule: the book changes only when rows are delivered to the trainer, so it needs no word from a worker. A replacement
+begins no episode by itself. When the rows that end the old episodes are delivered, their tasks go to the queue.
+
+A task is drawn when an environment rests, and begins with the next step of its worker. With ``prefetch``, a task is drawn
+also for each environment that plays, and the worker begins it right after the end of the present episode.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.seeding import derive_seeds, task_seed
+from envmanager.data.steps import Batch, Begin, CommandName, StepInfo
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.kernel.host import EnvWorker
+from envmanager.kernel.table import RECYCLED, Entry, WorkerState, WorkerTable
+from envmanager.observe.episodes import Episode, Episodes
+from envmanager.observe.events import EventLog, TaskLost
+from envmanager.tasks import Task, TaskResult, source_of
+
+_KEPT = 10_000
+"""Number of results that are kept of a source whose number of tasks is not known."""
+
+
+@attrs.define(eq=False)
+class _Drawn:
+    """A task that was drawn."""
+
+    index: int
+    task: Task
+    attempts: int = 0
+    """Number of times that it was begun."""
+    losses: int = 0
+    """Number of attempts whose loss is charged to it."""
+
+
+@attrs.define(eq=False)
+class _Seat:
+    """One environment, as the trainer knows it from the rows that were delivered."""
+
+    env_id: int
+    row: int
+    entry: Entry
+    plays: bool = False
+    playing: _Drawn | None = None
+    """Task of the episode that plays; None if a reset has begun it without tasks."""
+    coming: _Drawn | None = None
+    """Task of the next episode."""
+    is_sent: bool = False
+    """Whether the worker knows ``coming``."""
+    cuts: bool = False
+    """Whether ``coming`` begins at once though the environment plays."""
+
+
+class TaskBook:
+    """The tasks since a reset: ``EnvManager.tasks``. Its environments are those of a manager, by env_id."""
+
+    def __init__(
+        self,
+        tasks: Any,
+        table: WorkerTable,
+        events: EventLog,
+        episodes: Episodes,
+        check: Callable[[Any], None],
+        *,
+        seed: Any,
+        options: Mapping[str, Any] | None,
+        attempts: int,
+        prefetch: bool | None,
+    ) -> None:
+        """Draw no task yet. ``tasks`` is None if only ``add`` gives tasks. ``check`` raises if options cannot be sent.
+
+        ``seed`` and ``options`` are those of the reset. ``attempts``, ``prefetch``: see ``EnvManager.reset``.
+        """
+        self.given = tasks
+        self.n_lost = 0
+        """Number of tasks that were given up."""
+        self._source: Any
+        self._source, self._is_finite = (None, False) if tasks is None else source_of(tasks)
+        self._is_exhausted = tasks is None
+        self._is_paused = False
+        """Whether the source gave no task when it was last asked, and no row was delivered since."""
+        self._prefetch = not self._is_finite if prefetch is None else prefetch
+        self._attempts = attempts
+        self._seed, self._options = seed, options
+        self._table, self._events, self._episodes, self._check = table, events, episodes, check
+        episodes.of_tasks = self._episode_ended
+        self._n_drawn = 0
+        self._of_worker = [
+            [_Seat(env_id, row, entry) for row, env_id in enumerate(entry.env_ids)] for entry in table.entries
+        ]
+        self._seats = [seat for seats in self._of_worker for seat in seats]
+        n_envs, n_workers = len(self._seats), len(table.entries)
+        self._free: dict[int, None] = {} if tasks is None else dict.fromkeys(range(n_envs))
+        """Environments that may get a task, by env_id: those that rest and, with ``prefetch``, those that play."""
+        self._queue: list[_Drawn] = []
+        """Tasks to begin again, by index."""
+        self._reserved: int | None = None
+        """Worker in which nothing begins until all its environments rest, because a task is to begin alone there."""
+        self._has_unsent: set[int] = set()
+        """Workers that do not know all that their environments are to begin, by worker_id."""
+        self._n_active = 0
+        """Number of environments that play or have a task coming."""
+        self._begun = np.zeros(n_envs, np.bool_)
+        """Whether the next row of each environment is the first of an episode."""
+        self.acts = np.zeros(n_envs, np.bool_)
+        """Whether each environment takes an action, or has taken one and the result was not delivered: bool[n_envs]."""
+        self.n_acting, self.n_begun = [0] * n_workers, [0] * n_workers
+        """Sums of ``acts`` and ``_begun`` by worker_id."""
+        self._index = np.full(n_envs, -1, np.int64)
+        """Index of the task that each environment plays."""
+        self._tasks_of: list[Mapping[int, int]] = [{} for _ in table.entries]
+        """The same by worker_id and env_id. A change makes a new mapping, because StepInfos hold the old one."""
+        self._ended_episodes: dict[int, list[Episode]] = {}
+        """Episodes of agents, by env_id, that ended in the episode that the environment plays."""
+        self._results: dict[int, TaskResult] = {}
+        self._untold: deque[TaskResult] = deque()
+
+    # What the user asks.
+
+    @property
+    def done(self) -> bool:
+        """Whether the source has no more tasks, and each task has ended or was given up."""
+        return self._is_exhausted and not self._queue and not self._n_active
+
+    @property
+    def results(self) -> list[TaskResult]:
+        """Results of the tasks that have ended or were given up, in the order in which the source gave the tasks.
+
+        If it did not say how many there are, the results of the last 10,000 tasks to end are kept.
+        """
+        return [self._results[index] for index in sorted(self._results)]
+
+    @property
+    def running(self) -> dict[int, int]:
+        """Index of the task that each environment plays or is about to begin, by env_id."""
+        now = {seat.env_id: seat.playing if seat.plays else seat.coming for seat in self._seats}
+        return {env_id: drawn.index for env_id, drawn in now.items() if drawn is not None}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._n_drawn:,} drawn, {len(self.running):,} running, {self.n_lost:,} lost>"
+
+    # Tasks to begin.
+
+    @property
+    def rests(self) -> bool:
+        """Whether no environment plays or has a task coming."""
+        return not self._n_active
+
+    def draw(self) -> None:
+        """Assign tasks to environments that may get one and whose worker is idle. Raises the errors of the source."""
+        self.tell()
+        if self._table.unusual:
+            for entry in [each for each in self._table.unusual if not each.outbox]:
+                if entry.error is not None:
+                    self.lose(entry, entry.error)
+        if not self._queue and (self._is_exhausted or not self._free or (self._is_paused and self._n_active)):
+            return
+        self._is_paused = False
+        for env_id in list(self._free):
+            seat = self._seats[env_id]
+            if seat.entry.state is WorkerState.IDLE and seat.entry.is_nominal:
+                self._assign(seat)
+
+    def first(self, entries: Iterable[Entry]) -> dict[int, list[Begin]]:
+        """Return what the workers that are reset begin, by worker_id: tasks or, without a source, an episode each."""
+        if self._source is not None:
+            for entry in entries:
+                for seat in self._of_worker[entry.worker_id]:
+                    self._assign(seat)
+            return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
+        begins = {}
+        for entry in entries:
+            seats = self._of_worker[entry.worker_id]
+            seeds = derive_seeds(self._seed, entry.env_ids, entry.generation)
+            begins[entry.worker_id] = [
+                Begin(seat.row, True, seed, self._options) for seat, seed in zip(seats, seeds, strict=True)
+            ]
+            for seat in seats:
+                self._n_active += 1
+                self._set_begun(seat, True)
+        return begins
+
+    def again(self) -> None:
+        """Take back all tasks that have not ended, for another try of a reset that has failed."""
+        self._is_paused = False
+        for seat in self._seats:
+            for drawn in self._vacate(seat)[:2]:
+                if drawn is not None:
+                    bisect.insort(self._queue, drawn, key=lambda each: each.index)
+            self._free[seat.env_id] = None
+
+    def add(self, env_ids: Sequence[int], tasks: Sequence[Task]) -> None:
+        """Begin a task in each environment with its worker's next step. If one plays, its episode is cut."""
+        seats = [self._seats[env_id] for env_id in env_ids]
+        for seat, task in zip(seats, tasks, strict=True):
+            seat.entry.require_alive()
+            self._check(task.options)
+            if seat.is_sent:
+                raise UsageError(
+                    f"env {seat.env_id} has just begun an episode, and recv() has not returned its first observation: "
+                    "call recv() before begin(). Nothing was begun."
+                )
+        for seat, task in zip(seats, tasks, strict=True):
+            if seat.coming is not None:
+                self._finish(seat, seat.coming, cut=True)
+                self._n_active -= not seat.plays
+            self._come(seat, self._numbered(task))
+            seat.cuts = seat.plays
+            self._set_acts(seat, False)
+
+    def send_begins(self, worker_id: int, worker: EnvWorker) -> None:
+        """Send a worker the episodes that it is to begin and does not know of. A step must follow."""
+        if worker_id in self._has_unsent:
+            worker.send(CommandName.BEGIN, self._begins_of(worker_id))
+
+    def _begins_of(self, worker_id: int) -> list[Begin]:
+        self._has_unsent.discard(worker_id)
+        begins = []
+        for seat in self._of_worker[worker_id]:
+            if seat.coming is not None and not seat.is_sent:
+                seat.is_sent, at_once = True, not seat.plays or seat.cuts
+                begins.append(Begin(seat.row, at_once, *self._arguments(seat.coming)))
+                if at_once:
+                    seat.coming.attempts += 1
+                    self._set_begun(seat, True)
+        return begins
+
+    def workers_to_begin(self) -> list[Entry]:
+        """Return the idle workers that have episodes to begin, and no environment that takes an action."""
+        if not self._has_unsent:
+            return []
+        entries = [self._table.entries[worker_id] for worker_id in sorted(self._has_unsent)]
+        return [
+            each
+            for each in entries
+            if each.state is WorkerState.IDLE and each.is_nominal and not self.n_acting[each.worker_id]
+        ]
+
+    def rests_in(self, worker_id: int) -> bool:
+        """Whether a worker has nothing to do: no environment that takes an action, and no episode to begin."""
+        return not self.n_acting[worker_id] and worker_id not in self._has_unsent
+
+    def _assign(self, seat: _Seat) -> None:
+        """Draw the next task for an environment, if there is one that may begin there.
+
+        A task that is given up after its next loss begins alone, so that it is not lost with another that kills the
+        worker. Until there is room for it, nothing else begins in one worker.
+        """
+        others = [other for other in self._of_worker[seat.entry.worker_id] if other is not seat]
+        if any(self._is_suspect(drawn) for other in others for drawn in (other.playing, other.coming)):
+            return
+        is_alone = not seat.plays and not any(other.plays or other.coming is not None for other in others)
+        suspects = [drawn for drawn in self._queue if self._is_suspect(drawn)]
+        drawn = None
+        if suspects and (is_alone or self._reserved in (None, seat.entry.worker_id)):
+            self._reserved = None if is_alone else seat.entry.worker_id
+            drawn = suspects[0] if is_alone else None
+        elif self._queue and not seat.plays:  # what was lost begins at once, so that its next loss is charged to it
+            drawn = next((each for each in self._queue if not self._is_suspect(each)), None)
+        if drawn is not None:
+            self._queue.remove(drawn)
+        elif self._reserved != seat.entry.worker_id and (not self._queue or (suspects and not seat.plays)):
+            drawn = self._next(seat.env_id)
+        if drawn is not None:
+            self._come(seat, drawn)
+
+    def _is_suspect(self, drawn: _Drawn | None) -> bool:
+        return drawn is not None and 0 < drawn.losses == self._attempts - 1
+
+    def _next(self, env_id: int) -> _Drawn | None:
+        """Ask the source for the next task."""
+        if self._is_exhausted or self._is_paused:
+            return None
+        assert self._source is not None
+        try:
+            given = self._source.next_task(env_id)
+        except StopIteration:
+            self._is_exhausted = True
+            return None
+        if given is None:
+            self._is_paused = True
+            return None
+        return self._numbered(Task.of(given))
+
+    def _numbered(self, task: Task) -> _Drawn:
+        drawn = _Drawn(self._n_drawn, task)
+        self._check(task.options)
+        self._n_drawn += 1
+        return drawn
+
+    def _come(self, seat: _Seat, drawn: _Drawn) -> None:
+        seat.coming, seat.is_sent = drawn, False
+        self._n_active += not seat.plays
+        self._free.pop(seat.env_id, None)
+        self._has_unsent.add(seat.entry.worker_id)
+
+    def _arguments(self, drawn: _Drawn) -> tuple[int | None, Mapping[str, Any] | None]:
+        """Return the seed and options with which a task begins."""
+        task, seed, options = drawn.task, drawn.task.seed, self._options
+        if seed is None and self._seed is not None:
+            seed = task_seed(self._seed, drawn.index)
+        if task.options is not None:
+            options = dict(task.options) if options is None else {**options, **task.options}
+        return seed, options
+
+    # Rows that are delivered.
+
+    def note_first(self, infos: Iterable[StepInfo]) -> None:
+        """Take note of the StepInfos that a reset returns."""
+        self._episodes.add_all(infos)
+        for info in infos:
+            for seat in self._of_worker[info.worker_id]:
+                if self._begun[seat.env_id]:
+                    self._begin(seat)
+            info.tasks = self._tasks_of[info.worker_id]
+
+    def offer_first(self, entry: Entry, env_ids: np.ndarray) -> np.ndarray:
+        """Take note that ``recv`` returns first observations of a reset again. Return the rows that it may return.
+
+        An environment that is about to begin another episode has none.
+        """
+        seats = [self._seats[env_id] for env_id in env_ids.tolist()]
+        for seat in seats:
+            self._set_begun(seat, not seat.cuts)
+        return np.flatnonzero([not seat.cuts for seat in seats])
+
+    def note_batch(self, behavior: str, batch: Batch, cuts: Sequence[tuple[Entry, EnvManagerError]]) -> None:
+        """Set the tasks of a batch that is delivered, and advance the book. ``cuts``: replaced workers, and causes."""
+        self._is_paused = False
+        env_ids = batch.env_ids
+        first = self._begun[env_ids]
+        if first.any():
+            batch.first[:] = first
+            for env_id in env_ids[first].tolist():
+                self._begin(self._seats[env_id])
+        batch.task[:] = self._index[env_ids]
+        self._episodes.add_batch(behavior, batch)
+        ended = batch.terminated | batch.truncated
+        if ended.any():
+            batch.final_task[:] = batch.task[ended]
+            for place in np.flatnonzero(ended & ~batch.lost).tolist():
+                env_id = env_ids[place]
+                if self._end(self._seats[env_id], is_terminated=bool(batch.terminated[place])):
+                    batch.task[place] = self._index[env_id]
+        for entry, cause in cuts:
+            self.lose(entry, cause)
+
+    def note_infos(self, infos: Iterable[StepInfo]) -> None:
+        """Set the tasks of StepInfos that are delivered, and advance the book."""
+        self._is_paused = False
+        for info in infos:
+            self._episodes.add(info)
+            worker_id = info.worker_id
+            tasks = self._tasks_of[worker_id]
+            if info.lost is not None:
+                info.tasks = info.final_tasks = tasks
+                self.lose(self._table.entries[worker_id], info.lost.cause)
+                continue
+            if self.n_begun[worker_id]:
+                for seat in self._of_worker[worker_id]:
+                    if self._begun[seat.env_id]:
+                        self._begin(seat)
+                tasks = self._tasks_of[worker_id]
+            resting, acting, terminated = set(), set(), set()
+            for steps in info.current.values():
+                if steps.acting is not None or steps.ended.any():
+                    env_ids = steps.env_id
+                    acting.update(env_ids[~steps.ended if steps.acting is None else steps.acting].tolist())
+                    resting.update(env_ids[steps.ended].tolist())
+                    terminated.update(env_ids[steps.terminated].tolist())
+                elif resting:
+                    acting.update(steps.env_id.tolist())
+            info.final_tasks = {}
+            for env_id in sorted(resting):
+                seat = self._seats[env_id]
+                is_laid = seat.is_sent and seat.coming is not None
+                if env_id not in acting or is_laid:
+                    if env_id in tasks:
+                        info.final_tasks[env_id] = tasks[env_id]
+                    self._end(seat, is_terminated=env_id in terminated)
+            info.tasks = {**info.final_tasks, **self._tasks_of[worker_id]} if info.final_tasks else tasks
+
+    def _begin(self, seat: _Seat) -> None:
+        """Take note of the first row of an episode that was begun at once."""
+        self._set_begun(seat, False)
+        if seat.coming is not None and seat.is_sent:
+            if seat.plays and seat.playing is not None:
+                self._finish(seat, seat.playing, cut=True)
+            seat.playing, seat.coming, seat.is_sent, seat.cuts = seat.coming, None, False, False
+        seat.plays = True
+        self._may_draw(seat)
+        self._set_acts(seat, True)
+        self._set_index(seat)
+
+    def _end(self, seat: _Seat, *, is_terminated: bool) -> bool:
+        """Take note of an episode's end. Return whether the worker has begun the next one."""
+        if seat.playing is not None:
+            self._finish(seat, seat.playing, is_terminated=is_terminated)
+        self._ended_episodes.pop(seat.env_id, None)
+        seat.playing = None
+        goes_on = seat.coming is not None and seat.is_sent
+        if goes_on:
+            assert seat.coming is not None
+            seat.coming.attempts += 1
+            seat.playing, seat.coming, seat.is_sent = seat.coming, None, False
+        else:
+            seat.plays = seat.cuts = False
+            self._n_active -= seat.coming is None
+            self._set_acts(seat, False)
+        self._may_draw(seat)
+        self._set_index(seat)
+        return goes_on
+
+    def lose(self, entry: Entry, error: Exception) -> None:
+        """Take back the tasks of a worker that was replaced or given up.
+
+        The loss is charged to the episodes of the environments that the error names, and to nobody if the worker was
+        recycled. What a worker was to begin after the present episode may not have begun, and is not charged.
+        """
+        named = getattr(error, "env_ids", entry.env_ids)
+        is_charged = getattr(error, "phase", "") != RECYCLED
+        for seat in self._of_worker[entry.worker_id]:
+            playing, coming, was_begun = self._vacate(seat)
+            charge = is_charged and seat.env_id in named
+            if playing is not None:
+                self._take_back(seat, playing, error, charge=charge)
+            if coming is not None and self._source is None and entry.error is None:
+                self._come(seat, coming)
+            elif coming is not None:
+                self._take_back(seat, coming, error, charge=charge and was_begun)
+            if seat.coming is None:
+                self._free[seat.env_id] = None
+        if entry.error is not None:
+            self._has_unsent.discard(entry.worker_id)
+            for env_id in entry.env_ids:
+                self._free.pop(env_id, None)
+            if self._reserved == entry.worker_id:
+                self._reserved = None
+
+    def _vacate(self, seat: _Seat) -> tuple[_Drawn | None, _Drawn | None, bool]:
+        """Let an environment rest. Return the tasks that were playing and coming, and whether the latter was begun."""
+        playing, coming, was_begun = seat.playing, seat.coming, bool(self._begun[seat.env_id])
+        self._n_active -= seat.plays or coming is not None or was_begun
+        self._ended_episodes.pop(seat.env_id, None)
+        seat.plays, seat.playing, seat.coming, seat.is_sent, seat.cuts = False, None, None, False, False
+        self._set_begun(seat, False)
+        self._set_acts(seat, False)
+        self._set_index(seat)
+        return playing, coming, was_begun
+
+    def _take_back(self, seat: _Seat, drawn: _Drawn, error: Exception, *, charge: bool) -> None:
+        drawn.losses += charge
+        is_given_up = self._source is None or drawn.losses >= self._attempts
+        facts = {"worker_id": seat.entry.worker_id, "generation": seat.entry.generation, "env_id": seat.env_id}
+        self._events.add(TaskLost(**facts, index=drawn.index, losses=drawn.losses, is_given_up=is_given_up))
+        if is_given_up:
+            self.n_lost += 1
+            self._finish(seat, drawn, error=error)
+        else:
+            bisect.insort(self._queue, drawn, key=lambda each: each.index)
+
+    def _finish(
+        self,
+        seat: _Seat,
+        drawn: _Drawn,
+        *,
+        is_terminated: bool = False,
+        error: Exception | None = None,
+        cut: bool = False,
+    ) -> None:
+        episodes = () if error is not None or cut else tuple(self._ended_episodes.pop(seat.env_id, ()))
+        result = TaskResult(
+            drawn.index,
+            drawn.task,
+            seat.env_id,
+            sum(each.total for each in episodes),
+            max((each.length for each in episodes), default=0),
+            is_terminated,
+            drawn.attempts,
+            error,
+            cut,
+            episodes,
+        )
+        self._results[drawn.index] = result
+        if not self._is_finite and len(self._results) > _KEPT:
+            del self._results[next(iter(self._results))]
+        self._untold.append(result)
+
+    def tell(self) -> None:
+        """Tell the source the results that it does not know. Raises the errors of its methods."""
+        while self._untold:
+            result = self._untold.popleft()
+            if result.error is None:
+                getattr(self._source, "ended", _ignore)(result)
+            else:
+                getattr(self._source, "lost", _ignore)(result.task, result.error)
+
+    def _episode_ended(self, episode: Episode) -> None:
+        episode.task = int(self._index[episode.env_id])
+        self._ended_episodes.setdefault(episode.env_id, []).append(episode)
+
+    # What changes together.
+
+    def _may_draw(self, seat: _Seat) -> None:
+        if seat.coming is None and self._source is not None and (self._prefetch or not seat.plays):
+            self._free[seat.env_id] = None
+
+    def _set_begun(self, seat: _Seat, begun: bool) -> None:
+        self.n_begun[seat.entry.worker_id] += begun - int(self._begun[seat.env_id])
+        self._begun[seat.env_id] = begun
+
+    def _set_acts(self, seat: _Seat, acts: bool) -> None:
+        self.n_acting[seat.entry.worker_id] += acts - int(self.acts[seat.env_id])
+        self.acts[seat.env_id] = acts
+
+    def _set_index(self, seat: _Seat) -> None:
+        index = -1 if seat.playing is None else seat.playing.index
+        if index != self._index[seat.env_id]:
+            self._index[seat.env_id] = index
+            tasks = {key: value for key, value in self._tasks_of[seat.entry.worker_id].items() if key != seat.env_id}
+            self._tasks_of[seat.entry.worker_id] = tasks if index < 0 else {**tasks, seat.env_id: index}
+
+
+def _ignore(*_: Any) -> None:
+    """What a source does that has no method ``ended`` or ``lost``."""
