@@ -143,15 +143,20 @@ class StepsDecoder:
         are_known = len(rows) == len(self._distinct) and all(map(is_, rows, self._distinct))
         if not are_known:
             self._check_distinct(rows)
-        steps = {section.behavior.name: section.steps(infos) for section in sections.values()}
+        found = {}
+        for section in sections.values():
+            steps, order = section.steps, section.rows.order
+            if infos is not None:
+                _add_infos(steps, infos, section.behavior.name)
+            found[section.behavior.name] = steps if order is None else steps.take(order)
         if not are_known:
             self._plain = None
         if self._plain is None and infos is None and all(section.is_plain for section in sections.values()):
             self._plain = PlainFrame(body, list(sections.values()), cursor.arrays_read)
         self._distinct = rows
         self._rows.update(zip(sections, rows, strict=True))
-        self.acting = {section.behavior.name: section.who_acts() for section in sections.values()}
-        return Decoded(steps, busy_us)
+        self.acting = {section.behavior.name: section.acting for section in sections.values()}
+        return Decoded(found, busy_us)
 
     def _section(self, cursor: Cursor, *, after_reset: bool) -> _Section:
         number, flags, zero, n = cursor.unpack(STEPS_SECTION, "the head of a section")
@@ -176,12 +181,15 @@ class StepsDecoder:
             rows = self._read_rows(cursor, n)
         obs = cursor.arrays(behavior.observations, n, "observation")
         reward = cursor.array(_REWARD, n, "the rewards")
-        section = _Section(behavior, flags, rows, obs, reward)
-        section.read_bits(cursor.array(_BITS, n, "the bits"), cursor.where)
+        terminated, truncated, acting = _read_bits(cursor.array(_BITS, n, "the bits"), flags, cursor.where)
+        final_obs = None
         if flags & SOME_ENDED:
-            section.final_obs = cursor.arrays(behavior.observations, section.n_ended, "final observation")
+            n_ended = int(np.count_nonzero(terminated | truncated))
+            final_obs = cursor.arrays(behavior.observations, n_ended, "final observation")
         cursor.where = ""
-        return section
+        # The agent ids are copied, because the trainer may write into its array.
+        steps = AgentSteps(rows.agent_id.copy(), obs, reward, terminated, truncated, final_obs, acting)
+        return _Section(behavior, flags, rows, steps)
 
     def _read_rows(self, cursor: Cursor, n: int) -> _Rows:
         rows = cursor.array(_ROW, n, "the rows")
@@ -224,21 +232,14 @@ class _Rows:
     order: np.ndarray | None
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class _Section:
-    """The section of a steps frame for one behavior. Its methods check the arrays and convert them to AgentSteps."""
+    """The section of a steps frame for one behavior. ``steps`` has the engine's order of rows, and no infos yet."""
 
     behavior: BehaviorLayout
     flags: int
     rows: _Rows
-    obs: Tree
-    reward: np.ndarray
-    terminated: np.ndarray = attrs.field(init=False)
-    truncated: np.ndarray = attrs.field(init=False)
-    acting: np.ndarray | None = attrs.field(init=False, default=None)
-    final_obs: Tree = attrs.field(init=False, default=None)
-    n_ended: int = attrs.field(init=False, default=0)
-    n_acting: int = attrs.field(init=False)
+    steps: AgentSteps
 
     @property
     def is_plain(self) -> bool:
@@ -246,69 +247,53 @@ class _Section:
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
-    def read_bits(self, bits: np.ndarray, where: str) -> None:
-        """Set ``terminated``, ``truncated``, ``acting``, ``n_ended`` and ``n_acting`` from ``bits``, one byte per row.
-
-        Raises BadFrame if a reserved bit is set, or if the bits contradict the section's flags.
-        """
-        n, flags = len(bits), self.flags
-        self.n_acting = n
-        if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
-            self.terminated, self.truncated = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-            return
-        if bits.max(initial=0) > 7:
-            raise BadFrame(f"reserved bits that are not 0 in the bits{where}")
-        self.terminated = (bits & TERMINATED).view(np.bool_)
-        self.truncated = (bits >> 1 & 1).view(np.bool_)
-        acting = (bits >> 2).view(np.bool_)
-        self.n_ended = int(np.count_nonzero(bits & (TERMINATED | TRUNCATED)))
-        self.n_acting = int(np.count_nonzero(acting))
-        if bool(self.n_ended) != bool(flags & SOME_ENDED):
-            raise BadFrame(f"{self.n_ended} rows that ended{where}, but flags {flags}")
-        if self.n_acting < n:
-            if flags & ALL_ACT:
-                raise BadFrame(f"{n - self.n_acting} rows that want no action{where}, but flags {flags}")
-            self.acting = acting
-
-    def steps(self, infos: Mapping[str, Any] | None) -> AgentSteps:
-        """Convert the section to AgentSteps, sorted by environment. Raises BadFrame if ``infos`` is malformed."""
-        info = reset_info = None
-        if infos is not None:
-            own = infos.get(self.behavior.name, {})
-            if not isinstance(own, dict):
-                raise BadFrame(f"infos of behavior {self.behavior.name!r} that are {describe_value(own)}")
-            info = self._dicts(own, "info", len(self.reward))
-            if self.n_ended or own.get("reset_info"):
-                reset_info = self._dicts(own, "reset_info", self.n_ended)
-        steps = AgentSteps.stepped(
-            agent_id=self.rows.agent_id.copy(),  # the trainer may write into its array
-            obs=self.obs,
-            reward=self.reward,
-            terminated=self.terminated,
-            truncated=self.truncated,
-            final_obs=self.final_obs,
-            acting=self.acting,
-            info=info,
-            reset_info=reset_info,
-        )
-        return steps if self.rows.order is None else steps.take(self.rows.order)
-
-    def who_acts(self) -> Acting:
-        """Return how many agents need an action, and in which order the engine expects the actions."""
-        order = self.rows.order
+    @property
+    def acting(self) -> Acting:
+        """The number of agents that need an action, and the order in which the engine expects the actions."""
+        order, acting = self.rows.order, self.steps.acting
         if order is None:
-            return Acting(self.n_acting)
-        return Acting(self.n_acting, np.argsort(order if self.acting is None else order[self.acting[order]]))
+            return Acting(len(self.steps.acting_rows))
+        order = order if acting is None else order[acting[order]]
+        return Acting(len(order), np.argsort(order))
 
-    def _dicts(self, infos: dict[str, Any], key: str, n: int) -> list[dict[str, Any]]:
-        given = infos.get(key)
-        if given is None:
-            return [{} for _ in range(n)]
-        where = f"{key} of behavior {self.behavior.name!r}"
-        for each in listed(given, n, where):
-            if each is not None and not isinstance(each, dict):
-                raise BadFrame(f"{where} has {describe_value(each)}, which is no object")
-        return [{} if each is None else each for each in given]
+
+def _read_bits(bits: np.ndarray, flags: int, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return ``terminated``, ``truncated`` and ``acting`` (None if all act) of a section. ``bits`` has a byte per row.
+
+    Raises BadFrame if a reserved bit is set, or if the bits contradict the section's flags.
+    """
+    n = len(bits)
+    if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
+        return np.zeros(n, np.bool_), np.zeros(n, np.bool_), None
+    if bits.max(initial=0) > 7:
+        raise BadFrame(f"reserved bits that are not 0 in the bits{where}")
+    acting = (bits >> 2).view(np.bool_)
+    n_ended, n_idle = np.count_nonzero(bits & (TERMINATED | TRUNCATED)), n - np.count_nonzero(acting)
+    if bool(n_ended) != bool(flags & SOME_ENDED):
+        raise BadFrame(f"{n_ended} rows that ended{where}, but flags {flags}")
+    if n_idle and flags & ALL_ACT:
+        raise BadFrame(f"{n_idle} rows that want no action{where}, but flags {flags}")
+    return (bits & TERMINATED).view(np.bool_), (bits >> 1 & 1).view(np.bool_), acting if n_idle else None
+
+
+def _add_infos(steps: AgentSteps, infos: Mapping[str, Any], behavior: str) -> None:
+    """Add ``infos[behavior]`` to ``steps``. Raises BadFrame if it is malformed."""
+    own = infos.get(behavior, {})
+    if not isinstance(own, dict):
+        raise BadFrame(f"infos of behavior {behavior!r} that are {describe_value(own)}")
+    n_ended = int(np.count_nonzero(steps.ended))
+    steps.info = _dicts(own, "info", len(steps), behavior)
+    if n_ended or own.get("reset_info"):
+        steps.reset_info = _dicts(own, "reset_info", n_ended, behavior)
+
+
+def _dicts(infos: dict[str, Any], key: str, n: int, behavior: str) -> list[dict[str, Any]]:
+    where = f"{key} of behavior {behavior!r}"
+    given = listed([None] * n if infos.get(key) is None else infos[key], n, where)
+    for each in given:
+        if each is not None and not isinstance(each, dict):
+            raise BadFrame(f"{where} has {describe_value(each)}, which is no object")
+    return [{} if each is None else each for each in given]
 
 
 _Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
@@ -384,7 +369,7 @@ class PlainFrame:
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
         """Prepare to read frames like ``body``, from which ``sections`` and ``arrays_read`` were decoded."""
-        self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
+        self.acting = {section.behavior.name: Acting(len(section.steps)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []
         """Offsets and contents of the byte ranges that must be the same in each frame that is read."""
