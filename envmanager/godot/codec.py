@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
-from envmanager.data.specs import describe_value
-from envmanager.data.steps import AGENT_BITS, AgentSteps, only_agents
+from envmanager.data.specs import ArraySpec, SpecMismatch, check_values, describe_value, matched
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Steps, only_agents
 from envmanager.data.trees import Tree, leaves_like
 from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs, listed
@@ -407,3 +407,32 @@ class PlainFrame:
                 np.zeros(len(agent_id), np.bool_),
             )
         return found
+
+
+_REWARD_SPEC = ArraySpec()
+
+
+def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
+    """Search for an array with invalid numbers (NaN, infinite or out of bounds). Return None if there is none.
+
+    For the first such array, return the env_ids of its invalid rows, and the mismatch.
+    """
+    for name, own in steps.items():
+        spec, env_id = specs.behavior_specs[name].observation, own.env_id
+        parts = [(*each, env_id) for each in (*matched(spec, own.obs, "obs"), (_REWARD_SPEC, own.reward, "reward"))]
+        if own.final_obs is not None:
+            parts += [(*each, env_id[own.ended]) for each in matched(spec, own.final_obs, "final_obs")]
+        for leaf_spec, leaf, path, env_ids in parts:
+            mismatch = _mistake(leaf_spec, leaf, path)
+            if mismatch is not None:
+                bad = [_mistake(leaf_spec, row, path) is not None for row in leaf]
+                return tuple(sorted(set(env_ids[bad].tolist()))), mismatch
+    return None
+
+
+def _mistake(spec: ArraySpec, values: Any, path: str) -> SpecMismatch | None:
+    try:
+        check_values(spec, values, path)
+    except SpecMismatch as mismatch:
+        return mismatch
+    return None

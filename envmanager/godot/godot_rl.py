@@ -33,7 +33,6 @@ from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, 
 from envmanager.data.trees import Tree, leaves_like, take_rows
 from envmanager.errors import UsageError
 from envmanager.godot.channel import EngineChannel
-from envmanager.godot.decoding import EngineDecoder
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.engine_link import EngineLink, EnginePlan
 from envmanager.godot.frames import PROTOCOL, BadFrame, Frame, FrameReader, Kind, dump_json
@@ -236,43 +235,14 @@ def _array(layout: ArrayLayout, values: Sequence[Any]) -> np.ndarray:
     return array
 
 
-class GodotRLDecoder(EngineDecoder):
-    """An EngineDecoder for the JSON messages of godot_rl_agents."""
-
-    agents = Agents(0, EngineSpecs((), {}), {})
-    """Agents of the game; empty until the engine has started."""
-
-    def response(self, message: Message, asked: CommandName, _: int = 0) -> EnvironmentResponse:
-        try:
-            answer = json.loads(str(message.data, "utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise BadFrame(f"a message that is no JSON in UTF-8: {error}") from None
-        kind = answer.get("type") if isinstance(answer, dict) else describe_value(answer)
-        if kind != _ANSWERS[asked]:
-            raise BadFrame(f"a message of type {kind!r} in answer to {asked}")
-        if asked is CommandName.START:
-            self.agents = Agents.of(answer)
-            specs = self.agents.specs
-            report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=False)
-            return EnvironmentResponse(asked, self._worker_id, report)
-        if asked is CommandName.CALL:
-            return EnvironmentResponse(asked, self._worker_id, [answer.get("returns")])
-        try:
-            steps = self.agents.steps(answer, self._env_ids[0], infos=self._infos)
-        except SpecMismatch as mismatch:
-            self.error = EngineError(str(mismatch))  # an error that a script has printed is returned instead
-            return self._mismatched(self._env_ids, mismatch, asked)
-        return self._stepped(self.agents.specs, steps, asked)
-
-
 class GodotRLLink(EngineLink):
     """An EngineLink for a godot_rl_agents game. The engine receives its port and seed on the command line."""
 
     channel_class = GodotRLChannel
-    decoder_class = GodotRLDecoder
     lobby_class = GodotRLLobby
-    decoder: GodotRLDecoder
     channel: GodotRLChannel
+    _agents = Agents(0, EngineSpecs((), {}), {})
+    """Agents of the game; empty until the engine has started."""
 
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
         port = lobby.address.rpartition(":")[2]
@@ -284,7 +254,7 @@ class GodotRLLink(EngineLink):
         if command is CommandName.START:
             messages.insert(0, {"type": "handshake", **_VERSION})
         elif command is CommandName.STEP:
-            messages = [{"type": "action", "action": self.decoder.agents.actions(payload)}]
+            messages = [{"type": "action", "action": self._agents.actions(payload)}]
         elif command is CommandName.CALL:
             messages[0]["method"] = payload[0]
         elif command not in (CommandName.RESET, CommandName.CLOSE):
@@ -298,6 +268,28 @@ class GodotRLLink(EngineLink):
         if command is not CommandName.CLOSE:
             self.channel.asked.append(ticket)
         return b"".join(MessageReader.header.pack(len(body)) + body for body in bodies)
+
+    def _decoded(self, message: Message, asked: CommandName) -> EnvironmentResponse:
+        try:
+            answer = json.loads(str(message.data, "utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise BadFrame(f"a message that is no JSON in UTF-8: {error}") from None
+        kind = answer.get("type") if isinstance(answer, dict) else describe_value(answer)
+        if kind != _ANSWERS[asked]:
+            raise BadFrame(f"a message of type {kind!r} in answer to {asked}")
+        if asked is CommandName.START:
+            self._agents = Agents.of(answer)
+            specs = self._agents.specs
+            report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=False)
+            return EnvironmentResponse(asked, self.worker_id, report)
+        if asked is CommandName.CALL:
+            return EnvironmentResponse(asked, self.worker_id, [answer.get("returns")])
+        try:
+            steps = self._agents.steps(answer, self.env_ids[0], infos=self._plan.options.infos)
+        except SpecMismatch as mismatch:
+            self._of_null = EngineError(str(mismatch))  # an error that a script has printed is returned instead
+            return self._mismatched(self.env_ids, mismatch, asked)
+        return self._stepped(self._agents.specs, steps, asked)
 
     def output_tail(self) -> str:
         output = super().output_tail()

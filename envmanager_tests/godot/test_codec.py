@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps, only_agents
 from envmanager.data.trees import leaves, leaves_like
-from envmanager.godot.codec import Acting, StepsDecoder, encode_step
-from envmanager.godot.decoding import bad_numbers
+from envmanager.godot.codec import Acting, StepsDecoder, bad_numbers, encode_step
 from envmanager.godot.frames import BadFrame, FrameReader, Kind, dump_json, pack
 from envmanager.godot.messages import (
     MAX_AGENTS,
