@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -137,26 +137,18 @@ class StepsDecoder:
             if section.behavior.number in sections:
                 raise BadFrame(f"two sections of behavior {section.behavior.name!r}")
             sections[section.behavior.number] = section
-        infos = self._read_infos(cursor, [section.behavior.name for section in sections.values()])
+        self._add_infos(cursor, sections.values())
         cursor.finish()
         rows = [section.rows for section in sections.values()]
-        are_known = len(rows) == len(self._distinct) and all(map(is_, rows, self._distinct))
-        if not are_known:
+        if len(rows) != len(self._distinct) or not all(map(is_, rows, self._distinct)):
             self._check_distinct(rows)
-        found = {}
-        for section in sections.values():
-            steps, order = section.steps, section.rows.order
-            if infos is not None:
-                _add_infos(steps, infos, section.behavior.name)
-            found[section.behavior.name] = steps if order is None else steps.take(order)
-        if not are_known:
             self._plain = None
-        if self._plain is None and infos is None and all(section.is_plain for section in sections.values()):
+        if self._plain is None and not self._infos and all(section.is_plain for section in sections.values()):
             self._plain = PlainFrame(body, list(sections.values()), cursor.arrays_read)
         self._distinct = rows
         self._rows.update(zip(sections, rows, strict=True))
         self.acting = {section.behavior.name: section.acting for section in sections.values()}
-        return Decoded(found, busy_us)
+        return Decoded({section.behavior.name: section.sorted_steps() for section in sections.values()}, busy_us)
 
     def _section(self, cursor: Cursor, *, after_reset: bool) -> _Section:
         number, flags, zero, n = cursor.unpack(STEPS_SECTION, "the head of a section")
@@ -210,18 +202,25 @@ class StepsDecoder:
             arena = int(np.flatnonzero(self._first_ids == twice[0] >> AGENT_BITS << AGENT_BITS)[0])
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
-    def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior, or None if not requested. Raises BadFrame for invalid or unrequested infos."""
+    def _add_infos(self, cursor: Cursor, sections: Collection[_Section]) -> None:
+        """Read the infos, and add them to the sections' steps. Raises BadFrame for invalid or unrequested infos."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
-        if not n_bytes:
-            return {} if self._infos else None
-        infos = parse_json(cursor.block(n_bytes, "the infos"))
-        unknown = infos.keys() - set(behaviors)
+        if not self._infos:
+            return
+        infos = parse_json(cursor.block(n_bytes, "the infos")) if n_bytes else {}
+        unknown = infos.keys() - {section.behavior.name for section in sections}
         if unknown:
             raise BadFrame(f"infos of behavior {min(unknown)!r}, which has no rows in the frame")
-        return infos
+        for section in sections:
+            steps, where = section.steps, f"behavior {section.behavior.name!r}"
+            own, n_ended = infos.get(section.behavior.name, {}), int(np.count_nonzero(steps.ended))
+            if not isinstance(own, dict):
+                raise BadFrame(f"infos of {where} that are {describe_value(own)}")
+            steps.info = _dicts(own.get("info"), len(steps), f"info of {where}")
+            if n_ended or own.get("reset_info"):
+                steps.reset_info = _dicts(own.get("reset_info"), n_ended, f"reset_info of {where}")
 
 
 @attrs.frozen(eq=False)
@@ -234,7 +233,7 @@ class _Rows:
 
 @attrs.frozen(eq=False)
 class _Section:
-    """The section of a steps frame for one behavior. ``steps`` has the engine's order of rows, and no infos yet."""
+    """The section of a steps frame for one behavior. Its ``steps`` are in the engine's order."""
 
     behavior: BehaviorLayout
     flags: int
@@ -256,6 +255,10 @@ class _Section:
         order = order if acting is None else order[acting[order]]
         return Acting(len(order), np.argsort(order))
 
+    def sorted_steps(self) -> AgentSteps:
+        """Return the steps, sorted by environment."""
+        return self.steps if self.rows.order is None else self.steps.take(self.rows.order)
+
 
 def _read_bits(bits: np.ndarray, flags: int, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return ``terminated``, ``truncated`` and ``acting`` (None if all act) of a section. ``bits`` has a byte per row.
@@ -276,24 +279,12 @@ def _read_bits(bits: np.ndarray, flags: int, where: str) -> tuple[np.ndarray, np
     return (bits & TERMINATED).view(np.bool_), (bits >> 1 & 1).view(np.bool_), acting if n_idle else None
 
 
-def _add_infos(steps: AgentSteps, infos: Mapping[str, Any], behavior: str) -> None:
-    """Add ``infos[behavior]`` to ``steps``. Raises BadFrame if it is malformed."""
-    own = infos.get(behavior, {})
-    if not isinstance(own, dict):
-        raise BadFrame(f"infos of behavior {behavior!r} that are {describe_value(own)}")
-    n_ended = int(np.count_nonzero(steps.ended))
-    steps.info = _dicts(own, "info", len(steps), behavior)
-    if n_ended or own.get("reset_info"):
-        steps.reset_info = _dicts(own, "reset_info", n_ended, behavior)
-
-
-def _dicts(infos: dict[str, Any], key: str, n: int, behavior: str) -> list[dict[str, Any]]:
-    where = f"{key} of behavior {behavior!r}"
-    given = listed([None] * n if infos.get(key) is None else infos[key], n, where)
-    for each in given:
+def _dicts(given: Any, n: int, where: str) -> list[dict[str, Any]]:
+    found = listed([None] * n if given is None else given, n, where)
+    for each in found:
         if each is not None and not isinstance(each, dict):
             raise BadFrame(f"{where} has {describe_value(each)}, which is no object")
-    return [{} if each is None else each for each in given]
+    return [each or {} for each in found]
 
 
 _Place = tuple[str, tuple[int, ...], np.dtype[Any], int]

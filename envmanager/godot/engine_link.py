@@ -202,7 +202,7 @@ class EngineLink(Link):
         try:
             response = self._decoded(message, asked)
         except BadFrame as error:
-            self.channel.refuse(error.reason)
+            self.channel.refuse(str(error))
             return self.failed(self.broke_protocol(asked))
         printed, of_null = self._log.new_error(), self._of_null
         if printed is None or (response.name is _FAILED and (of_null is None or printed.line is None)):
@@ -229,7 +229,7 @@ class EngineLink(Link):
                 specs = read_specs(message.data)
             except TooLarge as too_large:
                 advice = "Observe less, or put fewer arenas into each engine: n_workers is the number of engines.\n"
-                return self.failed(self._raised(EngineError(too_large.reason, type="TooLarge"), asked, advice))
+                return self.failed(self._raised(EngineError(str(too_large), type="TooLarge"), asked, advice))
             self._steps = StepsDecoder(specs, self.env_ids, infos=self._plan.options.infos)
             report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=True)
             return EnvironmentResponse(asked, self.worker_id, report)

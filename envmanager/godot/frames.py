@@ -60,12 +60,8 @@ MAX_DIGITS = 20
 class BadFrame(Exception):
     """Error raised for bytes that are not a frame of this protocol, or for a body that does not fit its frame's kind.
 
-    ``reason`` describes what is wrong. EngineLink reports the error, usually as a ``ProtocolError``.
+    Its text describes what is wrong. EngineLink reports the error, usually as a ``ProtocolError``.
     """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class TooLarge(BadFrame):

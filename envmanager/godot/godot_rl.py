@@ -18,7 +18,6 @@ import json
 import logging
 import math
 import struct
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -64,13 +63,10 @@ class MessageReader(FrameReader):
 
     header = struct.Struct("<I")
 
-    def __init__(self, max_frame_bytes: int) -> None:
-        super().__init__(max_frame_bytes=max_frame_bytes)
-        self._max_bytes = max_frame_bytes
-
     def _read_header(self, length: int, *_: int) -> tuple[int, Kind, int]:
-        if length > self._max_bytes:
-            raise BadFrame(f"a message of {length} bytes, where {self._max_bytes} are the most (engine.max_frame_mb)")
+        limit = self._limits[Kind.STEPS]
+        if length > limit:
+            raise BadFrame(f"a message of {length} bytes, where {limit} are the most (engine.max_frame_mb)")
         return length, Kind.STEPS, 0
 
 
@@ -90,16 +86,17 @@ class GodotRLLobby(Lobby):
 class GodotRLChannel(EngineChannel):
     """An EngineChannel for messages without tickets, which matches answers to commands by their order."""
 
+    reader_class = MessageReader
+
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
-        self._reader = MessageReader(max_frame_bytes)
         self.asked: deque[int] = deque()
         """Tickets of the unanswered commands, oldest first."""
 
-    def _take(self, frame: Frame) -> None:
+    def _ticket_of(self, frame: Frame) -> int:
         if not self.asked:
             raise BadFrame(f"a message of {len(frame.body)} bytes that answers no command")
-        self.messages.append(Message(self.asked.popleft(), int(frame.kind), 0, frame.body, 0, time.perf_counter_ns()))
+        return self.asked.popleft()
 
 
 @attrs.frozen(eq=False)
