@@ -162,15 +162,11 @@ class StepsDecoder:
             raise BadFrame(f"{n} rows{cursor.where}, where {MAX_AGENTS} are the most")
         if after_reset and flags & (SAME_ROWS | SOME_ENDED):
             raise BadFrame(f"flags {flags}{cursor.where} after a reset, which has rows of its own and ends nothing")
-        if flags & SAME_ROWS:
-            known = self._rows.get(number)
-            if known is None:
-                raise BadFrame(f"the same rows as before{cursor.where}, which had none before")
-            if len(known.agent_id) != n:
-                raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(known.agent_id)}")
-            rows = known
-        else:
-            rows = self._read_rows(cursor, n)
+        rows = self._rows.get(number) if flags & SAME_ROWS else self._read_rows(cursor, n)
+        if rows is None:
+            raise BadFrame(f"the same rows as before{cursor.where}, which had none before")
+        if len(rows.agent_id) != n:
+            raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(rows.agent_id)}")
         obs = cursor.arrays(behavior.observations, n, "observation")
         reward = cursor.array(_REWARD, n, "the rewards")
         terminated, truncated, acting = _read_bits(cursor.array(_BITS, n, "the bits"), flags, cursor.where)

@@ -163,10 +163,7 @@ class EngineLink(Link):
             kind, body = Kind.STEP, encode_step(self._steps.specs, payload, self._steps.acting)
         elif command is CommandName.START:
             plan, kind = self._plan, Kind.CONFIGURE
-            infos, may_spin = plan.options.infos, plan.may_spin
-            body = configure_body(
-                plan.options.engine, arenas=len(plan.env_ids), seed=plan.seed, infos=infos, may_spin=may_spin
-            )
+            body = configure_body(plan.options, arenas=len(plan.env_ids), seed=plan.seed, may_spin=plan.may_spin)
         elif command is _RESET:
             config, kind = ResetConfig.of(payload), Kind.RESET
             seeds = derive_seeds(config.seed, self.env_ids, self.generation)

@@ -253,7 +253,11 @@ class GodotRLLink(EngineLink):
         elif command is CommandName.STEP:
             messages = [{"type": "action", "action": self._agents.actions(payload)}]
         elif command is CommandName.CALL:
-            messages[0]["method"] = payload[0]
+            messages[0]["method"], args, _, kwargs = payload
+            if args or kwargs:
+                raise UsageError(
+                    f"call({payload[0]!r}) with arguments is not possible in {_CANNOT}: name the method alone."
+                )
         elif command not in (CommandName.RESET, CommandName.CLOSE):
             raise UsageError(f"{command}() is not possible in {_CANNOT}: its protocol has only call(method).")
         try:
@@ -315,10 +319,4 @@ class GodotRLHost(EngineHost):
                 _logger.warning(
                     "the seed of a reset does not reach games of godot_rl_agents: their engines are seeded once, when "
                     "they start, from the manager's seed"
-                )
-            return
-        for own in payload:
-            if isinstance(own, tuple) and len(own) == 4 and (own[1] or own[3]):
-                raise UsageError(
-                    f"call({own[0]!r}) with arguments is not possible in {_CANNOT}: name the method alone."
                 )

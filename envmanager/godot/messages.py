@@ -17,7 +17,7 @@ import numpy as np
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, describe_value
 from envmanager.data.trees import Tree
 from envmanager.godot.frames import PROTOCOL, BadFrame, TooLarge, dump_json, parse_json
-from envmanager.godot.options import DEFAULT_TICKS_PER_ACTION, EngineOptions
+from envmanager.godot.options import DEFAULT_TICKS_PER_ACTION, GodotOptions
 
 Body = bytes | bytearray | memoryview
 
@@ -88,11 +88,12 @@ def read_hello(body: Body) -> Hello:
     return Hello((major, minor), _typed(message.get("token", ""), str, "the token of the hello"))
 
 
-def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool, may_spin: bool) -> bytes:
+def configure_body(options: GodotOptions, *, arenas: int, seed: int, may_spin: bool) -> bytes:
     """Return the body of a configure frame, which is the first frame that an engine receives.
 
     ``may_spin``: whether the engine may busy-wait for a moment before it sleeps until the next request.
     """
+    engine = options.engine
     return dump_json(
         {
             "protocol": list(PROTOCOL),
@@ -101,7 +102,7 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
             "seed": seed,
             "isolate": engine.isolate,
             "shown": engine.shown,
-            "infos": infos,
+            "infos": options.infos,
             "scene": engine.scene,
             "may_spin": may_spin,
         }

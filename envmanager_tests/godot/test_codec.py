@@ -30,7 +30,7 @@ from envmanager.godot.messages import (
     read_values,
     reset_body,
 )
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import GodotOptions
 from envmanager_tests.godot.engine_codec import (
     Call,
     Configure,
@@ -669,11 +669,11 @@ def test_a_whole_number_with_bounds_is_a_choice():
 
 def test_a_trainers_messages_are_read_by_an_engine():
     of_the_engine = {"ticks_per_action": 2, "isolate": True, "shown": 3, "scene": "res://a.tscn"}
-    others = {"arenas": 4, "seed": 7, "infos": False, "may_spin": True}
+    others = {"arenas": 4, "seed": 7, "may_spin": True}
 
-    configured = configure_body(EngineOptions(**of_the_engine), **others)
+    configured = configure_body(GodotOptions(engine=of_the_engine, infos=True), **others)
 
-    assert read_configure(configured) == Configure(**of_the_engine, **others)
+    assert read_configure(configured) == Configure(**of_the_engine, **others, infos=True)
     assert read_reset(reset_body([1, None], {"level": 2}), 2) == Reset([1, None], {"level": 2}, None)
     assert read_reset(reset_body([3], None), 1) == Reset([3], {}, None)
     assert read_call(call_body("method", "f", [0, 1], [1], {"x": 2}), 2) == Call("method", "f", [1], {"x": 2}, [0, 1])
