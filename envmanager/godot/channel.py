@@ -104,8 +104,7 @@ class EngineChannel(Channel):
             ours, theirs = (".".join(map(str, version)) for version in (PROTOCOL, self.hello.protocol))
             self.refuse(f"a hello in protocol {theirs}, where this library speaks {ours}")
             return False
-        waiting, self._waiting = self._waiting, []
-        for message in waiting:
+        for message in self._waiting:
             self.push(message, time.monotonic() + 1.0)  # does not block: these few bytes fit into the socket's buffer
         return True
 

@@ -129,8 +129,6 @@ class StepsDecoder:
                 return Decoded(plain, *COUNT.unpack_from(body))
         cursor = Cursor(body)
         busy_us, n_sections = cursor.unpack(STEPS_HEAD, "its head")
-        if n_sections > len(self.specs.behaviors):
-            raise BadFrame(f"{n_sections} sections, where there are {len(self.specs.behaviors)} behaviors")
         sections: dict[int, _Section] = {}
         for _ in range(n_sections):
             section = self._section(cursor, after_reset=after_reset)

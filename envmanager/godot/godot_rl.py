@@ -41,17 +41,12 @@ from envmanager.hosts.wire import Message
 from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process
 
-_VERSION = {"major_version": "0", "minor_version": "7"}
-"""Version of the protocol. The plugin only warns if the version differs."""
+_HANDSHAKE = {"type": "handshake", "major_version": "0", "minor_version": "7"}
+"""Message with the version of the protocol. The plugin only warns if the version differs."""
 _ONE_POLICY = "shared_policy"
 """The plugin's default policy name. Plugins before 0.7 send no names."""
-_ANSWERS = {
-    CommandName.START: "env_info",
-    CommandName.RESET: "reset",
-    CommandName.STEP: "step",
-    CommandName.CALL: "call",
-}
-"""Type of the message that answers a command."""
+_ANSWERS = {CommandName.START: "env_info"}
+"""Type of the message that answers a command, if it is not the command's name."""
 _MISFITS = (LookupError, TypeError, ValueError, OverflowError)
 """Errors that Python and NumPy raise for unexpected values in JSON."""
 _CANNOT = "an engine with a game of godot_rl_agents"
@@ -249,7 +244,7 @@ class GodotRLLink(EngineLink):
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
         messages: list[dict[str, Any]] = [{"type": _ANSWERS.get(command, str(command))}]
         if command is CommandName.START:
-            messages.insert(0, {"type": "handshake", **_VERSION})
+            messages.insert(0, _HANDSHAKE)
         elif command is CommandName.STEP:
             messages = [{"type": "action", "action": self._agents.actions(payload)}]
         elif command is CommandName.CALL:
@@ -276,7 +271,7 @@ class GodotRLLink(EngineLink):
         except (ValueError, RecursionError) as error:
             raise BadFrame(f"a message that is no JSON in UTF-8: {error}") from None
         kind = answer.get("type") if isinstance(answer, dict) else describe_value(answer)
-        if kind != _ANSWERS[asked]:
+        if kind != _ANSWERS.get(asked, str(asked)):
             raise BadFrame(f"a message of type {kind!r} in answer to {asked}")
         if asked is CommandName.START:
             self._agents = Agents.of(answer)
