@@ -230,7 +230,10 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
 
 
 def open_memory() -> int | str:
-    """Return a descriptor of an empty, unnamed file to map as shared memory; on Windows, a name for the memory."""
+    """Return a descriptor of an empty, unnamed file to map as shared memory; on Windows, a name for the memory.
+
+    The caller closes the descriptor. Mapped memory stays mapped.
+    """
     if sys.platform == "win32":
         return f"envmanager-{secrets.token_hex(16)}"
     if hasattr(os, "memfd_create"):  # Linux, where /dev/shm may be small, full or read-only
@@ -238,12 +241,6 @@ def open_memory() -> int | str:
     memory, path = tempfile.mkstemp(prefix="envmanager-")  # which may be written to a disk
     os.unlink(path)
     return descriptors.register(memory)
-
-
-def close_memory(memory: int | str) -> None:
-    """Close a descriptor from ``open_memory``; do nothing with a name. Mapped memory stays mapped."""
-    if isinstance(memory, int):
-        descriptors.close(memory)
 
 
 class PortableChannel(Channel):
@@ -317,6 +314,7 @@ class PortableHost(ProcessHost):
     link_class = PortableLink
 
     def _make_resources(self) -> Resources[ProcessLink]:
-        self._memory = open_memory()
+        self._memory = memory = open_memory()
+        close = [partial(descriptors.close, memory)] if isinstance(memory, int) else []
         poller: Any = PortablePoller(spin_ns=self._spin_ns)
-        return Resources(self.options.timeouts.close_s, poller, partial(close_memory, self._memory))
+        return Resources(self.options.timeouts.close_s, poller, *close)
