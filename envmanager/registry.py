@@ -18,6 +18,7 @@ The entry point is a callable that takes the arguments of a manager: ``ClusterEn
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from envmanager.adapters import recipes
 from envmanager.adapters.other_names import other_names
 from envmanager.adapters.recipes import RECIPE_OPTIONS, with_recipe
 from envmanager.errors import ConfigError
-from envmanager.importing import Plugins, imported, nearest
+from envmanager.importing import Plugins, nearest
 from envmanager.options import ProcessOptions, a_mapping, plain_numbers
 from envmanager.structuring import structure
 
@@ -107,7 +108,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
         found = "neither is given" if env_factory is None else "both are given"
         raise ConfigError(f"The environment is either the config's `env` or the argument env_factory; {found}.")
     kind = options.kind
-    make: Callable[..., Any] | None = imported(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
+    make: Callable[..., Any] | None = pkgutil.resolve_name(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
     if make is None:
         kinds = known_kinds()
         raise ConfigError(f"There is no manager kind {kind!r}{nearest(kind, kinds)} Known kinds: {', '.join(kinds)}.")

@@ -9,7 +9,6 @@ Each worker has a contiguous block of env_ids, so its rows are adjacent in array
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,9 +20,8 @@ from envmanager.errors import BadAction, UsageError
 
 def split_evenly(n_envs: int, n_workers: int) -> list[range]:
     """Return the env_ids of each worker, as contiguous blocks whose lengths differ by at most one."""
-    small, extra = divmod(n_envs, n_workers)
-    starts = np.cumsum([0] + [small + (worker < extra) for worker in range(n_workers)])
-    return [range(int(start), int(stop)) for start, stop in itertools.pairwise(starts)]
+    blocks = np.array_split(np.arange(n_envs), n_workers)
+    return [range(int(block[0]), int(block[-1]) + 1) for block in blocks]
 
 
 class EnvsOfWorker(NamedTuple):
