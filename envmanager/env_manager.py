@@ -79,8 +79,8 @@ class EnvManager(ABC):
 
         ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
         "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
-        ``trace``: path of a trace file. ``episodes``: whether an environment begins its next episode by itself, or rests
-        until ``begin``. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
+        ``trace``: path of a trace file. ``episodes``: whether environments begin their next episode by themselves, or
+        rest until ``begin``. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
         floats for integers) even if a cast would change no value. ``zero_copy``: whether to return a worker's arrays
         without a copy. The host must then keep the arrays unchanged for one more step.
         """

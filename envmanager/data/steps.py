@@ -470,8 +470,7 @@ class StepInfo:
     worker's preceding StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
     transitions. ``tasks`` has the index of the task whose episode each environment plays, by env_id; ``final_tasks``
     has those whose episodes ended. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker
-    is delivered; use ``copy()`` to keep them. ``specs``: the manager's specs, which ``transitions`` needs for the shapes
-    of empty arrays.
+    is delivered; use ``copy()`` to keep them. ``specs``: the manager's specs, which ``transitions`` needs for shapes.
     """
 
     previous: Steps | None

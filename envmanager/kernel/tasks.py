@@ -9,8 +9,8 @@
 The rule: the book changes only when rows are delivered to the trainer, so it needs no word from a worker. A replacement
 begins no episode by itself. When the rows that end the old episodes are delivered, their tasks go to the queue.
 
-A task is drawn when an environment rests, and begins with the next step of its worker. With ``prefetch``, a task is drawn
-also for each environment that plays, and the worker begins it right after the end of the present episode.
+A task is drawn for an environment that rests, and begins with the next step of its worker. With ``prefetch``, one is
+also drawn for each environment that plays, and the worker begins it right after the end of the present episode.
 """
 
 from __future__ import annotations

@@ -127,19 +127,14 @@ class TrainerConnection:
                 continue
             self._started_ns = time.perf_counter_ns()
             payload = self._payload(NAMES[code], flags, data[:length] if n_begins else data)
-            if n_begins and payload.__class__ is not CannotObey:
-                payload = self._add_begins(data[length:], payload)
+            if n_begins:
+                assert self._group is not None
+                assert self._group.on_demand is not None
+                try:
+                    self._group.on_demand.add(pickle.loads(data[length:]))
+                except Exception as error:  # only the trainer has the class of an option
+                    payload = error
             return EnvironmentCommand(NAMES[code], payload)
-
-    def _add_begins(self, data: bytes, payload: Any) -> Any:
-        """Add episodes to those that the environments begin. Return ``payload``, or CannotObey for a bad pickle."""
-        assert self._group is not None
-        assert self._group.on_demand is not None
-        try:
-            self._group.on_demand.add(pickle.loads(data))
-        except Exception as error:
-            return CannotObey(error)
-        return payload
 
     def _attach(self, layout: BlockLayout) -> None:
         """Map the shared memory, which now has its final size. If the mapping fails, all later commands fail."""

@@ -18,7 +18,7 @@ ROOT = Path(envmanager.__file__).parent
 FLOORS = {
     "ground": ["errors", "importing", "system"],
     "what travels": ["data", "options", "policy", "structuring"],
-    "what is observed": ["observe"],
+    "what is observed": ["observe", "tasks"],
     "environments": ["environment", "adapters"],
     "kernel": ["kernel", "env_manager"],
     "workers": ["hosts"],
