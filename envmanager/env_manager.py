@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
@@ -42,7 +42,7 @@ from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.observe.tracing import Tracer
-from envmanager.options import ResetConfig, RestartPolicy, Wait
+from envmanager.options import EpisodeStart, ResetConfig, RestartPolicy, Wait
 from envmanager.policy import Policy
 from envmanager.system import interrupts
 from envmanager.system.interrupts import allow_interrupts
@@ -73,7 +73,7 @@ class EnvManager(ABC):
         zero_copy: bool = False,
         check_values: bool = False,
         trace: str | None = None,
-        episodes: Literal["automatic", "on_demand"] = "automatic",
+        episodes: EpisodeStart = "automatic",
     ):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 

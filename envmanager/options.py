@@ -25,6 +25,8 @@ START_METHODS = ("forkserver", "spawn")
 Transport = Literal["native", "portable"]
 TRANSPORTS = ("native", "portable")
 
+EpisodeStart = Literal["automatic", "on_demand"]
+"""Whether an environment begins its next episode by itself, or rests until ``EnvManager.begin``."""
 WorkerCount = int | Literal["auto"] | None
 """Number of workers. With ``"auto"`` the manager chooses. None is the kind's default, such as one per environment."""
 LocalCount = int | Literal["auto"]
@@ -316,6 +318,7 @@ class KindOptions:
         default=None, converter=_path_as_text, validator=_optional(_directory), kw_only=True
     )
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
+    episodes: EpisodeStart = attrs.field(default="automatic", validator=one_of("automatic", "on_demand"), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._check_n_workers(local_envs=0)
@@ -330,7 +333,7 @@ class KindOptions:
     @property
     def of_the_manager(self) -> dict[str, Any]:
         """The options of KindOptions that are also arguments of ``EnvManager.__init__``, by name."""
-        names = ("wait", "seed", "restarts", "check_values", "trace")
+        names = ("wait", "seed", "restarts", "check_values", "trace", "episodes")
         return {name: getattr(self, name) for name in names}
 
 

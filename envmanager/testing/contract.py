@@ -26,8 +26,9 @@ from envmanager.check.environment import check_environment
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
-from envmanager.errors import EnvRaised
+from envmanager.errors import BadAction, EnvRaised, UsageError
 from envmanager.options import Wait
+from envmanager.tasks import TaskResult
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 
 
@@ -195,6 +196,146 @@ class _StepContract(OwnManagers):
             assert sorted(zip(second.env_ids.tolist(), second.obs[:, 3].tolist(), strict=True)) == [(0, 0), (3, 30)]
 
 
+class _TaskContract(OwnManagers):
+    """Tests of episodes that begin on demand, and from tasks."""
+
+    begins_on_demand = True
+    """Whether episodes can begin on demand. If False, a test checks that the manager says so."""
+
+    @pytest.fixture(autouse=True)
+    def _is_for_those_that_begin(self, request: pytest.FixtureRequest) -> None:
+        refuses = "refused" in request.node.originalname
+        if request.function.__qualname__.startswith("_TaskContract") and refuses is self.begins_on_demand:
+            pytest.skip("only where episodes begin on demand, or where they cannot")
+
+    def test_tasks_are_refused_where_episodes_cannot_begin_on_demand(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            with pytest.raises(UsageError, match="on demand"):
+                manager.reset(tasks=[0, 1, 2])
+            assert manager.reset()
+
+    @pytest.mark.parametrize("wait", ["any", "all"])
+    @pytest.mark.parametrize("prefetch", [False, None])
+    def test_recv_gives_each_task_once_and_its_rows_name_it(self, prefetch: bool | None, wait: str) -> None:
+        tasks = [{"task": number} for number in range(20)]
+        finished = Counter[int]()
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.reset(tasks=tasks if prefetch is False else iter(tasks), prefetch=prefetch)
+            while not manager.tasks.done:
+                batch = manager.recv(wait)
+                assert batch.obs[:, 4].tolist() == batch.task.tolist()
+                assert not batch.reward[batch.first].any()
+                if batch.final_obs is not None:
+                    assert batch.final_obs[:, 4].tolist() == batch.final_task.tolist()
+                finished.update(batch.final_task.tolist())
+                manager.send(np.arange(len(batch)) + 1, batch.env_ids)
+            assert finished == Counter(range(20))
+            results = manager.tasks.results
+            assert [result.index for result in results] == list(range(20))
+            assert all((result.length, result.attempts) == (7 + result.env_id, 1) for result in results)
+            assert sum(each.total for each in manager.episodes.recent) == sum(result.total for result in results)
+            assert sorted(each.task for each in manager.episodes.recent) == list(range(20))
+
+    @pytest.mark.parametrize("wait", ["any", "all"])
+    def test_step_gives_each_task_once_and_its_rows_name_it(self, wait: str) -> None:
+        policy, finished = NumberedActions(), Counter[int]()
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", policy)
+            manager.reset(tasks=[{"task": number} for number in range(20)])
+            while not manager.tasks.done:
+                for info in manager.step(wait):
+                    steps, made = info.current["default"], info.transitions("default")
+                    tasks = [info.tasks[env_id] for env_id in steps.env_id.tolist()]
+                    assert steps.obs[:, 4].tolist() == tasks
+                    assert (made.next_obs[:, 4] == made.obs[:, 4]).all()
+                    assert (made.next_obs[:, 2] == made.obs[:, 2] + 1).all()
+                    finished.update(info.final_tasks.values())
+            assert finished == Counter(range(20))
+            assert all(result.length == 7 + result.env_id for result in manager.tasks.results)
+
+    def test_fewer_tasks_than_environments_leave_the_others_at_rest(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.reset(tasks=[{"task": 5}])
+            batch = manager.recv(Wait.all())
+            assert (batch.env_ids.tolist(), batch.first.tolist()) == ([0], [True])
+            manager.send(np.array([1, 2, 3]), [0, 1, 2])
+            assert manager.recv(Wait.all()).env_ids.tolist() == [0]
+            manager.reset(tasks=[])
+            assert manager.tasks.done
+            assert len(manager.recv(Wait.all())) == 0
+
+    def test_begin_begins_episodes_where_asked_while_others_go_on(self) -> None:
+        with self.make_manager(EchoEnvironment, 2, episodes="on_demand") as manager:
+            manager.reset()
+            batch = manager.recv(Wait.all())
+            while not batch.terminated.any():
+                manager.send(np.ones(len(batch), np.int64), batch.env_ids)
+                batch = manager.recv(Wait.all())
+            assert batch.env_ids[batch.terminated].tolist() == [0]
+            with pytest.raises(BadAction, match="env 0"):
+                manager.send(np.array([1, 1]), [0, 1])
+            manager.begin([0], [{"task": 70}])
+            manager.send(np.array([2]), [1])
+            rows: dict[int, Any] = {}
+            while len(rows) < 2:
+                batch = manager.recv(Wait.all())
+                rows.update(
+                    zip(batch.env_ids.tolist(), zip(batch.first.tolist(), batch.obs.tolist(), strict=True), strict=True)
+                )
+            assert rows[0] == (True, [0, 0, 0, 0, 70])
+            assert rows[1] == (False, [1, 0, 8, 2, 0])
+
+    def test_an_episode_that_begin_cuts_is_neither_finished_nor_lost(self) -> None:
+        with self.make_manager(EchoEnvironment, 1, episodes="on_demand") as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            manager.begin([0], [{"task": 10}])
+            first = manager.recv(Wait.all())
+            manager.send(np.array([1]), [0])
+            manager.recv(Wait.all())
+            manager.begin([0], [{"task": 11}])
+            second = manager.recv(Wait.all())
+            assert [batch.obs[:, 4].tolist() for batch in (first, second)] == [[10], [11]]
+            assert [batch.first.tolist() for batch in (first, second)] == [[True], [True]]
+            assert (manager.episodes.count, manager.episodes.lost) == (0, 0)
+            assert [(result.index, result.cut) for result in manager.tasks.results] == [(0, True)]
+
+    def test_an_error_of_the_source_is_raised_once_and_nothing_is_lost(self) -> None:
+        class Stumbles:
+            def __init__(self) -> None:
+                self.n_asked = 0
+                self.told: list[int] = []
+
+            def next_task(self, env_id: int) -> dict[str, int]:
+                self.n_asked += 1
+                if self.n_asked == 6:
+                    raise ValueError("no level today")
+                if self.n_asked > 12:
+                    raise StopIteration
+                return {"task": self.n_asked}
+
+            def ended(self, result: TaskResult) -> None:
+                self.told.append(result.index)
+
+        source, errors = Stumbles(), []
+
+        def again(call: Any) -> Any:
+            try:
+                return call()
+            except ValueError as error:
+                errors.append(error)
+                return call()
+
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset(tasks=source, prefetch=False)
+            while not manager.tasks.done:
+                batch = again(manager.recv)
+                again(lambda rows=batch: manager.send(np.ones(len(rows), np.int64), rows.env_ids))
+            assert len(errors) == 1
+            assert [result.index for result in manager.tasks.results] == list(range(11))
+            assert sorted(source.told) == list(range(11))
+
+
 class _LifeContract(OwnManagers):
     """Tests of ``call`` and similar methods, of exceptions in environments, and of ``close()``."""
 
@@ -282,8 +423,8 @@ class _LifeContract(OwnManagers):
         self.make_manager(EchoEnvironment, 1).close()
 
 
-class ManagerContract(_StepContract, _LifeContract):
-    """A test class to inherit. It tests a manager's steps, exceptions and closing."""
+class ManagerContract(_StepContract, _TaskContract, _LifeContract):
+    """A test class to inherit. It tests a manager's steps, tasks, exceptions and closing."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:

@@ -208,7 +208,8 @@ class EchoEnvironment(Environment):
     """An environment whose steps reveal a mix-up of environments, agents, steps or actions.
 
     An observation is ``int64[5]``: env_id, agent, steps since the reset, last action, episode. The reward is the action
-    modulo 1000. Episodes of different environments differ in length.
+    modulo 1000. Episodes of different environments differ in length. The reset option ``task`` is the number of the
+    episode, and ``fault`` is a Fault that strikes in its second step.
     """
 
     SPEC = BehaviorSpec(ArraySpec((5,), np.int64), ArraySpec((), np.int64))
@@ -235,7 +236,9 @@ class EchoEnvironment(Environment):
         return {"default": self._n_agents}
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._episode += 1
+        options = options or {}
+        self._episode = options.get("task", self._episode + 1)
+        self._fault: Fault | None = options.get("fault")
         self._in_episode = self._n_steps = 0
         no_action = np.zeros(self._n_agents, np.int64)
         return self._steps(self._obs(no_action), no_action, False, None)
@@ -246,9 +249,14 @@ class EchoEnvironment(Environment):
         action = actions["default"]
         self._n_steps += 1
         self._in_episode += 1
+        if self._fault is not None and self._in_episode == 2:
+            self._fault.strike()
         obs = self._obs(action)
         if self._in_episode < self._episode_length:
             return self._steps(obs, action, False, None)
+        if self.rests:
+            steps = self._steps(obs, action, True, obs)
+            return {"default": attrs.evolve(steps["default"], acting=np.zeros(self._n_agents, np.bool_))}
         self._episode += 1
         self._in_episode = 0
         return self._steps(self._obs(action), action, True, obs)
