@@ -169,7 +169,9 @@ class EnvManager(ABC):
     @step_queue.setter
     def step_queue(self, step_queue: StepQueue | ResponseSource) -> None:
         self._some_host.step_queue = step_queue
-        self._collector.source = step_queue if isinstance(step_queue, ResponseSource) else QueueSource(step_queue)
+        if not isinstance(step_queue, ResponseSource):
+            step_queue = QueueSource(step_queue, self._calls)
+        self._collector.source = step_queue
 
     @property
     def behavior_specs(self) -> Mapping[str, BehaviorSpec]:

@@ -30,7 +30,7 @@ from envmanager.options import ResetConfig
 from envmanager.system.interrupts import allow_interrupts
 
 _LOOK_EVERY_S = 0.1
-"""Interval in seconds at which a wait on a StepQueue raises a Ctrl-C."""
+"""Interval in seconds at which a wait on a StepQueue looks for a Ctrl-C, and for a close() in another thread."""
 
 
 class StepQueue(Protocol):
@@ -64,8 +64,10 @@ class ResponseSource(ABC):
 class QueueSource(ResponseSource):
     """An adapter from a StepQueue, such as a ``queue.Queue`` in a test, to a ResponseSource."""
 
-    def __init__(self, step_queue: StepQueue) -> None:
+    def __init__(self, step_queue: StepQueue, calls: Calls) -> None:
+        """``calls`` says whether the manager is closed. Another thread that closes it cannot unblock the queue."""
         self._queue = step_queue
+        self._calls = calls
 
     def take(self) -> Sequence[EnvironmentResponse]:
         taken = []
@@ -83,7 +85,8 @@ class QueueSource(ResponseSource):
             with contextlib.suppress(queue.Empty):
                 return [self._queue.get(timeout=own_s), *self.take()]
             left_s -= own_s
-            if left_s <= 0 or time.monotonic() < began + own_s / 2:  # the queue gives up at once, as one of a test may
+            gives_up_at_once = time.monotonic() < began + own_s / 2  # as the queue of a test may
+            if left_s <= 0 or gives_up_at_once or self._calls.closed:
                 return ()
 
 

@@ -20,6 +20,7 @@ from envmanager import (
     EnvironmentCommand,
     EnvironmentResponse,
     EnvRaised,
+    ManagerClosed,
     RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
@@ -31,6 +32,7 @@ from envmanager.env_manager import EnvWorker
 from envmanager.kernel.host import ResponseSource
 from envmanager.subprocess_env_manager import worker
 from envmanager.testing import EchoEnvironment, FakeEnvironment, FakeWorker, Raise, Step
+from envmanager_tests.in_a_thread import begun_in_a_thread
 
 
 def steps_of(n: int = 1) -> dict[str, AgentSteps]:
@@ -252,6 +254,34 @@ def test_a_worker_that_holds_its_answer_stays_in_flight(fake_workers: queue.Queu
         slow.release()
         assert sorted(info.worker_id for info in manager.step()) == [0, 1, 2]
         assert [name for name, _ in slow.sent] == ["reset", "step"]
+
+
+def test_a_step_that_waits_for_a_fake_ends_when_another_thread_closes_the_manager(
+    fake_workers: queue.Queue[EnvironmentResponse], mocker: MockerFixture
+) -> None:
+    is_waiting, get = threading.Event(), fake_workers.get
+
+    def noticed(block: bool = True, timeout: float | None = None) -> EnvironmentResponse:
+        if block:
+            is_waiting.set()
+        return get(block, timeout)
+
+    mocker.patch.object(fake_workers, "get", side_effect=noticed)
+    manager = SubprocessEnvManager(FakeEnvironment, n_envs=1)
+    manager.step_queue = fake_workers
+    manager.set_policy("default", Zeros())
+    manager.reset()
+    manager.env_workers[0].hold = True
+    thread, raised = begun_in_a_thread(manager.step)
+    try:
+        assert is_waiting.wait(60.0)
+        manager.close()
+        thread.join(60.0)
+        assert not thread.is_alive()
+    finally:
+        manager.env_workers[0].release()
+        thread.join(60.0)
+    assert [type(error) for error in raised] == [ManagerClosed]
 
 
 def test_workers_that_are_ready_are_served_in_turn(fake_workers: queue.Queue[EnvironmentResponse]) -> None:

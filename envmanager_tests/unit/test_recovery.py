@@ -111,9 +111,10 @@ class Bench:
         self.workers = [None] * n_workers
         self.recovery = Recovery(self.table, RestartPolicy(**{"backoff_s": 0.0, **policy}), None)
         self.recovery.host = self
-        self.collector = Collector(self.table, self.recovery, Calls(lambda: None))
+        calls = Calls(lambda: None)
+        self.collector = Collector(self.table, self.recovery, calls)
         self.queue = Answers(Clock() if clock is None else clock)
-        self.collector.source = QueueSource(self.queue)
+        self.collector.source = QueueSource(self.queue, calls)
 
     def launch(self, worker_id, generation):
         self.started.append((worker_id, generation))
