@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -67,13 +67,11 @@ class SideBySide(RowGroup):
         return [environment.subject for environment in self._environments]
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        environments = zip(self._environments, seeds, strict=True)
-        return self._joined((each.reset(seeds=[seed], options=options) for each, seed in environments), self._all)
+        return self._joined(lambda each, seed: each.reset(seeds=[seed], options=options), seeds, self._all)
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         chosen = self._all if rows is None else rows.tolist()
-        shares = zip(chosen, self._shares(actions, chosen), strict=True)
-        return self._joined((self._environments[row].step(own) for row, own in shares), chosen)
+        return self._joined(lambda each, own: each.step(own), self._shares(actions, chosen), chosen)
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         chosen = self._all if rows is None else rows.tolist()
@@ -82,8 +80,7 @@ class SideBySide(RowGroup):
 
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
         chosen = self._all if rows is None else rows.tolist()
-        own_results = zip(chosen, results, strict=True)
-        return self._joined((self._environments[row].steps_of(result) for row, result in own_results), chosen)
+        return self._joined(lambda each, result: each.steps_of(result), results, chosen)
 
     def _shares(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
         """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
@@ -100,11 +97,16 @@ class SideBySide(RowGroup):
             shares.append(own)
         return shares
 
-    def _joined(self, results: Iterable[Steps], rows: Iterable[int]) -> Steps:
-        """Check the steps of the environments at ``rows``, and concatenate their rows by behavior."""
+    def _joined(
+        self, steps_of: Callable[[Environment, Any], Steps], given: Iterable[Any], rows: Iterable[int]
+    ) -> Steps:
+        """Check ``steps_of(environment, each of given)`` at ``rows``, and concatenate their rows by behavior.
+
+        ``steps_of`` runs the environment's code, which may raise StopIteration, so it is not called in a generator.
+        """
         parts: dict[str, list[AgentSteps]] = {}
-        for row, result in zip(self._each(rows), results, strict=True):
-            self._last[row] = self._checked(row, result)
+        for row, own_given in zip(self._each(rows), given, strict=True):
+            self._last[row] = self._checked(row, steps_of(self._environments[row], own_given))
             for behavior, steps in self._last[row].items():
                 own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
                 parts.setdefault(behavior, []).append(own)
