@@ -194,12 +194,13 @@ class EnvGroup(Environment):
 class OnDemand:
     """The environments of a group whose episodes begin on demand: which of them play, and what they begin next."""
 
-    def __init__(self, n_envs: int) -> None:
+    def __init__(self, n_envs: int, begins: Iterable[Begin]) -> None:
         self.plays = [False] * n_envs
         self.now: dict[int, Begin] = {}
         """Episodes to begin with the next step, by row."""
         self.ready: dict[int, Begin] = {}
         """Episodes to begin when the environment's present one has ended, by row."""
+        self.add(begins)
 
     def add(self, begins: Iterable[Begin]) -> None:
         """Store episodes to begin. One that is to begin at once takes the place of all else in its environment."""

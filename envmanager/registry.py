@@ -112,7 +112,17 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     if make is None:
         kinds = known_kinds()
         raise ConfigError(f"There is no manager kind {kind!r}{nearest(kind, kinds)} Known kinds: {', '.join(kinds)}.")
-    chosen = _options_for(make, options)
+    parameters = inspect.signature(make).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    defaults, chosen = ManagerOptions(), {}
+    for field in attrs.fields(ManagerOptions):
+        value = getattr(options, field.name)
+        if field.name in ("kind", "env", "n_envs", *RECIPE_OPTIONS):
+            continue
+        if field.name in parameters or (takes_all and field.name not in OF_ONE_KIND):
+            chosen[field.name] = value
+        elif field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
+            raise ConfigError(f"The manager kind {kind!r} has no option {field.name}; it was set to {value!r}.")
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)
     return manager
@@ -121,23 +131,3 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
 def known_kinds() -> list[str]:
     """Return the sorted names of all kinds of managers, including those that other packages add."""
     return _ADDED.names_with(KINDS)
-
-
-def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:
-    """Return the keyword arguments for ``make``, the callable that makes a manager of the chosen kind.
-
-    Raises ConfigError if an option is set that ``make`` does not take, unless it is one of PROCESS_OPTIONS.
-    """
-    parameters = inspect.signature(make).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    defaults = ManagerOptions()
-    chosen = {}
-    for field in attrs.fields(ManagerOptions):
-        value = getattr(options, field.name)
-        if field.name in ("kind", "env", "n_envs", *RECIPE_OPTIONS):
-            continue
-        if field.name in parameters or (takes_all and field.name not in OF_ONE_KIND):
-            chosen[field.name] = value
-        elif field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
-            raise ConfigError(f"The manager kind {options.kind!r} has no option {field.name}; it was set to {value!r}.")
-    return chosen

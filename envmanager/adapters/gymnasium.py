@@ -14,9 +14,18 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import FLAGS, LARGEST_REWARD, REAL_NUMBERS, check_info, finite_number, flag, real_number
+from envmanager.adapters.rows import (
+    FLAGS,
+    LARGEST_REWARD,
+    REAL_NUMBERS,
+    check_info,
+    finite_number,
+    fitting_array,
+    flag,
+    real_number,
+)
 from envmanager.adapters.spaces import behavior_spec, known_actions, rows_reader
-from envmanager.data.casting import Casting, fitting_array
+from envmanager.data.casting import Casting
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
 from envmanager.data.steps import Begin, RowBuffer, Steps, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, take_rows
@@ -121,8 +130,7 @@ class GymnasiumEnvironment(RowGroup):
         return {BEHAVIOR: steps}
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
-        self.on_demand = OnDemand(len(self._all))
-        self.on_demand.add(begins)
+        self.on_demand = OnDemand(len(self._all), begins)
         return self.step({BEHAVIOR: ()}, np.zeros(0, np.int64))
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 import numpy as np
 
-from envmanager.data.casting import Casting, cast_steps
+from envmanager.data.casting import Casting
 from envmanager.data.specs import (
+    ArraySpec,
     BehaviorSpec,
     BehaviorSpecs,
     SpecMismatch,
@@ -19,7 +21,7 @@ from envmanager.data.specs import (
     merge_specs,
 )
 from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Begin, Steps, concat_steps
-from envmanager.data.trees import Tree, copy_tree, snapshot, take_rows
+from envmanager.data.trees import Tree, build, copy_tree, snapshot, take_rows
 from envmanager.environment import Environment, OnDemand, RowGroup
 
 
@@ -67,28 +69,22 @@ class SideBySide(RowGroup):
         return [environment.subject for environment in self._environments]
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._rest(None)
-        environments = zip(self._environments, seeds, strict=True)
-        return self._joined((each.reset(seeds=[seed], options=options) for each, seed in environments), self._all)
+        self._set_on_demand(None)
+        return self._joined(lambda each, seed: each.reset(seeds=[seed], options=options), seeds, self._all)
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
-        on_demand = OnDemand(len(self._environments))
-        on_demand.add(begins)
-        self._rest(on_demand)
+        self._set_on_demand(OnDemand(len(self._environments), begins))
         return self.step({}, np.zeros(0, np.int64))
 
-    def _rest(self, on_demand: OnDemand | None) -> None:
+    def _set_on_demand(self, on_demand: OnDemand | None) -> None:
         self.on_demand = on_demand
         for environment in self._environments:
             environment.rests = on_demand is not None
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         chosen, begins = self._chosen(rows)
-        own = iter(self._shares(actions, [row for row in chosen if row not in begins]))
-        return self._joined(
-            (self._begun(begins[row]) if row in begins else self._environments[row].step(next(own)) for row in chosen),
-            chosen,
-        )
+        shares = self._shares(actions, [row for row in chosen if row not in begins])
+        return self._joined(lambda each, own: each.step(own), shares, chosen, begins)
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         chosen = self._all if rows is None else rows.tolist()
@@ -96,24 +92,12 @@ class SideBySide(RowGroup):
         return [self._environments[row].action_of(own) for row, own in shares]
 
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
-        chosen, begins = self._chosen(rows)
-        stepped = [row for row in chosen if row not in begins]
-        own = dict(zip(stepped, results, strict=True))
-        return self._joined(
-            (
-                self._begun(begins[row]) if row in begins else self._environments[row].steps_of(own[row])
-                for row in chosen
-            ),
-            chosen,
-        )
+        return self._joined(lambda each, result: each.steps_of(result), results, *self._chosen(rows))
 
     def _chosen(self, rows: np.ndarray | None) -> tuple[Sequence[int], Mapping[int, Begin]]:
         if self.on_demand is not None:
             return self.on_demand.rows(rows)
         return (self._all if rows is None else rows.tolist()), {}
-
-    def _begun(self, begin: Begin) -> Steps:
-        return self._environments[begin.row].reset(seeds=[begin.seed], options=begin.options)
 
     def _shares(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
         """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
@@ -130,10 +114,26 @@ class SideBySide(RowGroup):
             shares.append(own)
         return shares
 
-    def _joined(self, results: Iterable[Steps], rows: Iterable[int]) -> Steps:
-        """Check the steps of the environments at ``rows``, and concatenate their rows by behavior."""
+    def _joined(
+        self,
+        steps_of: Callable[[Environment, Any], Steps],
+        given: Iterable[Any],
+        rows: Sequence[int],
+        begins: Mapping[int, Begin] = MappingProxyType({}),
+    ) -> Steps:
+        """Check ``steps_of(environment, each of given)`` at ``rows``, and concatenate their rows by behavior.
+
+        At the rows in ``begins``, for which nothing is given, an episode begins instead. ``steps_of`` runs the
+        environment's code, which may raise StopIteration, so it is not called in a generator.
+        """
         parts: dict[str, list[AgentSteps]] = {}
-        for row, result in zip(self._each(rows), results, strict=True):
+        own_given = dict(zip([row for row in rows if row not in begins], given, strict=True))
+        for row in self._each(rows):
+            environment, begin = self._environments[row], begins.get(row)
+            if begin is None:
+                result = steps_of(environment, own_given[row])
+            else:
+                result = environment.reset(seeds=[begin.seed], options=begin.options)
             self._last[row] = last = self._checked(row, result)
             if self.on_demand is not None:
                 self.on_demand.plays[row] = any(len(steps.acting_rows) for steps in last.values())
@@ -171,7 +171,7 @@ class SideBySide(RowGroup):
             except SpecMismatch:
                 if self._check_values or not isinstance(steps, AgentSteps):
                     raise
-                steps = cast_steps(spec, steps, self.casting)
+                steps = _cast_steps(spec, steps, self.casting)
                 check_steps(spec, steps, check_numbers=self._check_values)
             info = reset_info = None
             if self._infos:
@@ -180,6 +180,31 @@ class SideBySide(RowGroup):
             if spec.has_objects and self._environments[row].casting is None:
                 steps.obs, steps.final_obs = snapshot(steps.obs), snapshot(steps.final_obs)
         return checked
+
+
+_COLUMN_SPECS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
+
+
+def _cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
+    """Return ``steps`` with each array cast to its spec's dtype. Arrays that cannot be cast stay unchanged."""
+    columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMN_SPECS.items()}
+    trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
+    return attrs.evolve(steps, **columns, **trees)
+
+
+def _cast_tree(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
+    try:
+        parts = matched(spec, tree, root)
+    except SpecMismatch:
+        return tree
+    return build(spec, [_cast_column(leaf, part, path, casting) for leaf, part, path in parts])
+
+
+def _cast_column(spec: ArraySpec, value: Any, path: str, casting: Casting) -> Any:
+    if spec.is_object or not isinstance(value, np.ndarray) or value.dtype == spec.dtype:
+        return value
+    cast = casting.cast(value, spec.dtype, path, f"{spec.dtype}{list(value.shape)}")
+    return value if cast is None else cast
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:

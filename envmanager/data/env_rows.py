@@ -63,7 +63,7 @@ class EnvIndex:
             and (env_ids == everything).all()
         ):
             return self.n_envs, self._all_groups
-        ids, numbers = self._checked(env_ids, error)
+        ids, numbers = self.checked(env_ids, error)
         if self._hosts_one_each:
             row_0 = self._row_0
             return len(numbers), [
@@ -71,12 +71,11 @@ class EnvIndex:
             ]
         return len(numbers), self.by_worker(ids.astype(np.int64, copy=False))  # uint64 less int64 would be float64
 
-    def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """Return ``env_ids`` as int64[n]. Raises ``error`` unless all are distinct ids of existing environments."""
-        return self._checked(env_ids, error)[0].astype(np.int64)
+    def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
+        """Return ``env_ids`` as an array of any integer dtype, and as a list.
 
-    def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
-        """Return ``env_ids`` as an array of any integer dtype, and as a list. Raises ``error`` as ``checked`` does."""
+        Raises ``error`` unless all are distinct ids of existing environments.
+        """
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)

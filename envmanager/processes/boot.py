@@ -130,6 +130,13 @@ def python(executable: str, module: str, function: str) -> list[str]:
     return [executable, *options, "-c", code]
 
 
+def flush_output() -> None:
+    """Flush standard output and standard error, unless they are closed or None."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
 def end_group() -> None:
     """Kill this process at once and, except on Windows, all processes of the group that it leads."""
     if sys.platform == "win32":

@@ -56,7 +56,7 @@ from envmanager.hosts.wire import (
     step_message,
 )
 from envmanager.processes import output
-from envmanager.processes.boot import end_group
+from envmanager.processes.boot import end_group, flush_output
 from envmanager.system.machine import after_fork_in_child
 
 FDS = ("connection", "memory", "steps", "crash")
@@ -342,9 +342,7 @@ def _end_fork(error: BaseException | None) -> NoReturn:
     """Exit this forked process like a script that raised ``error``, or that reached its end if ``error`` is None."""
     code, text = 1, ""
     try:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-                stream.flush()
+        flush_output()
         if error is None:
             code = 0
         elif not isinstance(error, SystemExit):

@@ -50,13 +50,12 @@ import select
 import signal
 import socket
 import struct
-import sys
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from envmanager.processes.boot import Inheritance, end_group, end_with_trainer, inherit, set_environ
+from envmanager.processes.boot import Inheritance, end_group, end_with_trainer, flush_output, inherit, set_environ
 
 RESPONSE = struct.Struct("<q")
 """Format of both responses to a start: first a pid or a negative errno, later an exit code (negative: a signal)."""
@@ -126,7 +125,7 @@ def main(requests_fd: int, life_fd: int) -> None:
         starting a process.
         """
         if exit_code is not None:
-            _flush_output()
+            flush_output()
             os._exit(exit_code)
 
     atexit.register(exit_of_fork)  # before all others, so that it runs last
@@ -141,12 +140,6 @@ def main(requests_fd: int, life_fd: int) -> None:
         exit_code = 1
         begin(*helper.born)
         exit_code = 0
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
 
 
 class _Helper:
@@ -225,7 +218,7 @@ class _Helper:
             for name in missing:
                 with contextlib.suppress(BaseException):
                     importlib.import_module(name)
-            _flush_output()  # else each fork repeats the output of the imports
+            flush_output()  # else each fork repeats the output of the imports
             gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:

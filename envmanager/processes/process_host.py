@@ -185,12 +185,6 @@ class ProcessHost(LinkHost[ProcessLink]):
             check_travel(self.factories)
         return super().launch(worker_id, generation)
 
-    def _retire(self, worker_id: int) -> None:
-        if worker_id < self._n_links:
-            super()._retire(worker_id)
-        else:
-            self.workers[worker_id].close_quietly()
-
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Return a new worker: a started process, or the local worker, which makes its environments when first used."""
         entry = self.context.entries[worker_id]

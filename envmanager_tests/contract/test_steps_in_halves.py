@@ -13,6 +13,7 @@ import pytest
 from dm_env import specs as dm_specs
 from gymnasium import spaces
 from pettingzoo import ParallelEnv
+from pytest_mock import MockerFixture
 
 from envmanager import AgentSteps, ArraySpec, BehaviorSpec, Environment
 from envmanager.adapters.choosing import build_group
@@ -236,6 +237,20 @@ def test_there_is_one_result_for_each_environment(kind: str, n_results: int) -> 
 
     with pytest.raises(ValueError, match=r"argument 2 is (shorter|longer)"):
         group.joined((results + results)[:n_results])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_the_exception_of_an_environment_is_raised_unchanged(kind: str, method: str, mocker: MockerFixture) -> None:
+    """StopIteration, as of an environment that reads a file to its end, has a meaning of its own in generators."""
+    group, steps = begun(kind)
+    mocker.patch.object(group.subjects[1], method, side_effect=StopIteration("no more lines"))
+
+    arguments = {"actions": actions_for(steps, 0)} if method == "step" else {"seeds": [None] * 3, "options": None}
+
+    with pytest.raises(StopIteration, match="no more lines"):
+        getattr(group, method)(**arguments)
+    assert group.current_env_id == 1
 
 
 class Counted(list[Any]):
