@@ -175,18 +175,18 @@ class Connection:
         """Remember the environments, whose specs are reported."""
         self.group, self.n_reported = group, len(group.behavior_specs)
 
-    def read(self) -> tuple[int, bytes]:
-        """Return the code and the payload of the next command; EOFError when there is none any more."""
+    def read(self) -> tuple[int, bytes, bytes]:
+        """Return the code, the payload and the begins of the next command; EOFError when there is none any more."""
         head = self.incoming.read(COMMAND.size)
         if len(head) < COMMAND.size:
             raise EOFError
-        self.ticket, code, _, _, _, length = COMMAND.unpack(head)
-        return code, self.incoming.read(length)
+        self.ticket, code, _, _, n_begins, length = COMMAND.unpack(head)
+        return code, self.incoming.read(length), self.incoming.read(n_begins)
 
     def recv(self) -> EnvironmentCommand:
-        code, payload = self.read()
+        code, payload, begins = self.read()
         self.began_ns = time.perf_counter_ns()
-        return EnvironmentCommand(NAMES[code], Undecoded(payload) if payload else None)
+        return EnvironmentCommand(NAMES[code], Undecoded(payload) if payload else None, begins)
 
     def send(self, response: EnvironmentResponse) -> None:
         code, flags, specs = CODES[response.name], 0, None
@@ -210,5 +210,5 @@ if __name__ == "__main__":
     faulthandler.enable()
     sys.path[:] = sys.argv[2:]
     connection = Connection(sys.argv[1], os.environ.pop(TOKEN))
-    _, factory = connection.read()  # its ticket is the number of the worker
+    _, factory, _ = connection.read()  # its ticket is the number of the worker
     worker(connection, connection, factory, connection.ticket)

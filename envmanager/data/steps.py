@@ -70,14 +70,16 @@ def phase_of(name: CommandName) -> str:
 
 @attrs.define(init=False)
 class EnvironmentCommand:
-    """A command that a manager sends to a worker. It has a name and a payload."""
+    """A command that a manager sends to a worker. ``begins``: pickled list of the Begins that travel with a step."""
 
     name: CommandName
     payload: Any
+    begins: bytes
 
-    def __init__(self, name: str, payload: Any = None) -> None:
+    def __init__(self, name: str, payload: Any = None, begins: bytes = b"") -> None:
         self.name = name if name.__class__ is CommandName else CommandName(name)
         self.payload = payload
+        self.begins = begins
 
 
 @attrs.define(init=False)

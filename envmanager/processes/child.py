@@ -126,15 +126,10 @@ class TrainerConnection:
                 self._attach(pickle.loads(data))
                 continue
             self._started_ns = time.perf_counter_ns()
-            payload = self._payload(NAMES[code], flags, data[:length] if n_begins else data)
             if n_begins:
-                assert self._group is not None
-                assert self._group.on_demand is not None
-                try:
-                    self._group.on_demand.add(pickle.loads(data[length:]))
-                except Exception as error:  # only the trainer has the class of an option
-                    payload = error
-            return EnvironmentCommand(NAMES[code], payload)
+                payload = self._payload(NAMES[code], flags, data[:length])
+                return EnvironmentCommand(NAMES[code], payload, data[length:])
+            return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
 
     def _attach(self, layout: BlockLayout) -> None:
         """Map the shared memory, which now has its final size. If the mapping fails, all later commands fail."""
@@ -255,6 +250,9 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
             break
         if command.name is _CLOSE:
             break
+        if command.name is CommandName.BEGIN and group is not None and group.on_demand is not None:
+            group.on_demand.add(command.payload)
+            continue
         respond = step_queue.put if command.name in STEPPING else parent_conn.send
         if failure is not None or group is None:
             respond(failure)
@@ -272,6 +270,8 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
             payload = cloudpickle.loads(payload)
         elif isinstance(payload, Exception):
             raise payload
+        if command.begins:
+            group.on_demand.add(pickle.loads(command.begins))  # type: ignore[union-attr]  # set by the last reset
         result = COMMANDS[command.name](group, payload)
         respond(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:

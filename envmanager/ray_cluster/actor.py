@@ -108,12 +108,15 @@ class EnvActor:
     def obey(self, command: bytes) -> Any:
         """Execute a packed command and return the packed answer. Report an error of the command in the answer."""
         began_ns = time.perf_counter_ns()
-        ticket, code, _, flags, _, _ = COMMAND.unpack_from(command)
+        ticket, code, _, flags, n_begins, length = COMMAND.unpack_from(command)
         if code == WHO_CODE:
             return pack_answer(ticket, code, 0, 0, pickle.dumps((os.getpid(), socket.gethostname())))
         name = NAMES[code]
         try:
-            result = self._carried_out(name, flags, memoryview(command)[COMMAND.size :])
+            payload = memoryview(command)[COMMAND.size :]
+            if n_begins and self._group is not None and self._group.on_demand is not None:
+                self._group.on_demand.add(pickle.loads(payload[length:]))
+            result = self._carried_out(name, flags, payload[:length])
             return self._answer(ticket, name, result, time.perf_counter_ns() - began_ns)
         except BaseException as error:  # also SystemExit, KeyboardInterrupt and MemoryError of the environment
             response = failed(error, name, worker_id=self._worker_id, env_ids=self._env_ids, group=self._group)

@@ -166,7 +166,9 @@ class ActorLink(Link):
             rows, actions = (None, payload) if command is CommandName.STEP else payload
             flags = self._rows.rows.write_actions(actions, rows)
             if flags:
-                return COMMAND.pack(ticket, CODES[command], 0, flags, 0, 0) + self._rows.actions
+                begins, self.begins = self.begins, b""
+                header = COMMAND.pack(ticket, CODES[command], 0, flags, len(begins), len(self._rows.actions))
+                return b"".join((header, self._rows.actions, begins))
         return super().encode(ticket, command, payload)
 
     def _response(self, message: Message, command: CommandName) -> EnvironmentResponse:

@@ -50,7 +50,7 @@ from envmanager.testing.fault_checks import (
     unless_windows,
     until,
 )
-from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
+from envmanager.testing.fault_contract_restarts import RestartsAfterFaults, TasksUnderFaults
 from envmanager.testing.faults import (
     CloseOutput,
     HoldGil,
@@ -359,7 +359,7 @@ class DataFaults(FaultyManagers):
                     trainer.step(Wait.all())
 
 
-class FaultContract(CodeFaults, RestartsAfterFaults, DataFaults, UsageFaults):
+class FaultContract(CodeFaults, RestartsAfterFaults, TasksUnderFaults, DataFaults, UsageFaults):
     """A test class to inherit, with all fault tests. Set ``has_processes = False`` if no worker is a process."""
 
 

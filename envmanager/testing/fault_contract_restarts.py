@@ -7,6 +7,7 @@ hangs need workers that run in separate processes.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 
 from envmanager.data.seeding import derive_seed
+from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Timeouts, Wait
+from envmanager.tasks import TaskResult
 from envmanager.testing.bad_steps import BAD_STEPS
 from envmanager.testing.fakes import Die, EchoEnvironment, Raise, Sleep
 from envmanager.testing.fault_checks import (
@@ -257,3 +260,63 @@ class RestartsAfterFaults(FaultyManagers):
             n_recycled = [sum(info.worker_id == each for info in trainer.recycled) for each in range(n_workers)]
             assert [worker.generation for worker in trainer.workers] == n_recycled
             assert trainer.manager.events.count(events.Failed) == 0
+
+
+class TasksUnderFaults(FaultyManagers):
+    """Tests of tasks whose episodes are lost with their workers: each is finished once or given up, none forgotten."""
+
+    @pytest.fixture(autouse=True)
+    def _is_for_those_that_begin(self, request: pytest.FixtureRequest) -> None:
+        if request.function.__qualname__.startswith("TasksUnderFaults"):
+            if not self.begins_on_demand:
+                pytest.skip("episodes do not begin on demand")
+            if not self.has_processes and "exits" in request.node.name:
+                pytest.skip("needs processes")
+
+    def _play(self, manager: EnvManager, tasks: Any, prefetch: bool) -> list[TaskResult]:
+        finished = Counter[int]()
+        manager.reset(tasks=tasks, prefetch=prefetch and None)
+        while not manager.tasks.done:
+            batch = manager.recv()
+            assert batch.obs[:, 4].tolist() == batch.task.tolist()
+            has_ended = batch.terminated | batch.truncated
+            finished.update(batch.final_task[~batch.lost[has_ended]].tolist())
+            manager.send(np.arange(len(batch)) + 1, batch.env_ids)
+        results = manager.tasks.results
+        assert [result.index for result in results] == list(range(len(results)))
+        assert finished == Counter(result.index for result in results if result.error is None)
+        assert all(result.length == 7 + result.env_id for result in results if result.error is None)
+        return results
+
+    @pytest.mark.parametrize("prefetch", [False, True])
+    @pytest.mark.parametrize("fault", [Die(0), BROKEN], ids=["exits", "raises"])
+    def test_a_task_whose_episode_is_lost_is_played_again(self, fault: Any, prefetch: bool) -> None:
+        factory = faulty(fault, after=3, only_env=1, only_generation=0)
+        with self.managing(factory, restarts=ON_EXCEPTION) as manager:
+            results = self._play(manager, iter([{"task": number} for number in range(15)]), prefetch)
+            assert len(results) == 15
+            assert manager.stats().restarts == 1
+            assert manager.tasks.n_lost == 0
+            assert sum(result.attempts for result in results) > 15
+
+    @pytest.mark.parametrize("prefetch", [False, True])
+    @pytest.mark.parametrize("fault", [Die(0), BROKEN], ids=["exits", "raises"])
+    def test_a_task_that_always_fails_is_given_up_and_costs_no_other(self, fault: Any, prefetch: bool) -> None:
+        tasks = [{"task": number, **({"fault": fault} if number == 4 else {})} for number in range(15)]
+        policy = RestartPolicy(max_restarts=100, backoff_s=0, on_exception="restart")
+        with self.managing(EchoEnvironment, restarts=policy) as manager:
+            results = self._play(manager, iter(tasks), prefetch)
+            assert [result.index for result in results if result.error is not None] == [4]
+            assert len(results) == 15
+            assert results[4].attempts == 3
+            assert isinstance(results[4].error, WorkerError)
+            assert (manager.tasks.n_lost, manager.stats().restarts) == (1, 3)
+
+    @pytest.mark.parametrize("prefetch", [False, True])
+    def test_recycling_charges_no_task(self, prefetch: bool) -> None:
+        policy = RestartPolicy(recycle_after_steps=5)
+        with self.managing(EchoEnvironment, restarts=policy) as manager:
+            results = self._play(manager, iter([{"task": number} for number in range(30)]), prefetch)
+            assert len(results) == 30
+            assert manager.events.count(events.Recycled) >= 5
+            assert manager.tasks.n_lost == 0

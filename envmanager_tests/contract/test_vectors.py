@@ -89,6 +89,8 @@ NOT_FOR_VECTORS = {
 
 
 class _OfVectors(ManagerContract, KernelContract):
+    begins_on_demand = False
+
     @pytest.fixture(autouse=True)
     def _applies(self, request: pytest.FixtureRequest) -> None:
         for beginning, reason in NOT_FOR_VECTORS.items():
