@@ -221,7 +221,8 @@ class GymnasiumEnvironment(RowGroup):
                 else:
                     write_obs(out.obs[row], obs, self.casting)
         except BaseException:
-            self.current_env_id = self.env_ids[chosen[row]]
+            if chosen:
+                self.current_env_id = self.env_ids[chosen[row]]
             raise
         steps = out.steps
         steps.final_obs = steps.info = steps.reset_info = None
