@@ -26,7 +26,7 @@ from envmanager.godot.frames import HEADER, FrameReader, Kind, pack
 from envmanager.godot.games import command_for, find_game
 from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import configure_body, read_specs, reset_body
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import EngineOptions, GodotOptions
 from envmanager.hosts import descriptors
 from envmanager.hosts.spin import Spinner
 
@@ -54,7 +54,7 @@ class Engine:
         self._spinner = Spinner(trainer_spin_ns(1))
         lobby.close()
         may_spin = engines_may_spin(1)
-        configuration = configure_body(options, arenas=n_envs, seed=0, infos=False, may_spin=may_spin)
+        configuration = configure_body(GodotOptions(engine=options), arenas=n_envs, seed=0, may_spin=may_spin)
         self.specs = read_specs(self.ask(Kind.CONFIGURE, configuration))
         self.first = self.ask(Kind.RESET, reset_body([None] * n_envs, {}))
 

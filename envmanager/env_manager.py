@@ -319,8 +319,10 @@ class EnvManager(ABC):
                     except WorkerError as error:
                         self._undelivered = error
                     else:
-                        if self._episodes is not None:
-                            self._count_episodes(self._undelivered)
+                        if self._episodes is not None and use is _STEP:
+                            self._episodes.add_all(self._undelivered)
+                        elif self._episodes is not None:
+                            self._episodes.add_batch(self._row_steps.behavior, self._undelivered)
                 made = self._undelivered
                 is_error = isinstance(made, WorkerError)
             except BaseException as error:
@@ -339,13 +341,6 @@ class EnvManager(ABC):
         self._use = use
         if use is _SEND_RECV and self._episodes is not None:
             self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
-
-    def _count_episodes(self, made: Batch | list[StepInfo]) -> None:
-        assert self._episodes is not None
-        if isinstance(made, Batch):
-            self._episodes.add_batch(self._row_steps.behavior, made)
-        else:
-            self._episodes.add_all(made)
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
         """Call ``env.name(*args, **kwargs)`` in all environments, or in ``env_ids`` only. Return the results in order.

@@ -16,9 +16,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.casting import Casting
-from envmanager.data.specs import (
-    BehaviorSpecs,
-)
+from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import RowBuffer, Steps
 from envmanager.data.trees import Tree, snapshot
 

@@ -1,4 +1,4 @@
-"""Imports by name (objects, plugins, optional libraries), and suggestions for misspelled names.
+"""Imports of plugins and of optional libraries, and suggestions for misspelled names.
 
 ::
 
@@ -12,7 +12,6 @@ If it is installed and its import fails, the context raises ImportFailed, whose 
 from __future__ import annotations
 
 import difflib
-import importlib
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,15 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envmanager.errors import EnvManagerError, ImportFailed, MissingExtra
-
-
-def imported(place: str) -> Any:
-    """Return the object at ``"module:name"`` or ``"module:Class.name"``. Raises ImportError or AttributeError."""
-    module, _, name = place.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found
 
 
 class Plugins(NamedTuple):

@@ -18,6 +18,7 @@ The entry point is a callable that takes the arguments of a manager: ``ClusterEn
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from envmanager.adapters import recipes
 from envmanager.adapters.other_names import other_names
 from envmanager.adapters.recipes import RECIPE_OPTIONS, with_recipe
 from envmanager.errors import ConfigError
-from envmanager.importing import Plugins, imported, nearest
+from envmanager.importing import Plugins, nearest
 from envmanager.options import ProcessOptions, a_mapping, plain_numbers
 from envmanager.structuring import structure
 
@@ -107,11 +108,21 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
         found = "neither is given" if env_factory is None else "both are given"
         raise ConfigError(f"The environment is either the config's `env` or the argument env_factory; {found}.")
     kind = options.kind
-    make: Callable[..., Any] | None = imported(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
+    make: Callable[..., Any] | None = pkgutil.resolve_name(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
     if make is None:
         kinds = known_kinds()
         raise ConfigError(f"There is no manager kind {kind!r}{nearest(kind, kinds)} Known kinds: {', '.join(kinds)}.")
-    chosen = _options_for(make, options)
+    parameters = inspect.signature(make).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    defaults, chosen = ManagerOptions(), {}
+    for field in attrs.fields(ManagerOptions):
+        value = getattr(options, field.name)
+        if field.name in ("kind", "env", "n_envs", *RECIPE_OPTIONS):
+            continue
+        if field.name in parameters or (takes_all and field.name not in OF_ONE_KIND):
+            chosen[field.name] = value
+        elif field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
+            raise ConfigError(f"The manager kind {kind!r} has no option {field.name}; it was set to {value!r}.")
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)
     return manager
@@ -120,23 +131,3 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
 def known_kinds() -> list[str]:
     """Return the sorted names of all kinds of managers, including those that other packages add."""
     return _ADDED.names_with(KINDS)
-
-
-def _options_for(make: Callable[..., Any], options: ManagerOptions) -> dict[str, Any]:
-    """Return the keyword arguments for ``make``, the callable that makes a manager of the chosen kind.
-
-    Raises ConfigError if an option is set that ``make`` does not take, unless it is one of PROCESS_OPTIONS.
-    """
-    parameters = inspect.signature(make).parameters
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    defaults = ManagerOptions()
-    chosen = {}
-    for field in attrs.fields(ManagerOptions):
-        value = getattr(options, field.name)
-        if field.name in ("kind", "env", "n_envs", *RECIPE_OPTIONS):
-            continue
-        if field.name in parameters or (takes_all and field.name not in OF_ONE_KIND):
-            chosen[field.name] = value
-        elif field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
-            raise ConfigError(f"The manager kind {options.kind!r} has no option {field.name}; it was set to {value!r}.")
-    return chosen

@@ -12,13 +12,14 @@ The rule: no environment is made in the trainer's process, except with ``local_e
 
 from __future__ import annotations
 
+import pkgutil
+
 import attrs
 
 from envmanager.adapters.factories import EnvFactory
 from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
 from envmanager.hosts.hosting import GroupFactory, make_contexts
-from envmanager.importing import imported
 from envmanager.options import ProcessOptions, takes
 from envmanager.placing.probing import place
 from envmanager.processes.child import worker
@@ -57,7 +58,7 @@ class SubprocessEnvManager(EnvManager):
 
     @takes(ProcessOptions)
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
-        host = imported(_HOSTS[options.chosen_transport()])
+        host = pkgutil.resolve_name(_HOSTS[options.chosen_transport()])
         if "auto" in (options.n_workers, options.local_envs):
             placement = place(SubprocessEnvManager, env_factory, options, in_process=False)
             self.placement = str(placement)

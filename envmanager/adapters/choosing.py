@@ -13,6 +13,7 @@ and base classes, before the adapter is imported.
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,6 @@ from envmanager.adapters.side_by_side import SideBySide
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvGroup, Environment
 from envmanager.errors import UsageError
-from envmanager.importing import imported
 
 ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
@@ -101,7 +101,7 @@ def as_environment(subject: Any) -> Environment:
     names = _base_names(subject)
     for name in names:
         if name in ADAPTERS:
-            return imported(ADAPTERS[name])(subject)  # type: ignore[no-any-return]
+            return pkgutil.resolve_name(ADAPTERS[name])(subject)  # type: ignore[no-any-return]
     advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
     raise UsageError(
         f"{(advice or _foreign_advice)(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
@@ -170,7 +170,7 @@ def build_group(
     """
     vector = _vector_adapter(subjects[0])
     if vector is not None:
-        return imported(vector)(subjects[0], env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
+        return pkgutil.resolve_name(vector)(subjects[0], env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
         raise UsageError(
             "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."

@@ -14,9 +14,18 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import FLAGS, LARGEST_REWARD, REAL_NUMBERS, check_info, finite_number, flag, real_number
+from envmanager.adapters.rows import (
+    FLAGS,
+    LARGEST_REWARD,
+    REAL_NUMBERS,
+    check_info,
+    finite_number,
+    fitting_array,
+    flag,
+    real_number,
+)
 from envmanager.adapters.spaces import behavior_spec, known_actions, rows_reader
-from envmanager.data.casting import Casting, fitting_array
+from envmanager.data.casting import Casting
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
 from envmanager.data.steps import RowBuffer, Steps, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, take_rows

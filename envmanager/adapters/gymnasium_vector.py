@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import LARGEST_REWARD, check_info, real_number, stack_rows
+from envmanager.adapters.rows import LARGEST_REWARD, check_info, fitting_array, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec
-from envmanager.data.casting import Casting, fitting_array, fitting_foreign
+from envmanager.data.casting import Casting, fitting_foreign
 from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpec,

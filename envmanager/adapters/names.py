@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import operator
 import os
 import socket
 import sys
@@ -18,7 +19,7 @@ import attrs
 
 from envmanager.data.specs import describe_value
 from envmanager.errors import EnvManagerError, UsageError
-from envmanager.importing import import_failure, imported, nearest, needed_by
+from envmanager.importing import import_failure, nearest, needed_by
 
 if TYPE_CHECKING:
     from envmanager.environment import EnvContext
@@ -86,7 +87,7 @@ class Importable:
 
     def load(self) -> Any:
         """Import and return the named object. Raises ImportError or AttributeError if it cannot be found."""
-        return imported(f"{self.module}:{self.attribute}")
+        return operator.attrgetter(self.attribute)(importlib.import_module(self.module))
 
 
 def loaded(named: Any) -> Any:

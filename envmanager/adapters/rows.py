@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.casting import Casting, fitting_array
+from envmanager.data.casting import Casting
 from envmanager.data.specs import ArraySpec, SpecMismatch, describe_value, matched
-from envmanager.data.trees import Tree, build, leaves
+from envmanager.data.trees import Tree, build, leaves, snapshot
 
 REAL_NUMBERS: frozenset[type] = frozenset({float, int, np.float64, np.float32, np.int64, np.int32, np.int16, np.int8})
 """Classes of most rewards: real numbers, which can be compared with ``LARGEST_REWARD``."""
@@ -26,9 +26,43 @@ FLAGS: frozenset[type] = frozenset({bool, np.bool_})
 
 _FLAG = ArraySpec((), np.bool_)
 _FLOAT = np.dtype(np.float64)
+_KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 RowReader = Callable[[Tree, int], Any]
 """Function ``(batch, row)`` that returns one agent's action: an element of the action space, never a view."""
+
+
+def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
+    """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype and shape.
+
+    Arrays whose dtype NumPy casts safely need no cast, nor do Python numbers that a scalar spec of their kind can hold.
+    Other numbers and arrays of the right shape are cast if ``casting`` allows it. Raises SpecMismatch for other values.
+    """
+    if spec.is_object:
+        return snapshot(value)
+    if value.__class__ is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
+        return value
+    kinds = _KINDS_OF_PYTHON_NUMBERS.get(value.__class__)
+    if kinds is not None:
+        if spec.shape == () and spec.dtype.kind in kinds:
+            limits = np.iinfo(spec.dtype) if spec.dtype.kind in "iu" else None
+            if limits is None or limits.min <= value <= limits.max:
+                return value
+    elif not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
+        raise SpecMismatch(path, str(spec), describe_value(value))
+    array = np.asarray(value)
+    given = array if kinds is None else value
+    if array.shape == spec.shape:
+        # To cast a time to another unit is never safe, although NumPy says so, because it can overflow.
+        is_time = spec.dtype.kind in "mM"
+        if kinds is None and (
+            array.dtype == spec.dtype or (not is_time and np.can_cast(array.dtype, spec.dtype, "safe"))
+        ):
+            return array
+        cast = None if casting is None else casting.cast(given, spec.dtype, path, spec)
+        if cast is not None:
+            return cast
+    raise SpecMismatch(path, str(spec), describe_value(given))
 
 
 def real_number(value: Any, path: str, casting: Casting | None = None) -> float:

@@ -8,8 +8,9 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.casting import Casting, cast_steps
+from envmanager.data.casting import Casting
 from envmanager.data.specs import (
+    ArraySpec,
     BehaviorSpec,
     BehaviorSpecs,
     SpecMismatch,
@@ -19,7 +20,7 @@ from envmanager.data.specs import (
     merge_specs,
 )
 from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Steps, concat_steps
-from envmanager.data.trees import Tree, copy_tree, snapshot, take_rows
+from envmanager.data.trees import Tree, build, copy_tree, snapshot, take_rows
 from envmanager.environment import Environment, RowGroup
 
 
@@ -140,7 +141,7 @@ class SideBySide(RowGroup):
             except SpecMismatch:
                 if self._check_values or not isinstance(steps, AgentSteps):
                     raise
-                steps = cast_steps(spec, steps, self.casting)
+                steps = _cast_steps(spec, steps, self.casting)
                 check_steps(spec, steps, check_numbers=self._check_values)
             info = reset_info = None
             if self._infos:
@@ -149,6 +150,31 @@ class SideBySide(RowGroup):
             if spec.has_objects and self._environments[row].casting is None:
                 steps.obs, steps.final_obs = snapshot(steps.obs), snapshot(steps.final_obs)
         return checked
+
+
+_COLUMN_SPECS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
+
+
+def _cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
+    """Return ``steps`` with each array cast to its spec's dtype. Arrays that cannot be cast stay unchanged."""
+    columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMN_SPECS.items()}
+    trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
+    return attrs.evolve(steps, **columns, **trees)
+
+
+def _cast_tree(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
+    try:
+        parts = matched(spec, tree, root)
+    except SpecMismatch:
+        return tree
+    return build(spec, [_cast_column(leaf, part, path, casting) for leaf, part, path in parts])
+
+
+def _cast_column(spec: ArraySpec, value: Any, path: str, casting: Casting) -> Any:
+    if spec.is_object or not isinstance(value, np.ndarray) or value.dtype == spec.dtype:
+        return value
+    cast = casting.cast(value, spec.dtype, path, f"{spec.dtype}{list(value.shape)}")
+    return value if cast is None else cast
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:

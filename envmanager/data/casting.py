@@ -28,12 +28,10 @@ from envmanager.data.specs import (
     matched,
     object_array,
 )
-from envmanager.data.steps import COLUMNS, AgentSteps
-from envmanager.data.trees import Tree, build, copy_leaf, is_foreign, leaves, map_tree, snapshot
+from envmanager.data.trees import Tree, build, copy_leaf, is_foreign, leaves, map_tree
 from envmanager.errors import BadAction
 
 _NUMBERS = "biufc"
-_KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
 
 
 @attrs.define(eq=False)
@@ -71,39 +69,6 @@ def cast_without_loss(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | N
         else:
             is_kept = np.array_equal(cast, array)
     return cast if is_kept else None
-
-
-def fitting_array(spec: ArraySpec, value: Any, path: str, casting: Casting | None = None) -> Any:
-    """Return ``value``, cast if necessary, for assignment to an array of the spec's dtype and shape.
-
-    Arrays whose dtype NumPy casts safely need no cast, nor do Python numbers that a scalar spec of their kind can hold.
-    Other numbers and arrays of the right shape are cast if ``casting`` allows it. Raises SpecMismatch for other values.
-    """
-    if spec.is_object:
-        return snapshot(value)
-    if value.__class__ is np.ndarray and value.dtype == spec.dtype and value.shape == spec.shape:
-        return value
-    kinds = _KINDS_OF_PYTHON_NUMBERS.get(value.__class__)
-    if kinds is not None:
-        if spec.shape == () and spec.dtype.kind in kinds:
-            limits = np.iinfo(spec.dtype) if spec.dtype.kind in "iu" else None
-            if limits is None or limits.min <= value <= limits.max:
-                return value
-    elif not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
-        raise SpecMismatch(path, str(spec), describe_value(value))
-    array = np.asarray(value)
-    given = array if kinds is None else value
-    if array.shape == spec.shape:
-        # To cast a time to another unit is never safe, although NumPy says so, because it can overflow.
-        is_time = spec.dtype.kind in "mM"
-        if kinds is None and (
-            array.dtype == spec.dtype or (not is_time and np.can_cast(array.dtype, spec.dtype, "safe"))
-        ):
-            return array
-        cast = None if casting is None else casting.cast(given, spec.dtype, path, spec)
-        if cast is not None:
-            return cast
-    raise SpecMismatch(path, str(spec), describe_value(given))
 
 
 def fitting_foreign(spec: ArraySpec, value: Any, n: int, path: str) -> Any:
@@ -188,28 +153,3 @@ def checked_actions(
         return checked.copy() if checked is action or checked.base is not None else checked
     given = {id(leaf) for leaf in leaves(action)}
     return map_tree(lambda leaf: copy_leaf(leaf) if id(leaf) in given or leaf.base is not None else leaf, checked)
-
-
-_COLUMNS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
-
-
-def cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """Return ``steps`` with each array cast to its spec's dtype. Arrays that cannot be cast stay unchanged."""
-    columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMNS.items()}
-    trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
-    return attrs.evolve(steps, **columns, **trees)
-
-
-def _cast_tree(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
-    try:
-        parts = matched(spec, tree, root)
-    except SpecMismatch:
-        return tree
-    return build(spec, [_cast_column(leaf, part, path, casting) for leaf, part, path in parts])
-
-
-def _cast_column(spec: ArraySpec, value: Any, path: str, casting: Casting) -> Any:
-    if spec.is_object or not isinstance(value, np.ndarray) or value.dtype == spec.dtype:
-        return value
-    cast = casting.cast(value, spec.dtype, path, f"{spec.dtype}{list(value.shape)}")
-    return value if cast is None else cast

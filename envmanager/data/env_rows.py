@@ -9,7 +9,6 @@ Each worker has a contiguous block of env_ids, so its rows are adjacent in array
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,9 +20,8 @@ from envmanager.errors import BadAction, UsageError
 
 def split_evenly(n_envs: int, n_workers: int) -> list[range]:
     """Return the env_ids of each worker, as contiguous blocks whose lengths differ by at most one."""
-    small, extra = divmod(n_envs, n_workers)
-    starts = np.cumsum([0] + [small + (worker < extra) for worker in range(n_workers)])
-    return [range(int(start), int(stop)) for start, stop in itertools.pairwise(starts)]
+    blocks = np.array_split(np.arange(n_envs), n_workers)
+    return [range(int(block[0]), int(block[-1]) + 1) for block in blocks]
 
 
 class EnvsOfWorker(NamedTuple):
@@ -65,7 +63,7 @@ class EnvIndex:
             and (env_ids == everything).all()
         ):
             return self.n_envs, self._all_groups
-        ids, numbers = self._checked(env_ids, error)
+        ids, numbers = self.checked(env_ids, error)
         if self._hosts_one_each:
             row_0 = self._row_0
             return len(numbers), [
@@ -73,12 +71,11 @@ class EnvIndex:
             ]
         return len(numbers), self.by_worker(ids.astype(np.int64, copy=False))  # uint64 less int64 would be float64
 
-    def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> np.ndarray:
-        """Return ``env_ids`` as int64[n]. Raises ``error`` unless all are distinct ids of existing environments."""
-        return self._checked(env_ids, error)[0].astype(np.int64)
+    def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
+        """Return ``env_ids`` as an array of any integer dtype, and as a list.
 
-    def _checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
-        """Return ``env_ids`` as an array of any integer dtype, and as a list. Raises ``error`` as ``checked`` does."""
+        Raises ``error`` unless all are distinct ids of existing environments.
+        """
         expected = "env_ids should be a list of whole numbers, but is"
         try:
             ids = as_array(env_ids)

@@ -20,7 +20,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import BehaviorSpecs, zeros
-from envmanager.data.trees import Tree, concat_rows, copy_tree, no_rows, take_rows, with_rows
+from envmanager.data.trees import Tree, concat_rows, copy_tree, take_rows, with_rows
 from envmanager.errors import WorkerError
 
 AGENT_BITS = 32
@@ -329,17 +329,9 @@ class Batch:
 
     def copy(self) -> Batch:
         """Return a batch with copies of the arrays, but the same infos."""
-        return Batch(
-            self.env_ids.copy(),
-            copy_tree(self.obs),
-            self.reward.copy(),
-            self.terminated.copy(),
-            self.truncated.copy(),
-            None if self._lost is None else self._lost.copy(),
-            copy_tree(self.final_obs),
-            self.info,
-            self.reset_info,
-        )
+        names = ("env_ids", "obs", "reward", "terminated", "truncated", "final_obs")
+        copied = {name: copy_tree(getattr(self, name)) for name in names}
+        return attrs.evolve(self, **copied, lost=copy_tree(self._lost), is_view=False)
 
 
 class DecisionSteps(NamedTuple):
@@ -483,13 +475,11 @@ class StepInfo:
             obs, action = zeros(spec.observation, 0), zeros(spec.action, 0)
         else:
             seen, taken = self.current.get(behavior), (self.actions or {}).get(behavior)
-            obs = no_rows(_NOTHING if seen is None else seen.obs)
-            action = no_rows(_NOTHING if taken is None else taken.action)
+            nothing = np.zeros(0, np.float32)
+            obs = nothing if seen is None else copy_tree(take_rows(seen.obs, slice(0)))
+            action = nothing if taken is None else copy_tree(take_rows(taken.action, slice(0)))
         flags = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
         return Transitions(obs, action, np.zeros(0, np.float32), copy_tree(obs), *flags, np.zeros(0, np.int64))
-
-
-_NOTHING = np.zeros(0, np.float32)
 
 
 def concat_steps(parts: list[AgentSteps]) -> AgentSteps:

@@ -128,11 +128,6 @@ def take_rows(tree: Tree, rows: Any) -> Tree:
     return map_tree(lambda leaf: leaf[rows], tree)
 
 
-def no_rows(tree: Tree) -> Tree:
-    """Return a copy of ``tree`` in which every array has 0 rows."""
-    return map_tree(lambda leaf: copy_leaf(leaf[:0]), tree)
-
-
 def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
     """Return a copy of ``tree`` in which the rows at ``rows`` of every array are replaced by the rows of ``values``."""
     return build(tree, [_with_rows(*pair, rows) for pair in zip(leaves(tree), leaves_like(tree, values), strict=True)])

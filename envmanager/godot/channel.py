@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import ClassVar
 
 from envmanager.godot.frames import FROM_ENGINE, PROTOCOL, TICKETS, BadFrame, Frame, FrameReader, Kind
 from envmanager.godot.lobby import Lobby
@@ -21,12 +22,11 @@ from envmanager.godot.messages import Hello
 from envmanager.hosts import descriptors
 from envmanager.hosts.wire import Channel, Message
 
-_ASIDE = frozenset({Kind.NOTE, Kind.BUSY})
-"""Kinds of frames that answer no command."""
-
 
 class EngineChannel(Channel):
     """A channel that exchanges frames with one engine. It queues commands until the engine has connected."""
+
+    reader_class: ClassVar[type[FrameReader]] = FrameReader
 
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class EngineChannel(Channel):
         self._lobby: Lobby | None = None
         self._waiting: list[bytes] = []
         """Commands to send once the engine has connected."""
-        self._reader = FrameReader(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
+        self._reader = self.reader_class(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
 
     def await_engine(self, lobby: Lobby, pidfd: int) -> None:
         """Start waiting for an engine to connect to ``lobby``. ``pidfd`` becomes readable when the engine ends."""
@@ -88,7 +88,7 @@ class EngineChannel(Channel):
                 if n_bytes < len(space):  # the socket is empty
                     break
         except BadFrame as error:
-            self.refuse(error.reason)
+            self.refuse(str(error))
         return has_read
 
     def _meet(self, lobby: Lobby) -> bool:
@@ -104,14 +104,17 @@ class EngineChannel(Channel):
             ours, theirs = (".".join(map(str, version)) for version in (PROTOCOL, self.hello.protocol))
             self.refuse(f"a hello in protocol {theirs}, where this library speaks {ours}")
             return False
-        waiting, self._waiting = self._waiting, []
-        for message in waiting:
+        for message in self._waiting:
             self.push(message, time.monotonic() + 1.0)  # does not block: these few bytes fit into the socket's buffer
         return True
 
+    def _ticket_of(self, frame: Frame) -> int:
+        """Return the ticket of the command that ``frame`` answers. Raises BadFrame if there is no such command."""
+        return self.last_ticket - (self.last_ticket - frame.ticket) % TICKETS
+
     def _take(self, frame: Frame) -> None:
-        ticket = self.last_ticket - (self.last_ticket - frame.ticket) % TICKETS
-        if frame.kind in _ASIDE:
+        ticket = self._ticket_of(frame)
+        if frame.kind in (Kind.NOTE, Kind.BUSY):  # they answer no command
             self.on_aside(frame, ticket)
         else:
             self.messages.append(Message(ticket, int(frame.kind), 0, frame.body, 0, time.perf_counter_ns()))

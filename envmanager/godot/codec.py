@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import is_
 from typing import Any, NamedTuple
 
 import attrs
 import numpy as np
 
-from envmanager.data.specs import describe_value
-from envmanager.data.steps import AGENT_BITS, AgentSteps, only_agents
+from envmanager.data.specs import ArraySpec, SpecMismatch, check_values, describe_value, matched
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Steps, only_agents
 from envmanager.data.trees import Tree, leaves_like
 from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs, listed
@@ -129,29 +129,24 @@ class StepsDecoder:
                 return Decoded(plain, *COUNT.unpack_from(body))
         cursor = Cursor(body)
         busy_us, n_sections = cursor.unpack(STEPS_HEAD, "its head")
-        if n_sections > len(self.specs.behaviors):
-            raise BadFrame(f"{n_sections} sections, where there are {len(self.specs.behaviors)} behaviors")
         sections: dict[int, _Section] = {}
         for _ in range(n_sections):
             section = self._section(cursor, after_reset=after_reset)
             if section.behavior.number in sections:
                 raise BadFrame(f"two sections of behavior {section.behavior.name!r}")
             sections[section.behavior.number] = section
-        infos = self._read_infos(cursor, [section.behavior.name for section in sections.values()])
+        self._add_infos(cursor, sections.values())
         cursor.finish()
         rows = [section.rows for section in sections.values()]
-        are_known = len(rows) == len(self._distinct) and all(map(is_, rows, self._distinct))
-        if not are_known:
+        if len(rows) != len(self._distinct) or not all(map(is_, rows, self._distinct)):
             self._check_distinct(rows)
-        steps = {section.behavior.name: section.steps(infos) for section in sections.values()}
-        if not are_known:
             self._plain = None
-        if self._plain is None and infos is None and all(section.is_plain for section in sections.values()):
+        if self._plain is None and not self._infos and all(section.is_plain for section in sections.values()):
             self._plain = PlainFrame(body, list(sections.values()), cursor.arrays_read)
         self._distinct = rows
         self._rows.update(zip(sections, rows, strict=True))
-        self.acting = {section.behavior.name: section.who_acts() for section in sections.values()}
-        return Decoded(steps, busy_us)
+        self.acting = {section.behavior.name: section.acting for section in sections.values()}
+        return Decoded({section.behavior.name: section.sorted_steps() for section in sections.values()}, busy_us)
 
     def _section(self, cursor: Cursor, *, after_reset: bool) -> _Section:
         number, flags, zero, n = cursor.unpack(STEPS_SECTION, "the head of a section")
@@ -165,23 +160,22 @@ class StepsDecoder:
             raise BadFrame(f"{n} rows{cursor.where}, where {MAX_AGENTS} are the most")
         if after_reset and flags & (SAME_ROWS | SOME_ENDED):
             raise BadFrame(f"flags {flags}{cursor.where} after a reset, which has rows of its own and ends nothing")
-        if flags & SAME_ROWS:
-            known = self._rows.get(number)
-            if known is None:
-                raise BadFrame(f"the same rows as before{cursor.where}, which had none before")
-            if len(known.agent_id) != n:
-                raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(known.agent_id)}")
-            rows = known
-        else:
-            rows = self._read_rows(cursor, n)
+        rows = self._rows.get(number) if flags & SAME_ROWS else self._read_rows(cursor, n)
+        if rows is None:
+            raise BadFrame(f"the same rows as before{cursor.where}, which had none before")
+        if len(rows.agent_id) != n:
+            raise BadFrame(f"the same rows as before{cursor.where}, but {n} where there were {len(rows.agent_id)}")
         obs = cursor.arrays(behavior.observations, n, "observation")
         reward = cursor.array(_REWARD, n, "the rewards")
-        section = _Section(behavior, flags, rows, obs, reward)
-        section.read_bits(cursor.array(_BITS, n, "the bits"), cursor.where)
+        terminated, truncated, acting = _read_bits(cursor.array(_BITS, n, "the bits"), flags, cursor.where)
+        final_obs = None
         if flags & SOME_ENDED:
-            section.final_obs = cursor.arrays(behavior.observations, section.n_ended, "final observation")
+            n_ended = int(np.count_nonzero(terminated | truncated))
+            final_obs = cursor.arrays(behavior.observations, n_ended, "final observation")
         cursor.where = ""
-        return section
+        # The agent ids are copied, because the trainer may write into its array.
+        steps = AgentSteps(rows.agent_id.copy(), obs, reward, terminated, truncated, final_obs, acting)
+        return _Section(behavior, flags, rows, steps)
 
     def _read_rows(self, cursor: Cursor, n: int) -> _Rows:
         rows = cursor.array(_ROW, n, "the rows")
@@ -202,18 +196,25 @@ class StepsDecoder:
             arena = int(np.flatnonzero(self._first_ids == twice[0] >> AGENT_BITS << AGENT_BITS)[0])
             raise BadFrame(f"agent {twice[0] & (1 << AGENT_BITS) - 1} of arena {arena} twice")
 
-    def _read_infos(self, cursor: Cursor, behaviors: Sequence[str]) -> dict[str, Any] | None:
-        """Return the infos by behavior, or None if not requested. Raises BadFrame for invalid or unrequested infos."""
+    def _add_infos(self, cursor: Cursor, sections: Collection[_Section]) -> None:
+        """Read the infos, and add them to the sections' steps. Raises BadFrame for invalid or unrequested infos."""
         (n_bytes,) = cursor.unpack(COUNT, "the length of the infos")
         if n_bytes and not self._infos:
             raise BadFrame(f"{n_bytes} bytes of infos, which nobody asked for")
-        if not n_bytes:
-            return {} if self._infos else None
-        infos = parse_json(cursor.block(n_bytes, "the infos"))
-        unknown = infos.keys() - set(behaviors)
+        if not self._infos:
+            return
+        infos = parse_json(cursor.block(n_bytes, "the infos")) if n_bytes else {}
+        unknown = infos.keys() - {section.behavior.name for section in sections}
         if unknown:
             raise BadFrame(f"infos of behavior {min(unknown)!r}, which has no rows in the frame")
-        return infos
+        for section in sections:
+            steps, where = section.steps, f"behavior {section.behavior.name!r}"
+            own, n_ended = infos.get(section.behavior.name, {}), int(np.count_nonzero(steps.ended))
+            if not isinstance(own, dict):
+                raise BadFrame(f"infos of {where} that are {describe_value(own)}")
+            steps.info = _dicts(own.get("info"), len(steps), f"info of {where}")
+            if n_ended or own.get("reset_info"):
+                steps.reset_info = _dicts(own.get("reset_info"), n_ended, f"reset_info of {where}")
 
 
 @attrs.frozen(eq=False)
@@ -224,21 +225,14 @@ class _Rows:
     order: np.ndarray | None
 
 
-@attrs.define(eq=False)
+@attrs.frozen(eq=False)
 class _Section:
-    """The section of a steps frame for one behavior. Its methods check the arrays and convert them to AgentSteps."""
+    """The section of a steps frame for one behavior. Its ``steps`` are in the engine's order."""
 
     behavior: BehaviorLayout
     flags: int
     rows: _Rows
-    obs: Tree
-    reward: np.ndarray
-    terminated: np.ndarray = attrs.field(init=False)
-    truncated: np.ndarray = attrs.field(init=False)
-    acting: np.ndarray | None = attrs.field(init=False, default=None)
-    final_obs: Tree = attrs.field(init=False, default=None)
-    n_ended: int = attrs.field(init=False, default=0)
-    n_acting: int = attrs.field(init=False)
+    steps: AgentSteps
 
     @property
     def is_plain(self) -> bool:
@@ -246,69 +240,45 @@ class _Section:
         is_aligned = all(layout.dtype.itemsize <= 4 for layout in self.behavior.observations)
         return self.flags == SAME_ROWS | ALL_ACT and self.rows.order is None and is_aligned
 
-    def read_bits(self, bits: np.ndarray, where: str) -> None:
-        """Set ``terminated``, ``truncated``, ``acting``, ``n_ended`` and ``n_acting`` from ``bits``, one byte per row.
-
-        Raises BadFrame if a reserved bit is set, or if the bits contradict the section's flags.
-        """
-        n, flags = len(bits), self.flags
-        self.n_acting = n
-        if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
-            self.terminated, self.truncated = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
-            return
-        if bits.max(initial=0) > 7:
-            raise BadFrame(f"reserved bits that are not 0 in the bits{where}")
-        self.terminated = (bits & TERMINATED).view(np.bool_)
-        self.truncated = (bits >> 1 & 1).view(np.bool_)
-        acting = (bits >> 2).view(np.bool_)
-        self.n_ended = int(np.count_nonzero(bits & (TERMINATED | TRUNCATED)))
-        self.n_acting = int(np.count_nonzero(acting))
-        if bool(self.n_ended) != bool(flags & SOME_ENDED):
-            raise BadFrame(f"{self.n_ended} rows that ended{where}, but flags {flags}")
-        if self.n_acting < n:
-            if flags & ALL_ACT:
-                raise BadFrame(f"{n - self.n_acting} rows that want no action{where}, but flags {flags}")
-            self.acting = acting
-
-    def steps(self, infos: Mapping[str, Any] | None) -> AgentSteps:
-        """Convert the section to AgentSteps, sorted by environment. Raises BadFrame if ``infos`` is malformed."""
-        info = reset_info = None
-        if infos is not None:
-            own = infos.get(self.behavior.name, {})
-            if not isinstance(own, dict):
-                raise BadFrame(f"infos of behavior {self.behavior.name!r} that are {describe_value(own)}")
-            info = self._dicts(own, "info", len(self.reward))
-            if self.n_ended or own.get("reset_info"):
-                reset_info = self._dicts(own, "reset_info", self.n_ended)
-        steps = AgentSteps.stepped(
-            agent_id=self.rows.agent_id.copy(),  # the trainer may write into its array
-            obs=self.obs,
-            reward=self.reward,
-            terminated=self.terminated,
-            truncated=self.truncated,
-            final_obs=self.final_obs,
-            acting=self.acting,
-            info=info,
-            reset_info=reset_info,
-        )
-        return steps if self.rows.order is None else steps.take(self.rows.order)
-
-    def who_acts(self) -> Acting:
-        """Return how many agents need an action, and in which order the engine expects the actions."""
-        order = self.rows.order
+    @property
+    def acting(self) -> Acting:
+        """The number of agents that need an action, and the order in which the engine expects the actions."""
+        order, acting = self.rows.order, self.steps.acting
         if order is None:
-            return Acting(self.n_acting)
-        return Acting(self.n_acting, np.argsort(order if self.acting is None else order[self.acting[order]]))
+            return Acting(len(self.steps.acting_rows))
+        order = order if acting is None else order[acting[order]]
+        return Acting(len(order), np.argsort(order))
 
-    def _dicts(self, infos: dict[str, Any], key: str, n: int) -> list[dict[str, Any]]:
-        given = infos.get(key)
-        if given is None:
-            return [{} for _ in range(n)]
-        where = f"{key} of behavior {self.behavior.name!r}"
-        for each in listed(given, n, where):
-            if each is not None and not isinstance(each, dict):
-                raise BadFrame(f"{where} has {describe_value(each)}, which is no object")
-        return [{} if each is None else each for each in given]
+    def sorted_steps(self) -> AgentSteps:
+        """Return the steps, sorted by environment."""
+        return self.steps if self.rows.order is None else self.steps.take(self.rows.order)
+
+
+def _read_bits(bits: np.ndarray, flags: int, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return ``terminated``, ``truncated`` and ``acting`` (None if all act) of a section. ``bits`` has a byte per row.
+
+    Raises BadFrame if a reserved bit is set, or if the bits contradict the section's flags.
+    """
+    n = len(bits)
+    if not flags & SOME_ENDED and bits.tobytes() == _ALL_ACTING[:n]:  # nearly always
+        return np.zeros(n, np.bool_), np.zeros(n, np.bool_), None
+    if bits.max(initial=0) > 7:
+        raise BadFrame(f"reserved bits that are not 0 in the bits{where}")
+    acting = (bits >> 2).view(np.bool_)
+    n_ended, n_idle = np.count_nonzero(bits & (TERMINATED | TRUNCATED)), n - np.count_nonzero(acting)
+    if bool(n_ended) != bool(flags & SOME_ENDED):
+        raise BadFrame(f"{n_ended} rows that ended{where}, but flags {flags}")
+    if n_idle and flags & ALL_ACT:
+        raise BadFrame(f"{n_idle} rows that want no action{where}, but flags {flags}")
+    return (bits & TERMINATED).view(np.bool_), (bits >> 1 & 1).view(np.bool_), acting if n_idle else None
+
+
+def _dicts(given: Any, n: int, where: str) -> list[dict[str, Any]]:
+    found = listed([None] * n if given is None else given, n, where)
+    for each in found:
+        if each is not None and not isinstance(each, dict):
+            raise BadFrame(f"{where} has {describe_value(each)}, which is no object")
+    return [each or {} for each in found]
 
 
 _Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
@@ -384,7 +354,7 @@ class PlainFrame:
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
         """Prepare to read frames like ``body``, from which ``sections`` and ``arrays_read`` were decoded."""
-        self.acting = {section.behavior.name: Acting(len(section.reward)) for section in sections}
+        self.acting = {section.behavior.name: Acting(len(section.steps)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []
         """Offsets and contents of the byte ranges that must be the same in each frame that is read."""
@@ -422,3 +392,32 @@ class PlainFrame:
                 np.zeros(len(agent_id), np.bool_),
             )
         return found
+
+
+_REWARD_SPEC = ArraySpec()
+
+
+def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:
+    """Search for an array with invalid numbers (NaN, infinite or out of bounds). Return None if there is none.
+
+    For the first such array, return the env_ids of its invalid rows, and the mismatch.
+    """
+    for name, own in steps.items():
+        spec, env_id = specs.behavior_specs[name].observation, own.env_id
+        parts = [(*each, env_id) for each in (*matched(spec, own.obs, "obs"), (_REWARD_SPEC, own.reward, "reward"))]
+        if own.final_obs is not None:
+            parts += [(*each, env_id[own.ended]) for each in matched(spec, own.final_obs, "final_obs")]
+        for leaf_spec, leaf, path, env_ids in parts:
+            mismatch = _mistake(leaf_spec, leaf, path)
+            if mismatch is not None:
+                bad = [_mistake(leaf_spec, row, path) is not None for row in leaf]
+                return tuple(sorted(set(env_ids[bad].tolist()))), mismatch
+    return None
+
+
+def _mistake(spec: ArraySpec, values: Any, path: str) -> SpecMismatch | None:
+    try:
+        check_values(spec, values, path)
+    except SpecMismatch as mismatch:
+        return mismatch
+    return None

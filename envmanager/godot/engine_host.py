@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import tempfile
@@ -14,8 +15,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any, ClassVar
-
-import numpy as np
 
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import UsageError
@@ -78,9 +77,7 @@ class EngineHost(LinkHost[EngineLink]):
         entry, options = self.context.entries[worker_id], self.options
         is_attached = options.engine.attach is not None
         cores = sorted(os.sched_getaffinity(0))
-        seed = int(np.random.SeedSequence().generate_state(1)[0] >> 1)
-        if options.seed is not None:
-            seed = derive_seed(options.seed, _ENGINE_SEEDS + worker_id, entry.generation)
+        seed = secrets.randbits(31) if options.seed is None else options.seed
         plan = self.plan_of(
             entry,
             EnginePlan,
@@ -88,7 +85,7 @@ class EngineHost(LinkHost[EngineLink]):
             command=() if is_attached else command_for(self.game, options.engine),
             environ=self._environ(entry),
             cores={cores[worker_id % len(cores)]} if options.engine.pin else set(cores),
-            seed=seed,
+            seed=derive_seed(seed, _ENGINE_SEEDS + worker_id, entry.generation),
             may_spin=not is_attached and engines_may_spin(len(self.context.entries)),
         )
         return self.care_for(lambda: self.link_class(plan, self.context.events, entry.times))

@@ -1,7 +1,8 @@
 """The link to an engine. It sends commands as frames, and converts the engine's answers to responses.
 
-An error that one of the engine's scripts prints usually becomes a failed response. Creating a link does not wait for
-the engine, which connects to the link's Lobby, a listening socket, when it is ready.
+An answer that breaks the protocol becomes an error of the worker, and no part of it is returned. An error that one of
+the engine's scripts prints usually becomes a failed response. Creating a link does not wait for the engine, which
+connects to the link's Lobby, a listening socket, when it is ready.
 """
 
 from __future__ import annotations
@@ -11,26 +12,35 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import attrs
 
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.steps import CommandName, EnvironmentResponse
-from envmanager.errors import EnvManagerError
+from envmanager.data.specs import SpecMismatch
+from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, Steps, phase_of
+from envmanager.errors import EnvManagerError, EnvRaised
 from envmanager.godot.channel import EngineChannel
-from envmanager.godot.codec import encode_step
-from envmanager.godot.decoding import EngineDecoder
+from envmanager.godot.codec import StepsDecoder, bad_numbers, encode_step
 from envmanager.godot.engine_log import EngineLog
-from envmanager.godot.frames import BadFrame, Frame, Kind, pack
+from envmanager.godot.frames import BadFrame, Frame, Kind, TooLarge, pack
 from envmanager.godot.lobby import Lobby
-from envmanager.godot.messages import call_body, configure_body, read_note, reset_body
+from envmanager.godot.messages import (
+    EngineError,
+    EngineSpecs,
+    call_body,
+    configure_body,
+    read_error,
+    read_note,
+    read_specs,
+    read_values,
+    reset_body,
+)
 from envmanager.godot.options import GodotOptions
 from envmanager.hosts import descriptors
 from envmanager.hosts.life import WorkerPlan
 from envmanager.hosts.link import Link
-from envmanager.hosts.wire import Message
+from envmanager.hosts.wire import Message, describe_failure
 from envmanager.observe.events import EventLog, Note
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig
@@ -38,13 +48,16 @@ from envmanager.processes.starting import Process, execute
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """Environment variables with the trainer's address and the token to send. Without ADDRESS a game plays by heuristic."""
-_STEP, _FAILED = CommandName.STEP, CommandName.FAILED
-_VERBS: dict[CommandName, Any] = {
-    CommandName.CALL: "method",
-    CommandName.GET_ATTR: "get",
-    CommandName.SET_ATTR: "set",
-    CommandName.RENDER: "render",
+_STEP, _RESET, _FAILED = CommandName.STEP, CommandName.RESET, CommandName.FAILED
+_ANSWERS = {CommandName.START: Kind.SPECS, _RESET: Kind.STEPS, _STEP: Kind.STEPS}
+"""Kind of the frame that answers a command if it succeeds. Commands that are not listed get a VALUE frame."""
+_CALLS: dict[CommandName, Callable[..., tuple[Any, ...]]] = {
+    CommandName.CALL: lambda name, args, rows, kwargs: ("method", name, rows, args, kwargs),
+    CommandName.GET_ATTR: lambda name, rows: ("get", name, rows),
+    CommandName.SET_ATTR: lambda name, values, rows: ("set", name, rows, values),
+    CommandName.RENDER: lambda *rows: ("render", None, rows),
 }
+"""Functions that convert the payload of a command to the arguments of ``call_body``."""
 _NO_DISPLAY = re.compile("X11 Display is not available|Unable to create DisplayServer")
 _NEEDS_DISPLAY = """A window (engine.window: true) needs a display, and the engine could open none. On a machine without
 one run this program with xvfb-run (apt-get install xvfb libgl1-mesa-dri), or leave out engine.window."""
@@ -105,9 +118,7 @@ class EngineLink(Link):
         "install-addon` installs the one that fits."
     )
     channel_class: ClassVar[type[EngineChannel]] = EngineChannel
-    decoder_class: ClassVar[type[EngineDecoder]] = EngineDecoder
     lobby_class: ClassVar[type[Lobby]] = Lobby
-    decoder: EngineDecoder
     channel: EngineChannel
 
     def __init__(self, plan: EnginePlan, events: EventLog, times: WorkerTimes) -> None:
@@ -116,11 +127,13 @@ class EngineLink(Link):
         channel = self.channel_class(max_frame_bytes=engine.max_frame_mb << 20)
         super().__init__(plan, channel, events, times)
         channel.on_aside = self._take_aside
-        self.decoder = self.decoder_class(
-            plan.worker_id, plan.env_ids, infos=options.infos, check_values=options.check_values
-        )
+        self.decoder = self
         self._plan = plan
-        self._n_busy = 0
+        self._steps = StepsDecoder(EngineSpecs((), {}), plan.env_ids)
+        """Decoder of steps frames. It has no specs until the engine has started."""
+        self._of_null: EngineError | None = None
+        """Error in the last answer if a script's null may be its cause, else None."""
+        self._n_called = self._n_busy = 0
         with contextlib.ExitStack() as undo:
             self._log = EngineLog(None if engine.attach else options.log_dir, plan.worker_id, plan.generation)
             undo.callback(self._log.close)
@@ -147,32 +160,20 @@ class EngineLink(Link):
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
         if command is _STEP:
-            steps = self.decoder.steps
-            kind, body = Kind.STEP, encode_step(steps.specs, payload, steps.acting)
+            kind, body = Kind.STEP, encode_step(self._steps.specs, payload, self._steps.acting)
         elif command is CommandName.START:
             plan, kind = self._plan, Kind.CONFIGURE
-            infos, may_spin = plan.options.infos, plan.may_spin
-            body = configure_body(
-                plan.options.engine, arenas=len(plan.env_ids), seed=plan.seed, infos=infos, may_spin=may_spin
-            )
-        elif command is CommandName.RESET:
+            body = configure_body(plan.options, arenas=len(plan.env_ids), seed=plan.seed, may_spin=plan.may_spin)
+        elif command is _RESET:
             config, kind = ResetConfig.of(payload), Kind.RESET
             seeds = derive_seeds(config.seed, self.env_ids, self.generation)
             body = reset_body(seeds, {**self._plan.options.engine.parameters, **(config.options or {})})
         elif command is CommandName.CLOSE:
             kind, body = Kind.CLOSE, b""
         else:
-            name, args, kwargs = None, (), {}
-            if command is CommandName.RENDER:
-                rows = payload
-            elif command is CommandName.GET_ATTR:
-                name, rows = payload
-            elif command is CommandName.SET_ATTR:
-                name, args, rows = payload
-            else:
-                name, args, rows, kwargs = payload
-            self.decoder.asked_rows = rows
-            kind, body = Kind.CALL, call_body(_VERBS[command], name, rows, args, kwargs)
+            what, name, rows, *args = _CALLS[command](*payload)
+            self._n_called = len(rows)
+            kind, body = Kind.CALL, call_body(what, name, rows, *args)
         self.channel.last_ticket = ticket
         self._n_busy = 0
         return pack(kind, ticket, body)
@@ -184,30 +185,84 @@ class EngineLink(Link):
 
     # Responses.
 
-    def _response(self, message: Message, command: CommandName) -> EnvironmentResponse:
-        return self._checked(partial(super()._response, message, command), command)
+    def failed(self, error: EnvManagerError) -> EnvironmentResponse:
+        """Return the "failed" response that reports ``error``."""
+        return EnvironmentResponse(_FAILED, self.worker_id, error)
 
-    def step_response(self, message: Message) -> EnvironmentResponse:
-        return self._checked(partial(super().step_response, message), _STEP)
-
-    def _checked(self, decode: Callable[[], EnvironmentResponse], asked: CommandName) -> EnvironmentResponse:
+    def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
         """Decode a message. Return the response, or a failure if a script printed an error or the message is invalid.
 
         After an error in a script, Godot continues with null. When the addon receives that null, it answers with an
         error. The printed error is returned instead, because it says where the null came from.
         """
+        self._of_null = None
         try:
-            response = decode()
+            response = self._decoded(message, asked)
         except BadFrame as error:
-            self.channel.refuse(error.reason)
-            return self.decoder.failed(self.broke_protocol(asked))
-        printed = self._log.new_error()
-        said = self.decoder.error if response.name is _FAILED else None
-        is_known = said is None or said.broken is not None or bool(said.traceback)  # not from a null in a script
-        if printed is None or (response.name is _FAILED and (is_known or printed.line is None)):
+            self.channel.refuse(str(error))
+            return self.failed(self.broke_protocol(asked))
+        printed, of_null = self._log.new_error(), self._of_null
+        if printed is None or (response.name is _FAILED and (of_null is None or printed.line is None)):
             return response
-        env_ids = None if said is None else self.decoder.env_ids_of(said)
-        return self.decoder.failed(self.decoder.raised(printed, asked, env_ids))
+        arena = None if of_null is None else of_null.arena
+        return self.failed(self._raised(attrs.evolve(printed, arena=arena), asked))
+
+    def _decoded(self, message: Message, asked: CommandName) -> EnvironmentResponse:
+        """Convert a message to the response to the command ``asked``. Raises BadFrame for an invalid answer."""
+        if message.code == Kind.ERROR:
+            error = read_error(message.data, len(self.env_ids))
+            if error.broken is not None:
+                return self._mismatched(self._env_ids_of(error), SpecMismatch(*error.broken), asked)
+            self._of_null = None if error.traceback else error
+            return self.failed(self._raised(error, asked))
+        if message.code != _ANSWERS.get(asked, Kind.VALUE):
+            raise BadFrame(f"a {Kind(message.code).name.lower()} frame in answer to {asked}")
+        if asked is _STEP or asked is _RESET:
+            steps, busy_us = self._steps.decode(message.data, after_reset=asked is _RESET)
+            message.busy_ns = busy_us * 1000
+            return self._stepped(self._steps.specs, steps, asked)
+        if asked is CommandName.START:
+            try:
+                specs = read_specs(message.data)
+            except TooLarge as too_large:
+                advice = "Observe less, or put fewer arenas into each engine: n_workers is the number of engines.\n"
+                return self.failed(self._raised(EngineError(str(too_large), type="TooLarge"), asked, advice))
+            self._steps = StepsDecoder(specs, self.env_ids, infos=self._plan.options.infos)
+            report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=True)
+            return EnvironmentResponse(asked, self.worker_id, report)
+        values = read_values(message.data, self._n_called)
+        return EnvironmentResponse(asked, self.worker_id, None if asked is CommandName.SET_ATTR else values)
+
+    def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
+        """Return the response to a reset or step; if values are checked and one is invalid, a failed response."""
+        bad = bad_numbers(specs, steps) if self._plan.options.check_values else None
+        if bad is not None:
+            return self._mismatched(*bad, asked)
+        return EnvironmentResponse(asked, self.worker_id, steps, specs.behavior_specs if asked is _RESET else None)
+
+    def _mismatched(self, env_ids: Sequence[int], mismatch: SpecMismatch, asked: CommandName) -> EnvironmentResponse:
+        phase = phase_of(asked)
+        return self.failed(describe_failure(mismatch, worker_id=self.worker_id, env_ids=env_ids, phase=phase))
+
+    def _env_ids_of(self, error: EngineError) -> tuple[int, ...]:
+        return self.env_ids if error.arena is None else (self.env_ids[error.arena],)
+
+    def _raised(self, error: EngineError, asked: CommandName | None, advice: str = "") -> EnvRaised:
+        """Return an EnvRaised that reports an engine's error. ``asked`` is the pending command, or None if idle."""
+        traceback = error.traceback
+        if error.script and not traceback:
+            line = "" if error.line is None else f", line {error.line}"
+            function = f", in {error.function}" if error.function else ""
+            traceback = f'  File "{error.script}"{line}{function}\n{error.type}: {error.message}\n'
+        return EnvRaised(
+            worker_id=self.worker_id,
+            env_ids=self._env_ids_of(error),
+            phase="idle" if asked is None else phase_of(asked),
+            type_name=error.type,
+            cause=error.message if error.traceback else str(error),
+            remote_traceback=traceback,
+            advice=advice,
+        )
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """Kill an engine that did not respond in time. Return the script error that it printed, else WorkerTimedOut."""
@@ -223,7 +278,7 @@ class EngineLink(Link):
         if error is None:
             return None
         self.kill()
-        return self.decoder.raised(error, during)
+        return self._raised(error, during)
 
     def _take_aside(self, frame: Frame, ticket: int) -> None:
         """Record a note frame as an event. Restart a pending command's timeout at each of its first ten busy frames."""

@@ -60,12 +60,8 @@ MAX_DIGITS = 20
 class BadFrame(Exception):
     """Error raised for bytes that are not a frame of this protocol, or for a body that does not fit its frame's kind.
 
-    ``reason`` describes what is wrong. EngineLink reports the error, usually as a ``ProtocolError``.
+    Its text describes what is wrong. EngineLink reports the error, usually as a ``ProtocolError``.
     """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class TooLarge(BadFrame):
@@ -116,8 +112,7 @@ class FrameReader:
     """Layout of a header. A subclass that changes it must also override ``_read_header``."""
 
     def __init__(self, kinds: frozenset[Kind] = FROM_ENGINE, *, max_frame_bytes: int = 64 << 20) -> None:
-        self._kinds = kinds
-        self._limits = {kind: limit_of(kind, max_frame_bytes) for kind in Kind}
+        self._limits = {kind: limit_of(kind, max_frame_bytes) for kind in kinds}
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
         self._frame: Frame | None = None
@@ -168,8 +163,8 @@ class FrameReader:
         """Check a header; return the length of the body, the kind and the ticket. Raises BadFrame if it is invalid."""
         number, zero, zeros, ticket = rest
         kind = _KINDS.get(number)
-        if kind is None or kind not in self._kinds:
-            expected = ", ".join(f"{kind.name.lower()} ({kind:d})" for kind in sorted(self._kinds))
+        if kind is None or kind not in self._limits:
+            expected = ", ".join(f"{kind.name.lower()} ({kind:d})" for kind in sorted(self._limits))
             raise BadFrame(f"a frame of kind {number}, where only {expected} may come")
         if zero or zeros:
             raise BadFrame(f"a {kind.name.lower()} frame whose reserved bytes are {zero} and {zeros}, not 0")

@@ -255,10 +255,9 @@ def install_addon(project: Path | str) -> Path:
     there, is_ours = _find_autoload(project)
     if there and not is_ours:
         raise UsageError(f"{file} has an autoload of the name EnvManager already: {there}. Give it another name.")
-    if not there and re.search(r"^\[autoload\][ \t]*$", text, re.MULTILINE):
-        text = re.sub(r"^\[autoload\][ \t]*$", f"[autoload]\n\n{AUTOLOAD}", text, count=1, flags=re.MULTILINE)
-    elif not there:
-        text = f"{text.rstrip()}\n\n[autoload]\n\n{AUTOLOAD}\n"
+    if not there:
+        text, n = re.subn(r"^\[autoload\][ \t]*$", f"[autoload]\n\n{AUTOLOAD}", text, count=1, flags=re.MULTILINE)
+        text = text if n else f"{text.rstrip()}\n\n[autoload]\n\n{AUTOLOAD}\n"
     to = copy_addon(major, project)
     write_atomically(file, text)
     return to

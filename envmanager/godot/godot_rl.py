@@ -18,7 +18,6 @@ import json
 import logging
 import math
 import struct
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,7 +32,6 @@ from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, 
 from envmanager.data.trees import Tree, leaves_like, take_rows
 from envmanager.errors import UsageError
 from envmanager.godot.channel import EngineChannel
-from envmanager.godot.decoding import EngineDecoder
 from envmanager.godot.engine_host import EngineHost
 from envmanager.godot.engine_link import EngineLink, EnginePlan
 from envmanager.godot.frames import PROTOCOL, BadFrame, Frame, FrameReader, Kind, dump_json
@@ -43,17 +41,12 @@ from envmanager.hosts.wire import Message
 from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process
 
-_VERSION = {"major_version": "0", "minor_version": "7"}
-"""Version of the protocol. The plugin only warns if the version differs."""
+_HANDSHAKE = {"type": "handshake", "major_version": "0", "minor_version": "7"}
+"""Message with the version of the protocol. The plugin only warns if the version differs."""
 _ONE_POLICY = "shared_policy"
 """The plugin's default policy name. Plugins before 0.7 send no names."""
-_ANSWERS = {
-    CommandName.START: "env_info",
-    CommandName.RESET: "reset",
-    CommandName.STEP: "step",
-    CommandName.CALL: "call",
-}
-"""Type of the message that answers a command."""
+_ANSWERS = {CommandName.START: "env_info"}
+"""Type of the message that answers a command, if it is not the command's name."""
 _MISFITS = (LookupError, TypeError, ValueError, OverflowError)
 """Errors that Python and NumPy raise for unexpected values in JSON."""
 _CANNOT = "an engine with a game of godot_rl_agents"
@@ -65,13 +58,10 @@ class MessageReader(FrameReader):
 
     header = struct.Struct("<I")
 
-    def __init__(self, max_frame_bytes: int) -> None:
-        super().__init__(max_frame_bytes=max_frame_bytes)
-        self._max_bytes = max_frame_bytes
-
     def _read_header(self, length: int, *_: int) -> tuple[int, Kind, int]:
-        if length > self._max_bytes:
-            raise BadFrame(f"a message of {length} bytes, where {self._max_bytes} are the most (engine.max_frame_mb)")
+        limit = self._limits[Kind.STEPS]
+        if length > limit:
+            raise BadFrame(f"a message of {length} bytes, where {limit} are the most (engine.max_frame_mb)")
         return length, Kind.STEPS, 0
 
 
@@ -91,16 +81,17 @@ class GodotRLLobby(Lobby):
 class GodotRLChannel(EngineChannel):
     """An EngineChannel for messages without tickets, which matches answers to commands by their order."""
 
+    reader_class = MessageReader
+
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
-        self._reader = MessageReader(max_frame_bytes)
         self.asked: deque[int] = deque()
         """Tickets of the unanswered commands, oldest first."""
 
-    def _take(self, frame: Frame) -> None:
+    def _ticket_of(self, frame: Frame) -> int:
         if not self.asked:
             raise BadFrame(f"a message of {len(frame.body)} bytes that answers no command")
-        self.messages.append(Message(self.asked.popleft(), int(frame.kind), 0, frame.body, 0, time.perf_counter_ns()))
+        return self.asked.popleft()
 
 
 @attrs.frozen(eq=False)
@@ -236,43 +227,14 @@ def _array(layout: ArrayLayout, values: Sequence[Any]) -> np.ndarray:
     return array
 
 
-class GodotRLDecoder(EngineDecoder):
-    """An EngineDecoder for the JSON messages of godot_rl_agents."""
-
-    agents = Agents(0, EngineSpecs((), {}), {})
-    """Agents of the game; empty until the engine has started."""
-
-    def response(self, message: Message, asked: CommandName, _: int = 0) -> EnvironmentResponse:
-        try:
-            answer = json.loads(str(message.data, "utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise BadFrame(f"a message that is no JSON in UTF-8: {error}") from None
-        kind = answer.get("type") if isinstance(answer, dict) else describe_value(answer)
-        if kind != _ANSWERS[asked]:
-            raise BadFrame(f"a message of type {kind!r} in answer to {asked}")
-        if asked is CommandName.START:
-            self.agents = Agents.of(answer)
-            specs = self.agents.specs
-            report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=False)
-            return EnvironmentResponse(asked, self._worker_id, report)
-        if asked is CommandName.CALL:
-            return EnvironmentResponse(asked, self._worker_id, [answer.get("returns")])
-        try:
-            steps = self.agents.steps(answer, self._env_ids[0], infos=self._infos)
-        except SpecMismatch as mismatch:
-            self.error = EngineError(str(mismatch))  # an error that a script has printed is returned instead
-            return self._mismatched(self._env_ids, mismatch, asked)
-        return self._stepped(self.agents.specs, steps, asked)
-
-
 class GodotRLLink(EngineLink):
     """An EngineLink for a godot_rl_agents game. The engine receives its port and seed on the command line."""
 
     channel_class = GodotRLChannel
-    decoder_class = GodotRLDecoder
     lobby_class = GodotRLLobby
-    decoder: GodotRLDecoder
     channel: GodotRLChannel
+    _agents = Agents(0, EngineSpecs((), {}), {})
+    """Agents of the game; empty until the engine has started."""
 
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
         port = lobby.address.rpartition(":")[2]
@@ -282,11 +244,15 @@ class GodotRLLink(EngineLink):
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
         messages: list[dict[str, Any]] = [{"type": _ANSWERS.get(command, str(command))}]
         if command is CommandName.START:
-            messages.insert(0, {"type": "handshake", **_VERSION})
+            messages.insert(0, _HANDSHAKE)
         elif command is CommandName.STEP:
-            messages = [{"type": "action", "action": self.decoder.agents.actions(payload)}]
+            messages = [{"type": "action", "action": self._agents.actions(payload)}]
         elif command is CommandName.CALL:
-            messages[0]["method"] = payload[0]
+            messages[0]["method"], args, _, kwargs = payload
+            if args or kwargs:
+                raise UsageError(
+                    f"call({payload[0]!r}) with arguments is not possible in {_CANNOT}: name the method alone."
+                )
         elif command not in (CommandName.RESET, CommandName.CLOSE):
             raise UsageError(f"{command}() is not possible in {_CANNOT}: its protocol has only call(method).")
         try:
@@ -298,6 +264,28 @@ class GodotRLLink(EngineLink):
         if command is not CommandName.CLOSE:
             self.channel.asked.append(ticket)
         return b"".join(MessageReader.header.pack(len(body)) + body for body in bodies)
+
+    def _decoded(self, message: Message, asked: CommandName) -> EnvironmentResponse:
+        try:
+            answer = json.loads(str(message.data, "utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise BadFrame(f"a message that is no JSON in UTF-8: {error}") from None
+        kind = answer.get("type") if isinstance(answer, dict) else describe_value(answer)
+        if kind != _ANSWERS.get(asked, str(asked)):
+            raise BadFrame(f"a message of type {kind!r} in answer to {asked}")
+        if asked is CommandName.START:
+            self._agents = Agents.of(answer)
+            specs = self._agents.specs
+            report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=False)
+            return EnvironmentResponse(asked, self.worker_id, report)
+        if asked is CommandName.CALL:
+            return EnvironmentResponse(asked, self.worker_id, [answer.get("returns")])
+        try:
+            steps = self._agents.steps(answer, self.env_ids[0], infos=self._plan.options.infos)
+        except SpecMismatch as mismatch:
+            self._of_null = EngineError(str(mismatch))  # an error that a script has printed is returned instead
+            return self._mismatched(self.env_ids, mismatch, asked)
+        return self._stepped(self._agents.specs, steps, asked)
 
     def output_tail(self) -> str:
         output = super().output_tail()
@@ -326,10 +314,4 @@ class GodotRLHost(EngineHost):
                 _logger.warning(
                     "the seed of a reset does not reach games of godot_rl_agents: their engines are seeded once, when "
                     "they start, from the manager's seed"
-                )
-            return
-        for own in payload:
-            if isinstance(own, tuple) and len(own) == 4 and (own[1] or own[3]):
-                raise UsageError(
-                    f"call({own[0]!r}) with arguments is not possible in {_CANNOT}: name the method alone."
                 )

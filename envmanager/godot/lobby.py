@@ -13,7 +13,6 @@ import hmac
 import logging
 import os
 import secrets
-import select
 import socket
 from typing import NamedTuple
 
@@ -64,9 +63,9 @@ class Lobby:
         self._listener = listener
         self._pending: dict[int, FrameReader] = {}
         """Readers of the connections without a hello, by descriptor."""
-        self._epoll = select.epoll()
-        self._epoll.register(descriptors.register(listener.fileno()), select.EPOLLIN)
-        self.fd = descriptors.register(self._epoll.fileno())
+        self._epoll = descriptors.make_waiter()
+        self._epoll.register(descriptors.register(listener.fileno()), descriptors.READABLE)
+        self.fd = self._epoll.fileno()
         if attach is not None:
             _logger.warning("waiting for a game at %s: %s", self.address, self.how_to_play)
 
@@ -92,7 +91,7 @@ class Lobby:
                 descriptors.close(oldest)
             fd = descriptors.register(connection.detach())
             self._pending[fd] = FrameReader(frozenset({Kind.HELLO}))
-            self._epoll.register(fd, select.EPOLLIN)
+            self._epoll.register(fd, descriptors.READABLE)
 
     def _read_hello(self, fd: int) -> Hello | None:
         """Return the hello of connection ``fd``, or None if it is incomplete or refused. Close a refused connection."""
@@ -122,10 +121,8 @@ class Lobby:
     def close(self) -> None:
         """Close the listener and the connections that have sent no hello. A second call does nothing."""
         if self.fd != descriptors.CLOSED:
-            for fd in self._pending:
+            for fd in (*self._pending, self._listener.detach()):
                 descriptors.close(fd)
-            descriptors.forget(self._listener.fileno())
-            self._listener.close()
             descriptors.forget(self.fd)
             self._epoll.close()
             self.fd = descriptors.CLOSED

@@ -90,13 +90,10 @@ class GodotEnvManager(EnvManager):
 
     def make_host(self, env: str, options: GodotOptions) -> EngineHost:
         """Return a new host, which starts and replaces the engines. A subclass may override this method."""
-        if options.engine.protocol == "godot_rl":
-            from envmanager.godot.godot_rl import GodotRLHost
+        from envmanager.godot import engine_host, godot_rl  # importable only on Linux
 
-            return GodotRLHost(env, options)
-        from envmanager.godot.engine_host import EngineHost  # importable only on Linux
-
-        return EngineHost(env, options)
+        kind = godot_rl.GodotRLHost if options.engine.protocol == "godot_rl" else engine_host.EngineHost
+        return kind(env, options)
 
 
 def _with_an_engine_each(options: GodotOptions) -> GodotOptions:

@@ -17,7 +17,7 @@ import numpy as np
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, describe_value
 from envmanager.data.trees import Tree
 from envmanager.godot.frames import PROTOCOL, BadFrame, TooLarge, dump_json, parse_json
-from envmanager.godot.options import DEFAULT_TICKS_PER_ACTION, EngineOptions
+from envmanager.godot.options import DEFAULT_TICKS_PER_ACTION, GodotOptions
 
 Body = bytes | bytearray | memoryview
 
@@ -72,13 +72,10 @@ class EngineSpecs:
 
 @attrs.frozen
 class Hello:
-    """An engine's first message. ``protocol`` is (major, minor). ``ticks_per_second`` is 0 if unknown."""
+    """An engine's first message. ``protocol`` is (major, minor)."""
 
     protocol: tuple[int, int]
     token: str
-    engine: str = ""
-    addon: str = ""
-    ticks_per_second: int = 0
 
 
 def read_hello(body: Body) -> Hello:
@@ -88,19 +85,15 @@ def read_hello(body: Body) -> Hello:
     if not isinstance(given, list) or len(given) != 2:
         raise BadFrame(f"a hello whose protocol should be [major, minor], but is {describe_value(given)}")
     major, minor = (_whole_number(number, "protocol of the hello", 0) for number in given)
-    token, engine, addon = (
-        _typed(message.get(key, ""), str, f"the {key} of the hello") for key in ("token", "engine", "addon")
-    )
-    is_known = major == PROTOCOL[0]
-    ticks = _whole_number(message.get("ticks_per_second"), "ticks_per_second of the hello", 1) if is_known else 0
-    return Hello((major, minor), token, engine, addon, ticks)
+    return Hello((major, minor), _typed(message.get("token", ""), str, "the token of the hello"))
 
 
-def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool, may_spin: bool) -> bytes:
+def configure_body(options: GodotOptions, *, arenas: int, seed: int, may_spin: bool) -> bytes:
     """Return the body of a configure frame, which is the first frame that an engine receives.
 
     ``may_spin``: whether the engine may busy-wait for a moment before it sleeps until the next request.
     """
+    engine = options.engine
     return dump_json(
         {
             "protocol": list(PROTOCOL),
@@ -109,21 +102,19 @@ def configure_body(engine: EngineOptions, *, arenas: int, seed: int, infos: bool
             "seed": seed,
             "isolate": engine.isolate,
             "shown": engine.shown,
-            "infos": infos,
+            "infos": options.infos,
             "scene": engine.scene,
             "may_spin": may_spin,
         }
     )
 
 
-def reset_body(
-    seeds: Sequence[int | None], options: Mapping[str, Any] | None, arenas: Sequence[int] | None = None
-) -> bytes:
-    """Return the body of a reset frame. ``seeds`` has one seed per arena to reset. ``arenas=None`` means all arenas.
+def reset_body(seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> bytes:
+    """Return the body of a reset frame, which resets all arenas. ``seeds`` has one seed per arena.
 
     Raises ValueError or TypeError for options that are not JSON values.
     """
-    return dump_json({"seeds": list(seeds), "options": dict(options or {}), "arenas": arenas})
+    return dump_json({"seeds": list(seeds), "options": dict(options or {}), "arenas": None})
 
 
 def call_body(

@@ -85,16 +85,11 @@ class EngineOptions:
         ),
     )
 
-    @classmethod
-    def of(cls, value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
-        """Convert ``value`` to EngineOptions; None means the defaults. Raises ConfigError for an invalid field."""
-        if isinstance(value, EngineOptions):
-            return value
-        return structure(cls, {} if value is None else value, where="engine")
-
 
 def _engine(value: EngineOptions | Mapping[str, Any] | None) -> EngineOptions:
-    return EngineOptions.of(value)
+    if isinstance(value, EngineOptions):
+        return value
+    return structure(EngineOptions, {} if value is None else value, where="engine")
 
 
 @attrs.frozen(kw_only=True)

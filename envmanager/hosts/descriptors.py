@@ -12,7 +12,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from envmanager.errors import UsageError
@@ -20,30 +20,19 @@ from envmanager.system.machine import after_fork_in_child
 
 if sys.platform == "win32":  # sockets have numbers there too, but only the methods of sockets take them
 
-    def read(fd: int, n_bytes: int) -> bytes:
-        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
-        try:
-            return borrowed.recv(n_bytes)
-        finally:
-            borrowed.detach()
+    def _with_socket(method: Callable[[socket.socket, Any], Any]) -> Callable[[int, Any], Any]:
+        def call(fd: int, argument: Any) -> Any:
+            borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
+            try:
+                return method(borrowed, argument)
+            finally:
+                borrowed.detach()
 
-    def write(fd: int, data: Any) -> int:
-        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
-        try:
-            return borrowed.send(data)
-        finally:
-            borrowed.detach()
+        return call
 
-    def set_blocking(fd: int, blocks: bool) -> None:
-        borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fd)
-        try:
-            borrowed.setblocking(blocks)
-        finally:
-            borrowed.detach()
-
-    _close = socket.close
+    read, write, _close = _with_socket(socket.socket.recv), _with_socket(socket.socket.send), socket.close
 else:
-    read, write, set_blocking, _close = os.read, os.write, os.set_blocking, os.close
+    read, write, _close = os.read, os.write, os.close
 
 READABLE = 1
 """Value of POLLIN and EPOLLIN, which not every system defines."""

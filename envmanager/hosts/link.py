@@ -178,10 +178,9 @@ class Link(WorkerLife):
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.perf_counter_ns() - self._ready_ns)))
 
-    def take_first(self, command: CommandName) -> EnvironmentResponse | None:
-        """Take the response to a replacement's first ``command``, if it is here; see ``first_response``."""
-        message = self.take(self.awaited.ticket)
-        return None if message is None else self.first_response(self._response(message, command))
+    def response_at_start(self, message: Message, command: CommandName) -> EnvironmentResponse | None:
+        """Decode the response to ``command``, one of a replacement's first, and go on as ``first_response`` says."""
+        return self.first_response(self._response(message, command))
 
     # The end.
 

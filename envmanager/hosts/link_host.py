@@ -82,7 +82,7 @@ class Resources(Generic[AnyLink]):
         """Ask a worker that is being replaced to exit. If it is not RUNNING, kill it and release it at once instead."""
         if link.state is State.RUNNING:
             link.retire()
-            self.poller.retire(link)
+            self.poller.retiring.add(link)
         else:
             self.drop(link)
 
@@ -181,13 +181,11 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         """Start the process of a worker and return the worker, without waiting until it has started."""
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        if generation > 0:
-            self._retire(worker_id)
+        if generation > 0 and worker_id < self._n_links:
+            self._resources.retire(self.workers[worker_id])
+        elif generation > 0:
+            self.workers[worker_id].close_quietly()
         return self.make_worker(worker_id)
-
-    def _retire(self, worker_id: int) -> None:
-        """Ask a worker that is about to be replaced to exit, without waiting for that."""
-        self._resources.retire(self.workers[worker_id])
 
     def care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
         """Make a worker, register it with the poller, and send the command "start". Return the worker."""

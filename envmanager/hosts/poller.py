@@ -59,7 +59,8 @@ class Poller(ResponseSource, Generic[AnyLink]):
         """Lock held while the bell rings, and while it is closed, after which another file may get its number."""
         self.epoll.register(self.bell_fd, descriptors.READABLE)
         self._by_fd: dict[int, AnyLink] = {}
-        self._retiring: set[AnyLink] = set()
+        self.retiring: set[AnyLink] = set()
+        """Workers that were asked to exit, watched until they end. A replacement may have the same worker_id."""
         self._spinner = Spinner(spin_ns)
         self._watch_at = 0.0
         self._alarm = Alarm()
@@ -77,13 +78,9 @@ class Poller(ResponseSource, Generic[AnyLink]):
 
     def forget(self, link: AnyLink) -> None:
         """Stop watching a worker's connection and pidfd."""
-        self._retiring.discard(link)
+        self.retiring.discard(link)
         for fd in (link.process.pidfd, link.channel.fd):
             self._stop_watching(link, fd)
-
-    def retire(self, link: AnyLink) -> None:
-        """Keep watching a worker that was asked to exit, until it ends. A replacement may have the same worker_id."""
-        self._retiring.add(link)
 
     def wake(self) -> None:
         """Unblock a ``get`` in another thread. No later ``get`` blocks either."""
@@ -178,7 +175,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._stop_watching(link, channel.fd)
         self._take_messages(link)
         if channel.broken and link.state is not State.GONE:
-            if link in self._retiring:
+            if link in self.retiring:
                 link.kill()  # the pidfd reports its end later
             else:
                 self._note_end(link, link.broke_protocol)
@@ -186,11 +183,10 @@ class Poller(ResponseSource, Generic[AnyLink]):
     def _take_messages(self, link: AnyLink) -> None:
         """Add a step response or a first observation to ``arrived``. Reset a replacement that has just started."""
         command = link.awaited.command
-        if command in _FIRST:
-            response = link.take_first(command)
-        else:
-            message = link.take(link.awaited.ticket) if link.channel.messages else None
-            response = None if message is None else link.step_response(message)
+        message = link.take(link.awaited.ticket) if link.channel.messages else None
+        if message is None:
+            return
+        response = link.response_at_start(message, command) if command in _FIRST else link.step_response(message)
         if response is not None:
             self.arrived.append(response)
             if link.state is State.GONE:  # killed, because the response broke the protocol
@@ -227,7 +223,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         self.arrived.append(link.decoder.failed(describe(during)))
 
     def _note_death(self, link: AnyLink) -> None:
-        if link in self._retiring:
+        if link in self.retiring:
             self.on_retired(link)
             return
         self.pump(link)
@@ -237,14 +233,14 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self.forget(link)
 
     def _note_timeouts(self, now: float) -> None:
-        for link in [*self.links.values(), *self._retiring]:
+        for link in [*self.links.values(), *self.retiring]:
             if link.awaited.deadline <= now:
                 self.pump(link)
             if link.awaited.deadline > now:
                 continue
-            if link in self._retiring:
+            if link in self.retiring:
                 link.kill()  # the pidfd reports its end later
             else:
                 self._note_end(link, link.timed_out)
-        deadlines = (link.awaited.deadline for link in (*self.links.values(), *self._retiring))
+        deadlines = (link.awaited.deadline for link in (*self.links.values(), *self.retiring))
         self._alarm.at = min(deadlines, default=math.inf)

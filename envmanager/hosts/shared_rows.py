@@ -116,8 +116,13 @@ class Block:
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
-        """Remap ``fd`` as copy-on-write in a forked process, so that its writes stay private. The arrays stay valid."""
-        make_private(self.memory, fd)
+        """Remap ``fd`` as copy-on-write in a forked process, so that its writes stay private. The arrays stay valid.
+
+        Raises OSError on failure.
+        """
+        flags, address = mmap.MAP_PRIVATE | _MAP_FIXED, ctypes.addressof(self.memory)
+        if _libc().mmap(address, len(self.memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
+            raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")
 
     @property
     def size_bytes(self) -> int:
@@ -199,14 +204,6 @@ def map_memory(fd: int | str, size_bytes: int) -> Any:
     memory = (ctypes.c_char * size_bytes).from_address(address)
     weakref.finalize(memory, _libc().munmap, address, size_bytes).atexit = False
     return memory
-
-
-def make_private(memory: Any, fd: int) -> None:
-    """Map ``fd`` again at the address of ``memory``, as copy-on-write (MAP_PRIVATE). Raises OSError on failure."""
-    flags = mmap.MAP_PRIVATE | _MAP_FIXED
-    address = ctypes.addressof(memory)
-    if _libc().mmap(address, len(memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
-        raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")
 
 
 def allocate(fd: int | str, size_bytes: int, what: str = "the environments' observations and actions") -> None:

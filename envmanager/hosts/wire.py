@@ -167,7 +167,7 @@ def loads_failure(data: bytes) -> EnvManagerError:
     return error  # type: ignore[no-any-return]
 
 
-_READ_SIZE = 1 << 20
+_READ_SIZE, _STEP_BYTES = 1 << 20, 1 << 12
 
 
 @attrs.define(eq=False)
@@ -204,6 +204,8 @@ class Channel:
         """Lock held while messages are read and while the worker's state changes, because ``close()`` in another thread
         does both beside a call."""
         self._inbox = bytearray()
+        self._n_kept = 0
+        """Number of bytes that ``take_step`` has read and kept since the last ``pump``."""
 
     def open(self, fd: int, pidfd: int) -> None:
         """Use the non-blocking socket ``fd``. The process that ``pidfd`` refers to has the other end."""
@@ -251,7 +253,7 @@ class Channel:
 
     def pump(self) -> bool:
         """Read available bytes without blocking. Add complete messages to ``messages``. Return whether bytes came."""
-        n_new = 0
+        n_new, self._n_kept = self._n_kept, 0
         while True:
             self._split()
             if self.hung_up or self.fd == descriptors.CLOSED:
@@ -265,6 +267,22 @@ class Channel:
             self.hung_up = not part
             n_new += len(part)
             self._inbox += part
+
+    def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
+        """Return flags, final_obs count, busy_ns and ended_ns of step ``ticket``, or None if ``pump`` must be used."""
+        if self._inbox or self.fd == descriptors.CLOSED:
+            return None
+        try:
+            data = descriptors.read(self.fd, _STEP_BYTES)
+        except OSError:
+            return None
+        if len(data) == MESSAGE.size:
+            found, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack(data)
+            if found == ticket and code == STEP_CODE and not length:
+                return flags, n_ended, busy_ns, ended_ns
+        self._inbox += data
+        self._n_kept = len(data)
+        return None
 
     def _split(self) -> None:
         while len(self._inbox) >= MESSAGE.size:

@@ -112,7 +112,8 @@ class Commands:
 
     def ids(self, env_ids: Any) -> np.ndarray:
         """Return ``env_ids`` (None: all) as an int64 array. Raises UsageError for an unknown or repeated id."""
-        return self._env_rows.all_env_ids if env_ids is None else self._env_rows.checked(env_ids, UsageError)
+        rows = self._env_rows
+        return rows.all_env_ids if env_ids is None else rows.checked(env_ids, UsageError)[0].astype(np.int64)
 
     def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
         """Send a command with ``payload(rows, places)`` to the workers that run ``env_ids``. Return one result per id.

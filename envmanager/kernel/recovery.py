@@ -216,7 +216,7 @@ class Recovery:
 
     def _schedule(self, entry: Entry, cause: WorkerError | None, start_at: float) -> None:
         """Set the replacement of a worker by its next generation, which ``start_due`` starts at ``start_at``."""
-        entry.replacement = Replacement(entry.generation + 1, cause, start_at)
+        entry.replacement = Replacement(entry.generation + 1, cause)
         heapq.heappush(self.scheduled, (start_at, next(self._numbers), entry, entry.replacement))
 
     def next_start_at(self) -> float:

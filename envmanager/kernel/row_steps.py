@@ -157,7 +157,6 @@ class BatchStepper:
             self._find_behavior(is_begun=True)
         lost_env_ids: tuple[int, ...] = ()
         parts: list[AgentSteps] = []
-        holders: list[Entry] = []
         for entry in entries:
             payload = entry.outbox[0].payload
             cut = None if entry.replacement is None else self._recovery.cut(entry)
@@ -172,34 +171,33 @@ class BatchStepper:
                 is_step = entry.outbox[0].name is _STEP
                 self._check_rows(entry, steps, entry.n_envs_in_flight if is_step else len(entry.env_ids))
             parts.append(steps)
-            holders.append(entry)
         if len(parts) == 1:
             (steps,) = parts
             env_ids = self._env_rows.all_env_ids if len(steps.agent_id) == n_envs else None
             batch = Batch.copied(steps, env_ids) if self.host.rewrites_arrays else self._shared(steps, env_ids)
         else:
-            batch = self._joined(parts, holders)
+            batch = self._joined(parts, entries)
         if lost_env_ids:
             batch.lost[:] = np.isin(batch.env_ids, lost_env_ids)
         only_this = (batch,)
         partly = {}
         if len(batch.env_ids) < n_envs:
-            for entry, steps in zip(holders, parts, strict=True):
+            for entry, steps in zip(entries, parts, strict=True):
                 if len(steps.agent_id) < len(entry.env_ids):
                     partly[entry.worker_id] = batches_with(entry, batch)
         table.delivered(entries)
-        for entry in holders:
+        for entry in entries:
             entry.batches = partly.get(entry.worker_id, only_this) if partly else only_this
         return batch
 
-    def _joined(self, parts: list[AgentSteps], holders: list[Entry]) -> Batch:
-        """Join ``parts``, the steps of ``holders``, into one batch. A batch of all environments is sorted by env id."""
+    def _joined(self, parts: list[AgentSteps], entries: Sequence[Entry]) -> Batch:
+        """Join ``parts``, the steps of ``entries``, into one batch. A batch of all environments is sorted by env id."""
         if not parts:
             some = next(entry.previous_step for entry in self._table.entries if entry.previous_step is not None)
             return Batch.copied(some.current[self.behavior].take(np.arange(0)))
         if sum([len(steps.agent_id) for steps in parts]) < self._env_rows.n_envs:
             return Batch.joined(parts)
-        by_worker = {entry.worker_id: steps for entry, steps in zip(holders, parts, strict=True)}
+        by_worker = {entry.worker_id: steps for entry, steps in zip(entries, parts, strict=True)}
         parts = [by_worker[worker_id] for worker_id in sorted(by_worker)]
         env_ids = self._env_rows.all_env_ids
         whole = self.host.whole(self.behavior, parts) if len(parts) == len(self._table.entries) else None

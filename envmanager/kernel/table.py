@@ -70,8 +70,6 @@ class Replacement:
     generation: int
     cause: WorkerError | None
     """Error that cut the episodes. None for a replacement at a reset, which cuts no episodes."""
-    start_at: float
-    """Time of ``time.monotonic()`` at which to start the generation."""
     is_started: bool = False
     has_begun: bool = False
     """Whether the generation's first observations have arrived, as the last response in the outbox."""

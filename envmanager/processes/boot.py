@@ -130,6 +130,13 @@ def python(executable: str, module: str, function: str) -> list[str]:
     return [executable, *options, "-c", code]
 
 
+def flush_output() -> None:
+    """Flush standard output and standard error, unless they are closed or None."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
 def end_group() -> None:
     """Kill this process at once and, except on Windows, all processes of the group that it leads."""
     if sys.platform == "win32":
@@ -139,11 +146,25 @@ def end_group() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def end_with_trainer(life_fd: int) -> None:
+    """Start a thread that reads a pipe, whose write end only the trainer holds, to its end, and calls ``end_group``.
+
+    The thread needs the GIL, so native code that holds the GIL can outlive the trainer.
+    """
+
+    def wait_and_end() -> None:
+        with contextlib.suppress(OSError):  # the environment has closed the descriptor
+            while os.read(life_fd, 1):
+                pass
+            end_group()
+
+    threading.Thread(target=wait_and_end, name="envmanager-lifeline", daemon=True).start()
+
+
 def run() -> None:
     """Read a function, its arguments and settings from standard input, apply the settings, and call the function.
 
-    Standard input is a pipe whose write end only the trainer holds. A thread waits until the pipe is closed, then calls
-    ``end_group``. The thread needs the GIL, so native code that holds the GIL can outlive the trainer.
+    Standard input is also the pipe that ends with the trainer.
     """
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)
@@ -158,14 +179,7 @@ def run() -> None:
         data = file.read(length)
         if len(data) < length:
             os._exit(1)
-
-    def end_with_trainer() -> None:
-        with contextlib.suppress(OSError):  # the environment has closed the descriptor
-            while os.read(life_fd, 1):
-                pass
-            end_group()
-
-    threading.Thread(target=end_with_trainer, name="envmanager-lifeline", daemon=True).start()
+    end_with_trainer(life_fd)
     inherited, function, connection, arguments = pickle.loads(data)
     del data  # it may be large
     inherit(inherited)

@@ -30,7 +30,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-import attrs
 import cloudpickle
 import numpy as np
 import numpy.random  # here, so that the helper loads it, because NumPy loads it lazily
@@ -57,7 +56,7 @@ from envmanager.hosts.wire import (
     step_message,
 )
 from envmanager.processes import output
-from envmanager.processes.boot import end_group
+from envmanager.processes.boot import end_group, flush_output
 from envmanager.system.machine import after_fork_in_child
 
 FDS = ("connection", "memory", "steps", "crash")
@@ -69,13 +68,6 @@ _CLOSE, _FAILED = CommandName.CLOSE, CommandName.FAILED
 
 class TrainerGone(ConnectionError):
     """Error raised when the trainer has closed the connection or the step pipe."""
-
-
-@attrs.frozen
-class CannotObey:
-    """A stand-in for the payload of a command, which makes the command fail with the error ``reason``."""
-
-    reason: Exception
 
 
 class TrainerConnection:
@@ -93,7 +85,8 @@ class TrainerConnection:
         self._block: Block | None = None
         self._worker_rows: SharedRows | None = None
         self._group: EnvGroup | None = None
-        self._cannot_obey: CannotObey | None = None
+        self._cannot_obey: Exception | None = None
+        """Payload of every command once the shared memory could not be mapped. It makes the command fail."""
         self._n_reported = 0
         """Number of behaviors whose specs were sent with a response other than the one to "start"."""
         self._started_ns = time.perf_counter_ns()
@@ -143,7 +136,7 @@ class TrainerConnection:
             self._block = Block.shared(layout, self._fds["memory"])
             self._worker_rows = SharedRows(self._block, self._worker_id, self._group.env_ids)
         except Exception as error:
-            self._cannot_obey = CannotObey(error)
+            self._cannot_obey = error
 
     def _payload(self, name: CommandName, flags: int, data: bytes) -> Any:
         if self._cannot_obey is not None:
@@ -269,8 +262,8 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
         payload = command.payload
         if payload.__class__ is Undecoded:
             payload = cloudpickle.loads(payload)
-        elif payload.__class__ is CannotObey:
-            raise payload.reason
+        elif isinstance(payload, Exception):
+            raise payload
         result = COMMANDS[command.name](group, payload)
         respond(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:
@@ -341,9 +334,7 @@ def _end_fork(error: BaseException | None) -> NoReturn:
     """Exit this forked process like a script that raised ``error``, or that reached its end if ``error`` is None."""
     code, text = 1, ""
     try:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
-                stream.flush()
+        flush_output()
         if error is None:
             code = 0
         elif not isinstance(error, SystemExit):

@@ -50,14 +50,12 @@ import select
 import signal
 import socket
 import struct
-import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from envmanager.processes.boot import Inheritance, end_group, inherit, set_environ
+from envmanager.processes.boot import Inheritance, end_group, end_with_trainer, flush_output, inherit, set_environ
 
 RESPONSE = struct.Struct("<q")
 """Format of both responses to a start: first a pid or a negative errno, later an exit code (negative: a signal)."""
@@ -127,7 +125,7 @@ def main(requests_fd: int, life_fd: int) -> None:
         starting a process.
         """
         if exit_code is not None:
-            _flush_output()
+            flush_output()
             os._exit(exit_code)
 
     atexit.register(exit_of_fork)  # before all others, so that it runs last
@@ -142,12 +140,6 @@ def main(requests_fd: int, life_fd: int) -> None:
         exit_code = 1
         begin(*helper.born)
         exit_code = 0
-
-
-def _flush_output() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
 
 
 class _Helper:
@@ -226,7 +218,7 @@ class _Helper:
             for name in missing:
                 with contextlib.suppress(BaseException):
                     importlib.import_module(name)
-            _flush_output()  # else each fork repeats the output of the imports
+            flush_output()  # else each fork repeats the output of the imports
             gc.freeze()  # a garbage collection in a worker then copies no pages shared with this process
 
     def _start(self, executes: bool, response_fd: int, fds: list[int]) -> None:
@@ -286,14 +278,10 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def _respond(fd: int, number: int, *fds: int) -> bool:
-    """Send a number and descriptors to the trainer over the socket ``fd``. Return False if this fails, else True."""
-    try:
-        with socket.socket(fileno=os.dup(fd)) as trainer:
-            socket.send_fds(trainer, [RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-    except OSError:
-        return False
-    return True
+def _respond(fd: int, number: int, *fds: int) -> None:
+    """Send a number and descriptors to the trainer over the socket ``fd``, unless the trainer has closed its end."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as trainer:
+        socket.send_fds(trainer, [RESPONSE.pack(number)], fds, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 
 def _close(*fds: int) -> None:
@@ -323,21 +311,11 @@ def line_for(life_fd: int, owner: int) -> int:
     return line
 
 
-def is_cut(fd: int, timeout_ms: int | None = 0) -> bool:
-    """Return whether the trainer has died. Wait up to ``timeout_ms`` (None: forever) for the end of the pipe ``fd``."""
+def is_cut(fd: int) -> bool:
+    """Return whether the pipe or socket ``fd`` has ended, because the trainer has died or closed its end."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    return bool(poll.poll(timeout_ms))
-
-
-def watch(life_fd: int) -> None:
-    """Start a thread that kills this process and its group when the trainer dies."""
-
-    def wait_and_end() -> None:
-        is_cut(life_fd, timeout_ms=None)
-        end_group()
-
-    threading.Thread(target=wait_and_end, name="envmanager-lifeline", daemon=True).start()
+    return bool(poll.poll(0))
 
 
 # In the forked process.
@@ -402,6 +380,6 @@ def begin(is_tied: int, data_fd: int, line: int, *fds: int) -> None:
         assert birth.python is not None
         inherit(birth.python)
         if not is_tied:
-            watch(line)
+            end_with_trainer(line)
         function, arguments = pickle.load(file)
     pkgutil.resolve_name(function)(list(fds), *arguments)

@@ -36,7 +36,6 @@ from typing import Any
 from envmanager.hosts import descriptors
 from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
-from envmanager.hosts.wire import MESSAGE, STEP_CODE, Channel
 from envmanager.processes.boot import LENGTH, THREAD_CAPS, inheritance, python
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.system.interrupts import blocked_in_children
@@ -44,7 +43,6 @@ from envmanager.system.machine import core_wait_ns, exit_name, state_of
 
 _REAP_S = 1.0
 """Maximum time in seconds to wait until a killed process has ended."""
-_STEP_BYTES = 1 << 12
 _PIDFD_GET_INFO, _INFO_EXIT = 0xC040FF0B, 1 << 3
 _PIDFD_INFO = struct.Struct("=Q52xi")
 """Mask of the fields that are wanted or known, and the status of a process that was reaped (Linux 6.15)."""
@@ -230,7 +228,10 @@ def _group_of(process: subprocess.Popen[bytes]) -> Callable[[], object]:
 
 
 def open_memory() -> int | str:
-    """Return a descriptor of an empty, unnamed file to map as shared memory; on Windows, a name for the memory."""
+    """Return a descriptor of an empty, unnamed file to map as shared memory; on Windows, a name for the memory.
+
+    The caller closes the descriptor. Mapped memory stays mapped.
+    """
     if sys.platform == "win32":
         return f"envmanager-{secrets.token_hex(16)}"
     if hasattr(os, "memfd_create"):  # Linux, where /dev/shm may be small, full or read-only
@@ -240,42 +241,8 @@ def open_memory() -> int | str:
     return descriptors.register(memory)
 
 
-def close_memory(memory: int | str) -> None:
-    """Close a descriptor from ``open_memory``; do nothing with a name. Mapped memory stays mapped."""
-    if isinstance(memory, int):
-        descriptors.close(memory)
-
-
-class PortableChannel(Channel):
-    """A channel that also carries step results. Those entirely in shared memory are read without making a Message."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_kept = False
-
-    def take_step(self, ticket: int) -> tuple[int, int, int, int] | None:
-        """Return flags, final_obs count, busy_ns and ended_ns of step ``ticket``, or None if ``pump`` must be used."""
-        if self._inbox or self.fd == descriptors.CLOSED:
-            return None
-        try:
-            data = descriptors.read(self.fd, _STEP_BYTES)
-        except OSError:
-            return None
-        if len(data) == MESSAGE.size:
-            found, code, flags, _, n_ended, length, busy_ns, ended_ns = MESSAGE.unpack(data)
-            if found == ticket and code == STEP_CODE and not length:
-                return flags, n_ended, busy_ns, ended_ns
-        self._inbox += data
-        self._has_kept = bool(data)
-        return None
-
-    def pump(self) -> bool:
-        has_kept, self._has_kept = self._has_kept, False
-        return super().pump() or has_kept
-
-
 class PortablePoller(Poller["PortableLink"]):
-    """A poller with a fast path for steps that are entirely in shared memory."""
+    """A poller that makes no Message of a step that is entirely in shared memory."""
 
     def pump(self, link: PortableLink) -> None:
         step = link.channel.take_step(link.awaited.ticket) if link.awaited.ticket else None
@@ -291,9 +258,7 @@ class PortablePoller(Poller["PortableLink"]):
 class PortableLink(ProcessLink):
     """The link to a worker started by ``subprocess``. All responses, including steps, arrive through one socket."""
 
-    channel_class = PortableChannel
     process: PortableProcess
-    channel: PortableChannel
 
     def launch(self, plan: LaunchPlan, pickled_factory: bytes, output_fd: int | None) -> tuple[PortableProcess, int]:
         ours, theirs = descriptors.connected_sockets()
@@ -317,6 +282,7 @@ class PortableHost(ProcessHost):
     link_class = PortableLink
 
     def _make_resources(self) -> Resources[ProcessLink]:
-        self._memory = open_memory()
+        self._memory = memory = open_memory()
+        close = [partial(descriptors.close, memory)] if isinstance(memory, int) else []
         poller: Any = PortablePoller(spin_ns=self._spin_ns)
-        return Resources(self.options.timeouts.close_s, poller, partial(close_memory, self._memory))
+        return Resources(self.options.timeouts.close_s, poller, *close)

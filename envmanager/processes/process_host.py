@@ -66,11 +66,10 @@ class LaunchPlan(WorkerPlan):
 class ProcessLink(Link):
     """The manager's link to a worker process. Actions and steps are exchanged through shared memory if they fit."""
 
-    channel_class: ClassVar[type[Channel]] = Channel
     decoder: Decoder
 
     def __init__(self, plan: LaunchPlan, pickled_factory: bytes, events: EventLog, times: WorkerTimes) -> None:
-        super().__init__(plan, self.channel_class(), events, times)
+        super().__init__(plan, Channel(), events, times)
         self.decoder = Decoder(plan.worker_id, plan.env_ids)
         self._plan = plan
         self._worker_rows: SharedRows | None = None
@@ -185,12 +184,6 @@ class ProcessHost(LinkHost[ProcessLink]):
             check_travel(self.factories)
         return super().launch(worker_id, generation)
 
-    def _retire(self, worker_id: int) -> None:
-        if worker_id < self._n_links:
-            super()._retire(worker_id)
-        else:
-            self.workers[worker_id].close_quietly()
-
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Return a new worker: a started process, or the local worker, which makes its environments when first used."""
         entry = self.context.entries[worker_id]
@@ -228,9 +221,6 @@ class ProcessHost(LinkHost[ProcessLink]):
         self._worker_rows = [SharedRows(block, entry.worker_id, entry.env_ids) for entry in self.context.entries]
         for worker in self.workers:
             worker.attach(self._worker_rows[worker.worker_id])
-        self._know_whole(block)
-
-    def _know_whole(self, block: Block) -> None:
         sizes = [len(entry.env_ids) for entry in self.context.entries]
         n_envs, slots = sum(sizes), range(self._n_slots)
         agent_ids = only_agents(range(n_envs))

@@ -44,14 +44,6 @@ def state_of(pid: int) -> str:
         return ""
 
 
-_STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
-
-
-def state_name(pid: int) -> str:
-    """Return the state of a process's main thread, such as "asleep", or "unknown" if it has ended or is unreadable."""
-    return _STATES.get(state_of(pid), "unknown")
-
-
 def core_wait_ns(pid: int) -> int:
     """Return the total time (ns) that a process's main thread has waited for a free core, or 0 if it is unknown."""
     try:

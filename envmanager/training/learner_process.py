@@ -46,7 +46,7 @@ from envmanager.importing import needed_by
 from envmanager.options import choose_transport
 from envmanager.policy import Policy
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
-from envmanager.system.machine import advice, state_name
+from envmanager.system.machine import advice, state_of
 from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ LEARNER_TIMEOUT_S = 40.0
 _START_S = 120.0
 """Minimum timeout, in seconds, for the learner's start, during which it imports PyTorch and makes the trainer."""
 _CLOSE_S = 10.0
+_STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
 _ALIGNED_BYTES = 64
 """Alignment of the tensors in shared memory, in bytes."""
 _logger = logging.getLogger("envmanager")
@@ -260,7 +261,7 @@ class LearnerProcess(Trainer):
         _logger.warning("%s for %g s; after %g s more it is killed (learner_timeout_s).", who, half_s, half_s)
         if self._exchange(half_s):
             return
-        state = state_name(self._process.pid)
+        state = _STATES.get(state_of(self._process.pid), "unknown")
         self._process.signal(SIGKILL)
         self._fail(
             f"{who} for {timeout_s:g} s and was killed; its process was {state}. If it was only busy, raise "
@@ -324,7 +325,7 @@ def _start(
     The model's tensors on the CPU are moved to the shared memory. The tensors to copy are pairs of a tensor on a GPU
     and the shared tensor that holds its newest value.
     """
-    from envmanager.processes.portable import PortableProcess, close_memory, open_memory
+    from envmanager.processes.portable import PortableProcess, open_memory
 
     transport = choose_transport()
     descriptors.open_standard()
@@ -332,7 +333,7 @@ def _start(
     ours.setblocking(False)
     channel = Channel()
     channel.open(descriptors.register(ours.detach()), descriptors.CLOSED)
-    memory = open_memory() if transport == "portable" else descriptors.create_memory("envmanager-weights")
+    memory = open_memory()
     try:
         with theirs:
             state = model.state_dict(keep_vars=True)
@@ -361,7 +362,8 @@ def _start(
             raise LearnerFailed(f"the learner could not be started: {error}. {advice(error)}".strip()) from error
         raise
     finally:
-        close_memory(memory)
+        if isinstance(memory, int):
+            descriptors.close(memory)
 
 
 def _room_for(tensor: torch.Tensor) -> int:

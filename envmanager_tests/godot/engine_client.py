@@ -31,7 +31,7 @@ from envmanager.godot.messages import (
     read_values,
     reset_body,
 )
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import EngineOptions, GodotOptions
 
 PATIENCE_S = 120
 """A busy machine starts a program late; nothing waits for so long when all is well."""
@@ -94,8 +94,8 @@ class EngineClient:
 
     def configure(self, *, seed: int = 0) -> EngineSpecs:
         """Have it make its arenas."""
-        options = EngineOptions(ticks_per_action=1, shown=0)
-        body = configure_body(options, arenas=self.arenas, seed=seed, infos=self.infos, may_spin=False)
+        options = GodotOptions(engine=EngineOptions(ticks_per_action=1, shown=0), infos=self.infos)
+        body = configure_body(options, arenas=self.arenas, seed=seed, may_spin=False)
         self.specs = read_specs(self.ask(Kind.CONFIGURE, body).body)
         self.decoder = StepsDecoder(self.specs, range(self.arenas), infos=self.infos)
         return self.specs

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps, only_agents
 from envmanager.data.trees import leaves, leaves_like
-from envmanager.godot.codec import Acting, StepsDecoder, encode_step
-from envmanager.godot.decoding import bad_numbers
+from envmanager.godot.codec import Acting, StepsDecoder, bad_numbers, encode_step
 from envmanager.godot.frames import BadFrame, FrameReader, Kind, dump_json, pack
 from envmanager.godot.messages import (
     MAX_AGENTS,
@@ -31,7 +30,7 @@ from envmanager.godot.messages import (
     read_values,
     reset_body,
 )
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import GodotOptions
 from envmanager_tests.godot.engine_codec import (
     Call,
     Configure,
@@ -306,8 +305,8 @@ MALFORMED = {
     "left over": (steps_body(section()) + bytes(4), "4 bytes left over"),
     "too few sections": (steps_body(section(), HERO_SECTION, n=1), "infos"),
     "too many sections": (steps_body(section(), n=2), "bytes missing: the head of a section"),
-    "more sections than behaviors": (steps_body(n=3), "3 sections, where there are 2 behaviors"),
-    "many sections": (steps_body(n=2**32 - 1), "4294967295 sections"),
+    "more sections than behaviors": (steps_body(section(), HERO_SECTION, section()), "two sections of behavior 'coin'"),
+    "many sections": (steps_body(n=2**32 - 1), "bytes missing: the head of a section"),
     "a section twice": (steps_body(section(), section()), "two sections of behavior 'coin'"),
     "unknown behavior": (steps_body(section(2)), "behavior number 2, where there are 2"),
     "reserved byte": (steps_body(section(zero=1)), "reserved bits that are not 0 of behavior 'coin' (flags 4, then 1)"),
@@ -370,7 +369,7 @@ def test_a_malformed_body_is_refused_with_its_reason(body, reason):
     with pytest.raises(BadFrame) as refused:
         decoder.decode(body)
 
-    assert reason in refused.value.reason
+    assert reason in str(refused.value)
 
 
 def test_the_bodies_above_are_right_but_for_what_is_wrong_with_them():
@@ -402,7 +401,7 @@ def test_malformed_infos_are_refused_with_their_reason(infos, reason):
     with pytest.raises(BadFrame) as refused:
         decoder.decode(steps_body(section(), infos=infos_block(infos)))
 
-    assert reason in refused.value.reason
+    assert reason in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -417,7 +416,7 @@ def test_after_a_reset_nothing_ends_and_no_rows_are_the_same(flags, bits, final,
     with pytest.raises(BadFrame) as refused:
         decoder.decode(steps_body(section(flags=flags, bits=bits, final=final, rows=rows)), after_reset=True)
 
-    assert reason in refused.value.reason
+    assert reason in str(refused.value)
 
 
 def test_of_a_refused_body_nothing_is_remembered():
@@ -647,7 +646,7 @@ def test_specs_that_break_a_limit_are_refused_with_their_reason(specs, reason):
     with pytest.raises(BadFrame) as refused:
         read_specs(infinite if specs is None else dump_json(specs))
 
-    assert reason in refused.value.reason
+    assert reason in str(refused.value)
 
 
 def test_whole_numbers_may_be_written_as_floats_as_godot_does():
@@ -670,13 +669,13 @@ def test_a_whole_number_with_bounds_is_a_choice():
 
 def test_a_trainers_messages_are_read_by_an_engine():
     of_the_engine = {"ticks_per_action": 2, "isolate": True, "shown": 3, "scene": "res://a.tscn"}
-    others = {"arenas": 4, "seed": 7, "infos": False, "may_spin": True}
+    others = {"arenas": 4, "seed": 7, "may_spin": True}
 
-    configured = configure_body(EngineOptions(**of_the_engine), **others)
+    configured = configure_body(GodotOptions(engine=of_the_engine, infos=True), **others)
 
-    assert read_configure(configured) == Configure(**of_the_engine, **others)
+    assert read_configure(configured) == Configure(**of_the_engine, **others, infos=True)
     assert read_reset(reset_body([1, None], {"level": 2}), 2) == Reset([1, None], {"level": 2}, None)
-    assert read_reset(reset_body([3], None, [1]), 2) == Reset([3], {}, [1])
+    assert read_reset(reset_body([3], None), 1) == Reset([3], {}, None)
     assert read_call(call_body("method", "f", [0, 1], [1], {"x": 2}), 2) == Call("method", "f", [1], {"x": 2}, [0, 1])
     assert read_call(call_body("set", "speed", [1], [3]), 2) == Call("set", "speed", [3], {}, [1])
     assert read_call(call_body("render", None, [0]), 2) == Call("render", None, [], {}, [0])
@@ -692,16 +691,14 @@ HELLO = {"protocol": [1, 3], "token": "ab", "engine": "4.6.3", "addon": "1.0.0",
 
 
 def test_a_hello_is_read_and_what_is_new_in_it_is_ignored():
-    assert read_hello(dump_json(HELLO)) == Hello((1, 3), "ab", "4.6.3", "1.0.0", 60)
+    assert read_hello(dump_json(HELLO)) == Hello((1, 3), "ab")
 
 
 def test_of_another_major_version_only_what_names_it_is_read():
     assert read_hello(dump_json({"protocol": [2, 0], "token": "ab"})) == Hello((2, 0), "ab")
 
 
-@pytest.mark.parametrize(
-    "changed", [{"protocol": 1}, {"protocol": [1]}, {"protocol": ["1", 0]}, {"token": 3}, {"ticks_per_second": 0}]
-)
+@pytest.mark.parametrize("changed", [{"protocol": 1}, {"protocol": [1]}, {"protocol": ["1", 0]}, {"token": 3}])
 def test_a_hello_without_what_it_needs_is_refused(changed):
     with pytest.raises(BadFrame):
         read_hello(dump_json(HELLO | changed))

@@ -40,7 +40,7 @@ def read(pieces, kinds=FROM_ENGINE):
                 found.append((frame.kind, frame.ticket, bytes(frame.body)))
             assert len(own.space()) <= JSON_LIMIT  # what is kept is 64 KiB, and one frame within its limit
     except BadFrame as bad:
-        return found, bad.reason
+        return found, str(bad)
     return found, None
 
 

@@ -10,7 +10,7 @@ import pytest
 from envmanager import ConfigError, UsageError, make_manager
 from envmanager.godot import games
 from envmanager.godot.games import Game, command_for, find_engine, find_game, import_command
-from envmanager.godot.options import EngineOptions
+from envmanager.godot.options import EngineOptions, GodotOptions
 
 
 def program(path: Path, version: str = "") -> str:
@@ -27,8 +27,8 @@ def project(folder: Path, *, version: int = 5, more: str = "") -> Path:
 
 
 def test_a_mapping_becomes_options() -> None:
-    assert EngineOptions.of({"ticks_per_action": 8, "speed": "realtime"}).ticks_per_action == 8
-    assert EngineOptions.of(None) == EngineOptions()
+    assert GodotOptions(engine={"ticks_per_action": 8, "speed": "realtime"}).engine.ticks_per_action == 8
+    assert GodotOptions().engine == EngineOptions()
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_mapping_becomes_options() -> None:
 )
 def test_a_mistake_is_named_with_its_path(value: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        EngineOptions.of(value)
+        GodotOptions(engine=value)
 
 
 def test_other_kinds_of_managers_refuse_an_engine() -> None:

@@ -32,7 +32,7 @@ def outcome(decoder, body):
     try:
         return decoder.decode(body), None
     except BadFrame as error:
-        return None, error.reason
+        return None, str(error)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envmanager.data.casting import Casting, cast_without_loss, check_batch, fitting_array
+from envmanager.adapters.rows import fitting_array
+from envmanager.data.casting import Casting, cast_without_loss, check_batch
 from envmanager.data.specs import ArraySpec, SpecMismatch
 
 SURVIVE = [

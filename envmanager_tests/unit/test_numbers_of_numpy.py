@@ -95,6 +95,7 @@ def test_calls_of_a_manager_take_integers_of_numpy(make):
         batch = manager.recv(wait=one)
         manager.send(np.zeros(len(batch), np.int64), list(batch.env_ids))
         assert manager.get_attr("closed", env_ids=[one]) == [False]
+        assert manager.get_attr("closed", env_ids=np.array([1, 0], np.uint64)) == [False, False]
         policies = {"default": RandomPolicy(manager.behavior_specs["default"], seed=one)}
         assert evaluate(manager, policies, episodes_per_env=two).n_episodes == 4
 

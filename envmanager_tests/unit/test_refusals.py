@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -16,6 +17,9 @@ from envmanager.hosts import descriptors, shared_rows
 from envmanager.processes.output import OutputLog
 from envmanager.system.machine import advice
 from envmanager.testing import FakeEnvironment
+
+with contextlib.suppress(ImportError):
+    import pydantic  # noqa: F401  (typer imports it late, and Python 3.13 cannot do so in a removed directory)
 
 LIMITS = ("ulimit -u", "ulimit -n", "ulimit -f", "fs.file-max", "out of memory", "disk", "read-only", "directory")
 

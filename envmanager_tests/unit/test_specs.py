@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from envmanager.data.casting import check_batch, fitting_array
+from envmanager.adapters.rows import fitting_array
+from envmanager.data.casting import check_batch
 from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpec,
