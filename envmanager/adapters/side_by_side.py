@@ -100,10 +100,8 @@ class SideBySide(RowGroup):
     def _joined(
         self, steps_of: Callable[[Environment, Any], Steps], given: Iterable[Any], rows: Iterable[int]
     ) -> Steps:
-        """Check ``steps_of(environment, each of given)`` at ``rows``, and concatenate their rows by behavior.
-
-        ``steps_of`` runs the environment's code, which may raise StopIteration, so it is not called in a generator.
-        """
+        """Check ``steps_of(environment, each of given)`` at ``rows``, and concatenate their rows by behavior."""
+        # An environment's code, in ``steps_of``, may raise StopIteration, so it is not called in a generator.
         parts: dict[str, list[AgentSteps]] = {}
         for row, own_given in zip(self._each(rows), given, strict=True):
             self._last[row] = self._checked(row, steps_of(self._environments[row], own_given))
