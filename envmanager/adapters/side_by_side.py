@@ -123,9 +123,9 @@ class SideBySide(RowGroup):
     ) -> Steps:
         """Check ``steps_of(environment, each of given)`` at ``rows``, and concatenate their rows by behavior.
 
-        At the rows in ``begins``, for which nothing is given, an episode begins instead. ``steps_of`` runs the
-        environment's code, which may raise StopIteration, so it is not called in a generator.
+        At the rows in ``begins``, for which nothing is given, an episode begins instead.
         """
+        # An environment's code, in ``steps_of``, may raise StopIteration, so it is not called in a generator.
         parts: dict[str, list[AgentSteps]] = {}
         own_given = dict(zip([row for row in rows if row not in begins], given, strict=True))
         for row in self._each(rows):

@@ -128,7 +128,7 @@ def show(console: Console, text: str | Text, style: str = "") -> None:
 def print_text(text: str, file: TextIO | None = None, *, indent: int = 0) -> None:
     """Print ``text`` to ``file`` (default: stdout). In a terminal, wrap long lines and indent their continuations."""
     file = sys.stdout if file is None else file
-    if file.isatty():
+    if file is not None and file.isatty():  # it is None if the program was started with stdout closed
         width = shutil.get_terminal_size().columns
         text = "\n".join(_broken(line, width, indent) for line in text.splitlines())
     print(text, file=file, flush=True)

@@ -165,8 +165,17 @@ class RestartsAfterFaults(FaultyManagers):
 
     @only_with_processes
     @pytest.mark.parametrize("noticed", [False, True], ids=["not yet noticed", "noticed"])
-    def test_case_20_an_action_for_a_worker_that_has_died_is_dropped_and_counted(self, noticed: bool) -> None:
-        with self.managing(EchoEnvironment) as manager:
+    def test_case_20_an_action_for_a_worker_that_has_died_is_dropped_and_counted(
+        self, noticed: bool, tmp_path: Path
+    ) -> None:
+        may_start = tmp_path / "may start"  # when the action was sent
+
+        def make(context: EnvContext) -> EchoEnvironment:
+            if context.generation == 1:
+                until(may_start.exists)
+            return EchoEnvironment(context)
+
+        with self.managing(make) as manager:
             manager.reset()
             last = manager.recv(Wait.all())
             pid = manager.stats().workers[1].pid
@@ -177,6 +186,7 @@ class RestartsAfterFaults(FaultyManagers):
                 manager.send(np.array([1, 3]), [0, 2])
                 manager.recv(Wait(min_ready=2, max_ready=2))
             manager.send(np.array([4]), [1])
+            may_start.touch()
             lost = manager.recv(Wait.all())
             while not lost.lost.any():
                 lost = manager.recv(Wait.all())

@@ -393,6 +393,16 @@ def test_an_empty_latest_is_named(one_run: Path, tmp_path: Path) -> None:
         load_policy(run)
 
 
+def test_a_checkpoint_without_a_checksum_is_said_to_be_that(one_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(one_run, tmp_path / "run"))
+    facts = json.loads((checkpoint_in(run) / "state.json").read_text())
+    del facts["checksum"]
+    write_json(checkpoint_in(run), facts)
+
+    with pytest.raises(CheckpointDamaged, match=r"state\.json: it has no checksum"):
+        load_policy(run)
+
+
 def test_what_a_later_version_says_besides_is_passed_over(one_run: Path, tmp_path: Path) -> None:
     run = shutil.copytree(one_run, tmp_path / "run")
     facts = json.loads((checkpoint_in(run) / "state.json").read_text())

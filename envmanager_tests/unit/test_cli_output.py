@@ -43,6 +43,13 @@ def test_outside_of_a_terminal_a_line_stays_whole(narrow, capsys):
     assert capsys.readouterr().out.splitlines() == [LINE, f"restarts    {LINE}"]
 
 
+def test_a_line_for_a_closed_stdout_is_dropped(monkeypatch):
+    """As print() does; Python has None there in a program that was started with ``>&-``."""
+    monkeypatch.setattr("sys.stdout", None)
+
+    print_text(LINE)
+
+
 @pytest.mark.parametrize(
     ("is_terminal", "lines"),
     [(True, ["worker 2 died in step", "(SIGSEGV); restart 1 (at most", "3 in 60 s)"]), (False, [LINE])],

@@ -179,8 +179,9 @@ class Stormy(EnvManager):
                 assert entry.error is not None
                 assert entry.is_dropped == (entry.state is DROPPED)
             assert entry.error is None or entry.replacement is None
-        unstarted = [each.replacement for each in entries if each.replacement and not each.replacement.is_started]
-        assert recovery.next_start_at() == min((each.start_at for each in unstarted), default=math.inf)
+        unstarted = {entry for entry in entries if entry.replacement and not entry.replacement.is_started}
+        scheduled = {each[2]: each[0] for each in recovery.scheduled if each[3] is each[2].replacement}
+        assert recovery.next_start_at() == min((scheduled[entry] for entry in unstarted), default=math.inf)
         waiting = sum(entry.state is IN_FLIGHT for entry in entries)
         waiting += sum(response.name == "step" for entry in entries for response in entry.outbox)
         assert self.n_asked == sum(entry.steps for entry in entries) + recovery.steps_lost + waiting

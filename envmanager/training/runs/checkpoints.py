@@ -257,7 +257,9 @@ def load(path: Path) -> Checkpoint:
     """
     with _reading(path / STATE):
         content = json.loads((path / STATE).read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or content.pop("checksum", None) != checksum_of(content):
+        if not isinstance(content, dict) or "checksum" not in content:
+            raise ValueError("it has no checksum, as if another version of envmanager had written it")
+        if content.pop("checksum") != checksum_of(content):
             raise ValueError("it is not what was written: its checksum differs")
         parts, checksums = content["parts"], content["arrays"]
         training = from_plain(TrainingState, parts[_CONTROLLER], where=f"parts.{_CONTROLLER}")
