@@ -430,10 +430,10 @@ class TaskBook:
         """Take back the tasks of a worker that was replaced or given up.
 
         The loss is charged to the episodes of the environments that the error names, and to nobody if the worker was
-        recycled. What a worker was to begin after the present episode may not have begun, and is not charged.
+        recycled or a Ctrl-C cut its step. What was to begin after the present episode may not have begun: no charge.
         """
         named = getattr(error, "env_ids", entry.env_ids)
-        is_charged = getattr(error, "phase", "") != RECYCLED
+        is_charged = getattr(error, "phase", "") != RECYCLED and getattr(error, "type_name", "") != "KeyboardInterrupt"
         for seat in self._of_worker[entry.worker_id]:
             playing, coming, was_begun = self._vacate(seat)
             charge = is_charged and seat.env_id in named
