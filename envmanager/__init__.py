@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from envmanager.simple_env_manager import SimpleEnvManager
     from envmanager.subprocess_env_manager import SubprocessEnvManager
     from envmanager.system.interrupts import allow_interrupts
+    from envmanager.tasks import Task, TaskResult, TaskSource
 
 __version__ = "0.1.0"
 __all__ = [
@@ -59,8 +60,8 @@ __all__ = [
     "EnvironmentCommand", "EnvironmentResponse", "ImportFailed", "Lost", "ManagerClosed", "ManagerOptions",
     "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError", "RandomPolicy",
     "ResetConfig", "RestartPolicy", "RestartsExhausted", "SimpleEnvManager", "StepInfo", "SubprocessEnvManager",
-    "Timeouts", "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats",
-    "WorkerTimedOut", "allow_interrupts", "as_environment", "derive_seed", "make_manager",
+    "Task", "TaskResult", "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError",
+    "WorkerHost", "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment", "derive_seed", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
@@ -82,6 +83,7 @@ _NAMES_OF = {
     "simple_env_manager": "SimpleEnvManager",
     "subprocess_env_manager": "SubprocessEnvManager",
     "system.interrupts": "allow_interrupts",
+    "tasks": "Task TaskResult TaskSource",
 }
 """Public names by the module that defines them."""
 _HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}

@@ -258,8 +258,8 @@ class TaskBook:
     def _assign(self, seat: _Seat) -> None:
         """Draw the next task for an environment, if there is one that may begin there.
 
-        A task that is given up after its next loss begins alone, so that it is not lost with another that kills the
-        worker. Until there is room for it, nothing else begins in one worker.
+        A task that was lost twice begins alone in its worker: either it kills the worker, and would take others along,
+        or another did. Until there is room for it, nothing else begins in one worker.
         """
         others = [other for other in self._of_worker[seat.entry.worker_id] if other is not seat]
         if any(self._is_suspect(drawn) for other in others for drawn in (other.playing, other.coming)):
@@ -280,7 +280,7 @@ class TaskBook:
             self._come(seat, drawn)
 
     def _is_suspect(self, drawn: _Drawn | None) -> bool:
-        return drawn is not None and 0 < drawn.losses == self._attempts - 1
+        return drawn is not None and 0 < min(self._attempts - 1, 2) <= drawn.losses
 
     def _next(self, env_id: int) -> _Drawn | None:
         """Ask the source for the next task."""

@@ -14,11 +14,13 @@ flight and PyTorch's random generators (CPU and CUDA) are unchanged afterwards.
 
 from __future__ import annotations
 
+import csv
 import itertools
+import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +38,7 @@ from envmanager.policy import Policy
 from envmanager.registry import ManagerOptions, make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.machine import count_cores
+from envmanager.tasks import TaskResult
 from envmanager.training.trainer import Trainer
 
 _GENERATION = 2**31 - 1
@@ -55,9 +58,27 @@ class Evaluation:
     returns_of: Mapping[str, list[float]]
     lengths_of: Mapping[str, list[int]] = attrs.field(factory=dict)
     n_episodes: int = 0
+    results: Sequence[TaskResult] = ()
+    """Results of the tasks, in their order, if the evaluation had tasks. A lost task has no return; see its error."""
     lost: int = 0
     """Number of episodes that failed workers have cut. Long episodes are lost more often than short ones, so the other
     episodes played instead can have other returns. Episodes of dropped workers are lost too, and not played again."""
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write a table of ``results``, with a row for each agent of each task. Options and ids are written as JSON."""
+        names = ("task", "id", "seed", "options", "env_id", "behavior", "agent", "return", "length", "terminated",
+                 "attempts", "error")  # fmt: skip
+        with open(path, "w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(names)
+            for each in self.results:
+                task = (each.index, *map(_text, (each.task.id, each.task.seed, each.task.options)), each.env_id)
+                end = (each.terminated, each.attempts, "" if each.error is None else str(each.error).partition("\n")[0])
+                for episode in each.episodes:
+                    agent = episode.agent_id & (1 << AGENT_BITS) - 1
+                    table.writerow((*task, episode.behavior, agent, episode.total, episode.length, *end))
+                if not each.episodes:
+                    table.writerow((*task, "", "", "", "", *end))
 
     @property
     def returns(self) -> list[float]:
@@ -80,6 +101,10 @@ class Evaluation:
         return mean_and_spread(self.returns)[1]
 
 
+def _text(value: Any) -> str:
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+
+
 def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
     """Return the mean and the standard deviation of ``returns``."""
     return float(np.mean(returns)), float(np.std(returns))
@@ -95,15 +120,37 @@ def evaluate(
     manager: EnvManager,
     policies: Mapping[str, Policy],
     *,
-    episodes_per_env: int | Sequence[int],
+    episodes_per_env: int | Sequence[int] | None = None,
+    tasks: Iterable[Any] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Reset ``manager``, play with ``policies`` until every agent has finished its episodes, and return the results.
+
+    Pass ``tasks``, of each of which one episode is played, in whichever environment is free: see ``EnvManager.reset``.
+    The results do not depend on the number of environments, and no environment waits for a slower one. Where episodes
+    cannot begin on demand, or environments are unlike, pass ``episodes_per_env`` instead.
 
     ``episodes_per_env`` is one number for all environments or a list with a number for each. ``config`` is passed to
     ``manager.reset``. The manager plays another episode for each episode lost with a failed worker; all episodes of a
     dropped worker are left out. ``Evaluation.lost`` counts both. Raises UsageError for an invalid ``episodes_per_env``.
     """
+    if tasks is not None:
+        if episodes_per_env is not None:
+            raise UsageError("evaluate() takes tasks or episodes_per_env, not both.")
+        for behavior, policy in policies.items():
+            manager.set_policy(behavior, policy)
+        with logged_as_evaluation():
+            manager.reset(config, tasks=list(tasks))
+            while not manager.tasks.done:
+                manager.step()
+        results, n_lost = manager.tasks.results, manager.tasks.n_lost
+        ended = [episode for result in results for episode in result.episodes]
+        behaviors = dict.fromkeys([*policies, *(episode.behavior for episode in ended)])
+        returns_of = {each: [episode.total for episode in ended if episode.behavior == each] for each in behaviors}
+        lengths_of = {each: [episode.length for episode in ended if episode.behavior == each] for each in behaviors}
+        return Evaluation(returns_of, lengths_of, len(results) - n_lost, results, n_lost)
+    if episodes_per_env is None:
+        raise UsageError("evaluate() needs tasks or episodes_per_env.")
     evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
     assert evaluation is not None
     return evaluation
@@ -152,7 +199,7 @@ def evaluate_until(
         for episode in (episode for seat in env.seats.values() for episode in seat.episodes[: env.wanted]):
             returns_of.setdefault(episode.behavior, []).append(episode.total)
             lengths_of.setdefault(episode.behavior, []).append(episode.length)
-    return Evaluation(returns_of, lengths_of, sum(env.wanted for env in envs), sum(env.lost for env in envs))
+    return Evaluation(returns_of, lengths_of, sum(env.wanted for env in envs), lost=sum(env.lost for env in envs))
 
 
 @contextmanager
