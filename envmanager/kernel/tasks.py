@@ -372,19 +372,18 @@ class TaskBook:
                 self.lose(self._table.entries[worker_id], info.lost.cause)
                 continue
             if self.n_begun[worker_id]:
+                self._episodes.env_steps -= self.n_begun[worker_id]  # first observations are no steps
                 for seat in self._of_worker[worker_id]:
                     if self._begun[seat.env_id]:
                         self._begin(seat)
                 tasks = self._tasks_of[worker_id]
             resting, acting, terminated = set(), set(), set()
-            for steps in info.current.values():
-                if steps.acting is not None or steps.ended.any():
+            if any(steps.ended.any() for steps in info.current.values()):
+                for steps in info.current.values():
                     env_ids = steps.env_id
-                    acting.update(env_ids[~steps.ended if steps.acting is None else steps.acting].tolist())
+                    acting.update(env_ids[steps.acting_rows].tolist())
                     resting.update(env_ids[steps.ended].tolist())
                     terminated.update(env_ids[steps.terminated].tolist())
-                elif resting:
-                    acting.update(steps.env_id.tolist())
             info.final_tasks = {}
             for env_id in sorted(resting):
                 seat = self._seats[env_id]
