@@ -325,7 +325,7 @@ class EnvManager(ABC):
             if self._book is None or self._book.given is not None:
                 raise UsageError('begin() needs a manager with episodes="on_demand", and a reset without tasks.')
             ids = self._commands.ids(env_ids).tolist()
-            given = [{}] * len(ids) if tasks is None else list(tasks)
+            given = [Task()] * len(ids) if tasks is None else list(tasks)
             if len(given) != len(ids):
                 raise UsageError(f"begin() got {len(given)} tasks for {len(ids)} environments.")
             self._book.add(ids, [Task.of(each) for each in given])
@@ -400,7 +400,11 @@ class EnvManager(ABC):
                 if self._undelivered is None:
                     book = self._book
                     if book is not None:
+                        if use is _STEP and not is_begun:
+                            book.require_untouched()
                         book.draw()
+                        if chosen.max_lead is not None:
+                            self._table.set_resting(book.resting_workers())
                     if use is _STEP:
                         self._policy_steps.send_actions(chosen, is_begun=is_begun)
                     elif not is_begun:

@@ -57,7 +57,7 @@ class _Lead:
             self._n_held_back += entry.steps_since_reset >= limit and entry.outbox[0].name is _STEP
         self._n_seen = len(ready)
         if self._n_held_back and self._n_held_back == table.n_waiting:
-            slowest = min(table.entries, key=lambda each: (each.is_given_up, each.steps_since_reset))
+            slowest = min(table.entries, key=lambda each: (not table.is_compared(each), each.steps_since_reset))
             raise UsageError(
                 f"every worker in flight is max_lead={self._max_lead} steps ahead of the slowest: send actions to "
                 f"the environments of worker {slowest.worker_id}."

@@ -87,7 +87,7 @@ class Commands:
                 recovery.revive(entry)
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
-        recovery.begins_on_demand = book is not None
+        recovery.begins_of = None if book is None else book.first_of_replacement
         begins = None if book is None else book.first(asked)
         for entry in asked:
             recovery.take_back(entry)

@@ -21,7 +21,7 @@ import math
 import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -31,6 +31,7 @@ from envmanager.data.seeding import reseeded
 from envmanager.data.steps import (
     AgentSteps,
     Batch,
+    Begin,
     CommandName,
     EnvironmentResponse,
     Lost,
@@ -137,8 +138,8 @@ class Recovery:
         """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
-        self.begins_on_demand = False
-        """Whether a replacement begins no episode, until the manager sends a Begin."""
+        self.begins_of: Callable[[Entry], list[Begin]] | None = None
+        """Function that returns what a replacement begins, if episodes begin on demand."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -251,8 +252,10 @@ class Recovery:
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
         entry.has_attributes = not entry.attributes
-        config: Any = []  # of Begin
-        if not self.begins_on_demand:
+        config: Any
+        if self.begins_of is not None:
+            config = self.begins_of(entry)
+        else:
             config = attrs.evolve(self.last_config, seed=reseeded(self.last_config.seed, entry.generation))
         try:
             host.workers[worker_id] = host.launch(worker_id, entry.generation)
@@ -292,7 +295,7 @@ class Recovery:
         if limit is None or n_steps < limit:
             return
         for steps in response.payload.values():
-            goes_on = steps.acting is None or self.begins_on_demand or steps.acting
+            goes_on = steps.acting is None or self.begins_of is not None or steps.acting
             if (steps.ended & goes_on).any():
                 break  # an episode ended, and its agent acts again, in a new episode, unless that begins on demand
         else:

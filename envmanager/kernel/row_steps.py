@@ -185,7 +185,7 @@ class BatchStepper:
                 if places.__class__ is slice:
                     places = np.arange(places.start, places.stop)
                 group = EnvsOfWorker(group.worker_id, group.rows[acts], places[acts])
-            if acts.any() or (entry.state is _IDLE and not book.rests_in(group.worker_id)):
+            if acts.any() or (entry.state is _IDLE and book.begins_in(group.worker_id)):
                 acting.append(group)
         return acting
 

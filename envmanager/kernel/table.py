@@ -198,6 +198,8 @@ class WorkerTable:
         """Specs of the behaviors that workers have reported, by name."""
         self.has_objects = False
         """Whether the specs contain Python objects, which may not be picklable."""
+        self.resting: set[int] = set()
+        """Workers, by worker_id, whose environments rest, and which ``slowest`` leaves out."""
         self._slowest = 0
         self._n_slowest = 0
         """Number of workers with ``_slowest`` steps since the reset, or 0 or less if they must be counted again."""
@@ -341,15 +343,31 @@ class WorkerTable:
         self.unusual = {entry for entry in self.entries if not entry.is_nominal}
 
     def slowest(self) -> int:
-        """Return the minimum of ``steps_since_reset`` over the workers that were not given up, or 0 if all were."""
+        """Return the least ``steps_since_reset`` of the workers that neither rest nor were given up, 0 if all do."""
         if self._n_slowest <= 0:
-            steps = [entry.steps_since_reset for entry in self.entries if entry.error is None]
+            steps = [each.steps_since_reset for each in self.entries if self.is_compared(each)]
             self._slowest = min(steps, default=0)
             self._n_slowest = steps.count(self._slowest)
         return self._slowest
 
+    def is_compared(self, entry: Entry) -> bool:
+        """Whether ``max_lead`` compares the worker with the others."""
+        return entry.error is None and entry.worker_id not in self.resting
+
+    def set_resting(self, resting: set[int]) -> None:
+        """Set the workers that rest. One that rests no more counts as having kept up with the others meanwhile."""
+        if resting != self.resting:
+            resumed, self.resting = self.resting - resting, self.resting | resting
+            self._n_slowest = 0
+            least = self.slowest()
+            for worker_id in resumed:
+                entry = self.entries[worker_id]
+                entry.steps_since_reset = max(entry.steps_since_reset, least)
+            self.resting, self._n_slowest = resting, 0
+
     def begin_counting(self) -> None:
         """Set ``steps_since_reset`` of every worker to 0."""
+        self.resting = set()
         for entry in self.entries:
             entry.steps_since_reset = 0
         self._n_slowest = 0

@@ -100,6 +100,7 @@ class TaskBook:
         self._table, self._events, self._episodes, self._check = table, events, episodes, check
         episodes.of_tasks = self._episode_ended
         self._n_drawn = 0
+        self._is_resetting = True
         self._of_worker = [
             [_Seat(env_id, row, entry) for row, env_id in enumerate(entry.env_ids)] for entry in table.entries
         ]
@@ -191,9 +192,13 @@ class TaskBook:
                 Begin(seat.row, True, seed, self._options) for seat, seed in zip(seats, seeds, strict=True)
             ]
             for seat in seats:
-                self._n_active += 1
+                self._n_active += not self._begun[seat.env_id]
                 self._set_begun(seat, True)
         return begins
+
+    def first_of_replacement(self, entry: Entry) -> list[Begin]:
+        """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker."""
+        return self.first([entry])[entry.worker_id] if self._source is None and self._is_resetting else []
 
     def again(self) -> None:
         """Take back all tasks that have not ended, for another try of a reset that has failed."""
@@ -250,6 +255,20 @@ class TaskBook:
             for each in entries
             if each.state is WorkerState.IDLE and each.is_nominal and not self.n_acting[each.worker_id]
         ]
+
+    def begins_in(self, worker_id: int) -> bool:
+        """Whether a worker has episodes to begin that it does not know of."""
+        return worker_id in self._has_unsent
+
+    def resting_workers(self) -> set[int]:
+        """Return the worker_ids of workers that have nothing to do, and no step that was not delivered."""
+        entries = self._table.entries
+        return {each.worker_id for each in entries if each.state is WorkerState.IDLE and self.rests_in(each.worker_id)}
+
+    def require_untouched(self) -> None:
+        """Raise UsageError if ``begin`` was called since the reset, because ``step`` cannot begin these episodes."""
+        if self._source is None and self._has_unsent:
+            raise UsageError("begin() was called since the reset: use send() and recv() until the next reset.")
 
     def rests_in(self, worker_id: int) -> bool:
         """Whether a worker has nothing to do: no environment that takes an action, and no episode to begin."""
@@ -322,6 +341,7 @@ class TaskBook:
 
     def note_first(self, infos: Iterable[StepInfo]) -> None:
         """Take note of the StepInfos that a reset returns."""
+        self._is_resetting = False
         self._episodes.add_all(infos)
         for info in infos:
             for seat in self._of_worker[info.worker_id]:
@@ -372,19 +392,18 @@ class TaskBook:
                 self.lose(self._table.entries[worker_id], info.lost.cause)
                 continue
             if self.n_begun[worker_id]:
+                self._episodes.env_steps -= self.n_begun[worker_id]  # first observations are no steps
                 for seat in self._of_worker[worker_id]:
                     if self._begun[seat.env_id]:
                         self._begin(seat)
                 tasks = self._tasks_of[worker_id]
             resting, acting, terminated = set(), set(), set()
-            for steps in info.current.values():
-                if steps.acting is not None or steps.ended.any():
+            if any(steps.ended.any() for steps in info.current.values()):
+                for steps in info.current.values():
                     env_ids = steps.env_id
-                    acting.update(env_ids[~steps.ended if steps.acting is None else steps.acting].tolist())
+                    acting.update(env_ids[steps.acting_rows].tolist())
                     resting.update(env_ids[steps.ended].tolist())
                     terminated.update(env_ids[steps.terminated].tolist())
-                elif resting:
-                    acting.update(steps.env_id.tolist())
             info.final_tasks = {}
             for env_id in sorted(resting):
                 seat = self._seats[env_id]

@@ -1,0 +1,245 @@
+"""Episodes that begin on demand, at odd moments and with environments of other kinds than in the contracts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from pettingzoo import ParallelEnv
+
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    EnvContext,
+    EnvManager,
+    RestartPolicy,
+    SimpleEnvManager,
+    SubprocessEnvManager,
+    Wait,
+)
+from envmanager.errors import UsageError, WorkerError
+
+Make = Callable[..., EnvManager]
+
+ON_DEMAND: Mapping[str, Any] = {"episodes": "on_demand"}
+
+
+def one_each(factory: Any, n_envs: int = 3, **options: Any) -> EnvManager:
+    return SubprocessEnvManager(factory, n_envs, seed=1, **options)
+
+
+def all_in_one(factory: Any, n_envs: int = 3, **options: Any) -> EnvManager:
+    return SubprocessEnvManager(factory, n_envs, n_workers=1, seed=1, **options)
+
+
+def in_process(factory: Any, n_envs: int = 3, **options: Any) -> EnvManager:
+    return SimpleEnvManager(factory, n_envs, seed=1, **options)
+
+
+KINDS = pytest.mark.parametrize("make", [in_process, all_in_one, one_each])
+
+
+class Level(gymnasium.Env[Any, Any]):
+    """An environment of one task. An observation has the level, the number of steps, and the seed of the reset."""
+
+    observation_space = gymnasium.spaces.Box(-1e12, 1e12, (3,), np.float64)
+    action_space = gymnasium.spaces.Discrete(1000)
+
+    def __init__(self, context: EnvContext) -> None:
+        self.env_id = context.env_id
+        self.given: Any = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.given = options
+        self.level = (options or {}).get("level", -1)
+        self.length = (options or {}).get("length", 2 + self.level % 3)
+        self.n_steps, self.seed = 0, seed
+        return self._obs(), {"level": self.level, "step": 0}
+
+    def _obs(self) -> Any:
+        return np.array([self.level, self.n_steps, self.seed or 0], np.float64)
+
+    def step(self, action: Any) -> Any:
+        self.n_steps += 1
+        reward = float(self.np_random.random())
+        is_end = self.n_steps >= self.length
+        return self._obs(), reward, is_end, False, {"level": self.level, "step": self.n_steps}
+
+
+class Leaving(ParallelEnv[Any, Any, Any]):
+    """Agents of two behaviors that leave one by one, in an order that depends on the level."""
+
+    metadata = {"name": "leaving"}
+    possible_agents = ["ant_0", "bee_0", "ant_1"]
+
+    def observation_space(self, agent: Any) -> Any:
+        return gymnasium.spaces.Box(-1e6, 1e6, (2,), np.float64 if agent.startswith("ant") else np.float32)
+
+    def action_space(self, agent: Any) -> Any:
+        return gymnasium.spaces.Discrete(1000)
+
+    def _results(self) -> Any:
+        return {
+            agent: np.array([self.level, self.n_steps], self.observation_space(agent).dtype) for agent in self.agents
+        }
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.level, self.n_steps, self.agents = options["level"], 0, list(self.possible_agents)
+        self.lives = {agent: 1 + (self.level + place) % 3 for place, agent in enumerate(self.agents)}
+        return self._results(), {agent: {} for agent in self.agents}
+
+    def step(self, actions: Any) -> Any:
+        assert set(actions) == set(self.agents)
+        self.n_steps += 1
+        played, obs = self.agents, self._results()
+        ends = {agent: self.n_steps >= self.lives[agent] for agent in played}
+        self.agents = [agent for agent in played if not ends[agent]]
+        return obs, dict.fromkeys(played, 1.0), ends, dict.fromkeys(played, False), {agent: {} for agent in played}
+
+
+class Zeros:
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(np.zeros(len(steps), np.int64))
+
+
+@KINDS
+@pytest.mark.parametrize("wait", ["any", "all"])
+def test_an_environment_plays_on_until_its_last_agent_of_any_behavior_has_left(make: Make, wait: str) -> None:
+    with make(lambda context: Leaving()) as manager:
+        for behavior in manager.behavior_specs:
+            manager.set_policy(behavior, Zeros())
+        manager.reset(tasks=[{"level": level} for level in range(12)])
+        finished = Counter[int]()
+        while not manager.tasks.done:
+            for info in manager.step(wait):
+                for behavior, steps in info.current.items():
+                    assert steps.obs[:, 0].tolist() == [info.tasks[env_id] for env_id in steps.env_id.tolist()]
+                    made = info.transitions(behavior)
+                    assert (made.next_obs - made.obs).tolist() == [[0, 1]] * len(made.obs)
+                finished.update(info.final_tasks.values())
+        assert finished == Counter(range(12))
+        assert [(each.total, each.length, len(each.episodes)) for each in manager.tasks.results] == [(6, 3, 3)] * 12
+        assert manager.episodes.env_steps == manager.stats().env_steps == 36
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("use", ["recv", "step"])
+@pytest.mark.parametrize("max_lead", [1, 3])
+def test_a_worker_that_rests_holds_up_no_other(use: str, prefetch: bool, max_lead: int) -> None:
+    wait = Wait(max_lead=max_lead)
+    tasks = [{"level": 0, "length": 1 + 9 * (number % 2)} for number in range(3)]
+    with one_each(Level) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset(tasks=tasks, prefetch=prefetch)
+        while not manager.tasks.done:
+            if use == "step":
+                manager.step(wait)
+            else:
+                batch = manager.recv(wait)
+                manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        assert [result.length for result in manager.tasks.results] == [1, 10, 1]
+
+
+def test_a_worker_that_has_rested_may_play_again_under_max_lead() -> None:
+    class Late:
+        """A source that has a task for environment 0 only when environment 1 has played for long."""
+
+        def __init__(self) -> None:
+            self.given = [{"length": 1}, {"length": 20}, {"length": 10}]
+            self.is_late = True
+
+        def next_task(self, env_id: int) -> Any:
+            if len(self.given) == 1 and self.is_late:
+                return None
+            if not self.given:
+                raise StopIteration
+            return self.given.pop(0)
+
+    source, wait, n_rows = Late(), Wait(max_lead=2), [0, 0]
+    with one_each(Level, 2) as manager:
+        manager.reset(tasks=source, prefetch=False)
+        while not manager.tasks.done:
+            batch = manager.recv(wait)
+            for env_id in batch.env_ids.tolist():
+                n_rows[env_id] += 1
+            if n_rows[1] == 10:
+                source.is_late = False
+            if n_rows[0] == 3:  # env 1 was not held back until env 0 had as many rows
+                assert n_rows[1] <= 13
+            manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        assert sorted(result.length for result in manager.tasks.results) == [1, 10, 20]
+
+
+@KINDS
+def test_actions_for_resting_rows_alone_cost_no_step(make: Make) -> None:
+    with make(Level, infos=True) as manager:
+        manager.reset(tasks=[{"length": 1}, {"length": 2}, {"length": 2}])
+        batch = manager.recv(Wait.all())
+        manager.send(np.zeros(3, np.int64), batch.env_ids)
+        assert manager.recv(Wait.all()).terminated.tolist() == [True, False, False]
+        n_steps = manager.stats().steps
+        manager.send(np.zeros(1, np.int64), [0])
+        manager.send(np.zeros(2, np.int64), [1, 2])
+        assert manager.recv(Wait.all()).env_ids.tolist() == [1, 2]
+        assert manager.tasks.done
+        assert manager.stats().steps - n_steps <= 2
+
+
+@KINDS
+def test_a_worker_without_rows_needs_no_infos(make: Make) -> None:
+    with make(Level, infos=True) as manager:
+        manager.reset(tasks=[{"level": 0}])
+        assert manager.recv(Wait.all()).info == [{"level": 0, "step": 0}]
+        manager.reset(tasks=[])
+        assert manager.tasks.done
+
+
+@KINDS
+def test_begin_without_tasks_passes_the_options_of_the_reset(make: Make) -> None:
+    with make(Level, **ON_DEMAND) as manager:
+        manager.reset()
+        manager.begin([0, 1, 2])
+        manager.recv(Wait.all())
+        assert manager.get_attr("given") == [None] * 3
+
+
+@KINDS
+def test_step_after_begin_is_refused_and_recv_is_not(make: Make) -> None:
+    with make(Level, **ON_DEMAND) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset()
+        manager.begin([1], [{"level": 7}])
+        with pytest.raises(UsageError, match="begin"):
+            manager.step()
+        manager.recv(Wait.all())
+        manager.send(np.zeros(2, np.int64), [0, 2])
+        rows: dict[int, list[float]] = {}
+        while len(rows) < 3:
+            batch = manager.recv()
+            rows.update(zip(batch.env_ids.tolist(), batch.obs[:, :2].tolist(), strict=True))
+        assert rows == {0: [-1, 1], 1: [7, 0], 2: [-1, 1]}
+
+
+@pytest.mark.parametrize("make", [all_in_one, one_each])
+@pytest.mark.parametrize("max_restarts", [0, 3])
+def test_a_reset_begins_an_episode_in_each_environment_of_a_dead_worker(make: Make, max_restarts: int) -> None:
+    with make(Level, **ON_DEMAND, restarts=RestartPolicy(max_restarts, backoff_s=0)) as manager:
+        manager.reset()
+        with pytest.raises(WorkerError):
+            manager.call(_exit, env_ids=[1])
+        assert sum(len(info.current["default"]) for info in manager.reset()) == 3
+        batch = manager.recv(Wait.all())
+        assert (batch.env_ids.tolist(), batch.first.tolist()) == ([0, 1, 2], [True] * 3)
+        manager.send(np.zeros(3, np.int64), batch.env_ids)
+        assert len(manager.recv(Wait.all())) == 3
+
+
+def _exit(env: Any) -> None:
+    import os
+
+    os._exit(3)
