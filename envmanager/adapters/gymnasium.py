@@ -151,12 +151,12 @@ class GymnasiumEnvironment(RowGroup):
         chosen: Sequence[int] = self._all
         begins: Mapping[int, Begin] = {}
         if rows is not None or on_demand is not None:
-            chosen = self._all if rows is None else rows.tolist()
-            if on_demand is not None:
+            if on_demand is None:
+                chosen = self._all if rows is None else rows.tolist()
+            elif rows is not None or on_demand.now or False in on_demand.plays:
                 chosen, begins = on_demand.rows(rows)
-            envs = list(map(self._environments.__getitem__, chosen))
             if on_demand is None or len(chosen) < len(self._all):
-                out = self._new_views(chosen)
+                envs, out = list(map(self._environments.__getitem__, chosen)), self._new_views(chosen)
         write_obs, plain_obs, plain_class, rewards = self._write_obs, out.plain_obs, out.plain_class, out.rewards
         plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
         least, most = -LARGEST_REWARD, LARGEST_REWARD

@@ -122,7 +122,7 @@ class BatchStepper:
         n, groups = self._env_rows.grouped(env_ids, BadAction)
         actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
         entries, book, sent = table.entries, self.book, []
-        if book is not None:
+        if book is not None and not book.all_act:
             groups = self._acting(groups, book)
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]

@@ -114,18 +114,21 @@ class TaskBook:
         """Worker in which nothing begins until all its environments rest, because a task is to begin alone there."""
         self._has_unsent: set[int] = set()
         """Workers that do not know all that their environments are to begin, by worker_id."""
+        self._n_charged = 0
+        """Number of losses charged to any task."""
         self._n_active = 0
         """Number of environments that play or have a task coming."""
         self._begun = np.zeros(n_envs, np.bool_)
         """Whether the next row of each environment is the first of an episode."""
         self.acts = np.zeros(n_envs, np.bool_)
         """Whether each environment takes an action, or has taken one and the result was not delivered: bool[n_envs]."""
+        self.all_act = False
         self.n_acting, self.n_begun = [0] * n_workers, [0] * n_workers
         """Sums of ``acts`` and ``_begun`` by worker_id."""
         self._index = np.full(n_envs, -1, np.int64)
         """Index of the task that each environment plays."""
-        self._tasks_of: list[Mapping[int, int]] = [{} for _ in table.entries]
-        """The same by worker_id and env_id. A change makes a new mapping, because StepInfos hold the old one."""
+        self._tasks_of: list[Mapping[int, int] | None] = [None] * n_workers
+        """The same by worker_id and env_id, or None after a change. StepInfos hold these mappings."""
         self._ended_episodes: dict[int, list[Episode]] = {}
         """Episodes of agents, by env_id, that ended in the episode that the environment plays."""
         self._results: dict[int, TaskResult] = {}
@@ -280,6 +283,11 @@ class TaskBook:
         A task that was lost twice begins alone in its worker: either it kills the worker, and would take others along,
         or another did. Until there is room for it, nothing else begins in one worker.
         """
+        if not self._n_charged and not self._queue:
+            drawn = self._next(seat.env_id)
+            if drawn is not None:
+                self._come(seat, drawn)
+            return
         others = [other for other in self._of_worker[seat.entry.worker_id] if other is not seat]
         if any(self._is_suspect(drawn) for other in others for drawn in (other.playing, other.coming)):
             return
@@ -347,7 +355,7 @@ class TaskBook:
             for seat in self._of_worker[info.worker_id]:
                 if self._begun[seat.env_id]:
                     self._begin(seat)
-            info.tasks = self._tasks_of[info.worker_id]
+            info.tasks = self._tasks(info.worker_id)
 
     def offer_first(self, entry: Entry, env_ids: np.ndarray) -> np.ndarray:
         """Take note that ``recv`` returns first observations of a reset again. Return the rows that it may return.
@@ -363,15 +371,15 @@ class TaskBook:
         """Set the tasks of a batch that is delivered, and advance the book. ``cuts``: replaced workers, and causes."""
         self._is_paused = False
         env_ids = batch.env_ids
-        first = self._begun[env_ids]
-        if first.any():
+        if any(self.n_begun):
+            first = self._begun[env_ids]
             batch.first[:] = first
             for env_id in env_ids[first].tolist():
                 self._begin(self._seats[env_id])
         batch.task[:] = self._index[env_ids]
         self._episodes.add_batch(behavior, batch)
         ended = batch.terminated | batch.truncated
-        if ended.any():
+        if np.count_nonzero(ended):
             batch.final_task[:] = batch.task[ended]
             for place in np.flatnonzero(ended & ~batch.lost).tolist():
                 env_id = env_ids[place]
@@ -386,7 +394,7 @@ class TaskBook:
         for info in infos:
             self._episodes.add(info)
             worker_id = info.worker_id
-            tasks = self._tasks_of[worker_id]
+            tasks = self._tasks(worker_id)
             if info.lost is not None:
                 info.tasks = info.final_tasks = tasks
                 self.lose(self._table.entries[worker_id], info.lost.cause)
@@ -396,7 +404,7 @@ class TaskBook:
                 for seat in self._of_worker[worker_id]:
                     if self._begun[seat.env_id]:
                         self._begin(seat)
-                tasks = self._tasks_of[worker_id]
+                tasks = self._tasks(worker_id)
             resting, acting, terminated = set(), set(), set()
             if any(steps.ended.any() for steps in info.current.values()):
                 for steps in info.current.values():
@@ -412,7 +420,7 @@ class TaskBook:
                     if env_id in tasks:
                         info.final_tasks[env_id] = tasks[env_id]
                     self._end(seat, is_terminated=env_id in terminated)
-            info.tasks = {**info.final_tasks, **self._tasks_of[worker_id]} if info.final_tasks else tasks
+            info.tasks = {**info.final_tasks, **self._tasks(worker_id)} if info.final_tasks else tasks
 
     def _begin(self, seat: _Seat) -> None:
         """Take note of the first row of an episode that was begun at once."""
@@ -484,6 +492,7 @@ class TaskBook:
 
     def _take_back(self, seat: _Seat, drawn: _Drawn, error: Exception, *, charge: bool) -> None:
         drawn.losses += charge
+        self._n_charged += charge
         is_given_up = self._source is None or drawn.losses >= self._attempts
         facts = {"worker_id": seat.entry.worker_id, "generation": seat.entry.generation, "env_id": seat.env_id}
         self._events.add(TaskLost(**facts, index=drawn.index, losses=drawn.losses, is_given_up=is_given_up))
@@ -546,13 +555,19 @@ class TaskBook:
     def _set_acts(self, seat: _Seat, acts: bool) -> None:
         self.n_acting[seat.entry.worker_id] += acts - int(self.acts[seat.env_id])
         self.acts[seat.env_id] = acts
+        self.all_act = sum(self.n_acting) == len(self._seats)
 
     def _set_index(self, seat: _Seat) -> None:
-        index = -1 if seat.playing is None else seat.playing.index
-        if index != self._index[seat.env_id]:
-            self._index[seat.env_id] = index
-            tasks = {key: value for key, value in self._tasks_of[seat.entry.worker_id].items() if key != seat.env_id}
-            self._tasks_of[seat.entry.worker_id] = tasks if index < 0 else {**tasks, seat.env_id: index}
+        self._index[seat.env_id] = -1 if seat.playing is None else seat.playing.index
+        self._tasks_of[seat.entry.worker_id] = None
+
+    def _tasks(self, worker_id: int) -> Mapping[int, int]:
+        tasks = self._tasks_of[worker_id]
+        if tasks is None:
+            seats = self._of_worker[worker_id]
+            tasks = {seat.env_id: seat.playing.index for seat in seats if seat.playing is not None}
+            self._tasks_of[worker_id] = tasks
+        return tasks
 
 
 def _ignore(*_: Any) -> None:
