@@ -270,9 +270,6 @@ class EnvManager(ABC):
         if tasks is None and not self._is_on_demand:
             return None
         self._require_can_begin()
-        if self._book is not None and tasks is not None and self._book.given is tasks and self._use is _RESETTING:
-            self._book.again()  # what the failed reset has drawn
-            return self._book
         if prefetch and not self._can_prefetch:
             raise UsageError("prefetch=True needs Gymnasium environments in all workers.")
         if not isinstance(attempts, int) or attempts < 1:
@@ -282,17 +279,24 @@ class EnvManager(ABC):
             raise UsageError("with tasks, seed must be one number: put the seeds into the tasks.")
         if self._episodes is None:
             self._episodes = Episodes.of_manager([], self.n_envs)
+        prefetch = prefetch if self._can_prefetch else False
+        if self._book is not None and tasks is not None and self._book.given is tasks and self._use is _RESETTING:
+            return self._book.again(seed=seed, options=parsed.options, attempts=attempts, prefetch=prefetch)
         return TaskBook(
             tasks,
             self._table,
             self.events,
             self._episodes,
             self._some_host.check_can_travel,
+            weak_callback(self._has_undelivered),
             seed=seed,
             options=parsed.options,
             attempts=attempts,
-            prefetch=prefetch if self._can_prefetch else False,
+            prefetch=prefetch,
         )
+
+    def _has_undelivered(self) -> bool:
+        return self._undelivered is not None
 
     def _require_can_begin(self) -> None:
         if not self._can_begin:

@@ -99,8 +99,8 @@ class _Listed:
     def __init__(self, tasks: Iterable[Any]) -> None:
         self._left: Iterator[Any] = iter(tasks)
 
-    def next_task(self, env_id: int) -> Any:
-        return next(self._left)
+    def next_task(self, env_id: int) -> Task:
+        return Task.of(next(self._left))
 
 
 def source_of(tasks: Any) -> tuple[Any, bool]:

@@ -72,6 +72,8 @@ class Commands:
         With a ``book``, episodes begin on demand from now on; the first ones are those that it draws.
         """
         table, recovery, workers = self._table, self._recovery, self.host.workers
+        if book is not None:
+            book.draw_first()
         self._collector.drain()  # a failure does not matter: the reset revives the worker
         for entry in table.entries:
             entry.actions, entry.batches, entry.ignores_action = None, (), False

@@ -76,6 +76,7 @@ class TaskBook:
         events: EventLog,
         episodes: Episodes,
         check: Callable[[Any], None],
+        has_undelivered: Callable[[], Any],
         *,
         seed: Any,
         options: Mapping[str, Any] | None,
@@ -83,6 +84,7 @@ class TaskBook:
         prefetch: bool | None,
     ) -> None:
         """Draw no task yet. ``tasks`` is None if only ``add`` gives tasks. ``check`` raises if options cannot be sent.
+        ``has_undelivered`` says whether rows that this book has noted are yet to be returned to the trainer.
 
         ``seed`` and ``options`` are those of the reset. ``attempts``, ``prefetch``: see ``EnvManager.reset``.
         """
@@ -98,6 +100,7 @@ class TaskBook:
         self._attempts = attempts
         self._seed, self._options = seed, options
         self._table, self._events, self._episodes, self._check = table, events, episodes, check
+        self._has_undelivered = has_undelivered
         episodes.of_tasks = self._episode_ended
         self._n_drawn = 0
         self._is_resetting = True
@@ -138,8 +141,9 @@ class TaskBook:
 
     @property
     def done(self) -> bool:
-        """Whether the source has no more tasks, and each task has ended or was given up."""
-        return self._is_exhausted and not self._queue and not self._n_active
+        """Whether there are no more tasks, each has ended or was given up, and the trainer and the source know it."""
+        has_tasks = not self._is_exhausted or self._queue or self._n_active
+        return not (has_tasks or self._untold or self._has_undelivered())
 
     @property
     def results(self) -> list[TaskResult]:
@@ -162,8 +166,8 @@ class TaskBook:
 
     @property
     def rests(self) -> bool:
-        """Whether no environment plays or has a task coming."""
-        return not self._n_active
+        """Whether no environment plays or has a task coming, although tasks that are left have a worker."""
+        return not self._n_active and (self.done or any(entry.error is None for entry in self._table.entries))
 
     def draw(self) -> None:
         """Assign tasks to environments that may get one and whose worker is idle. Raises the errors of the source."""
@@ -180,12 +184,17 @@ class TaskBook:
             if seat.entry.state is WorkerState.IDLE and seat.entry.is_nominal:
                 self._assign(seat)
 
+    def draw_first(self) -> None:
+        """Assign the first tasks to all environments, before a reset. Raises the errors of the source."""
+        if self._source is not None:
+            for entry in self._table.entries:
+                if not entry.is_dropped:
+                    for seat in self._of_worker[entry.worker_id]:
+                        self._assign(seat)
+
     def first(self, entries: Iterable[Entry]) -> dict[int, list[Begin]]:
         """Return what the workers that are reset begin, by worker_id: tasks or, without a source, an episode each."""
         if self._source is not None:
-            for entry in entries:
-                for seat in self._of_worker[entry.worker_id]:
-                    self._assign(seat)
             return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
         begins = {}
         for entry in entries:
@@ -203,14 +212,18 @@ class TaskBook:
         """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker."""
         return self.first([entry])[entry.worker_id] if self._source is None and self._is_resetting else []
 
-    def again(self) -> None:
-        """Take back all tasks that have not ended, for another try of a reset that has failed."""
-        self._is_paused = False
+    def again(self, *, seed: Any, options: Mapping[str, Any] | None, attempts: int, prefetch: bool | None) -> TaskBook:
+        """Take back all tasks that have not ended, for another try of a reset that has failed. Return the book."""
+        self._seed, self._options, self._attempts = seed, options, attempts
+        self._prefetch = not self._is_finite if prefetch is None else prefetch
+        self._is_paused, self._reserved = False, None
+        self._has_unsent.clear()
         for seat in self._seats:
             for drawn in self._vacate(seat)[:2]:
                 if drawn is not None:
                     bisect.insort(self._queue, drawn, key=lambda each: each.index)
             self._free[seat.env_id] = None
+        return self
 
     def add(self, env_ids: Sequence[int], tasks: Sequence[Task]) -> None:
         """Begin a task in each environment with its worker's next step. If one plays, its episode is cut."""

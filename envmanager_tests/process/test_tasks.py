@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,7 +23,7 @@ from envmanager import (
     SubprocessEnvManager,
     Wait,
 )
-from envmanager.errors import UsageError, WorkerError
+from envmanager.errors import EnvRaised, UsageError, WorkerError
 
 Make = Callable[..., EnvManager]
 
@@ -185,7 +187,7 @@ def test_actions_for_resting_rows_alone_cost_no_step(make: Make) -> None:
         n_steps = manager.stats().steps
         manager.send(np.zeros(1, np.int64), [0])
         manager.send(np.zeros(2, np.int64), [1, 2])
-        assert manager.recv(Wait.all()).env_ids.tolist() == [1, 2]
+        assert sorted(manager.recv(Wait.all()).env_ids.tolist()) == [1, 2]
         assert manager.tasks.done
         assert manager.stats().steps - n_steps <= 2
 
@@ -216,13 +218,13 @@ def test_step_after_begin_is_refused_and_recv_is_not(make: Make) -> None:
         manager.begin([1], [{"level": 7}])
         with pytest.raises(UsageError, match="begin"):
             manager.step()
-        manager.recv(Wait.all())
+        batch = manager.recv(Wait.all())
+        rows = dict(zip(batch.env_ids.tolist(), batch.obs[:, :2].tolist(), strict=True))
+        assert rows[0] == rows[2] == [-1, 0]
         manager.send(np.zeros(2, np.int64), [0, 2])
-        rows: dict[int, list[float]] = {}
-        while len(rows) < 3:
+        while rows != {0: [-1, 1], 1: [7, 0], 2: [-1, 1]}:
             batch = manager.recv()
             rows.update(zip(batch.env_ids.tolist(), batch.obs[:, :2].tolist(), strict=True))
-        assert rows == {0: [-1, 1], 1: [7, 0], 2: [-1, 1]}
 
 
 @pytest.mark.parametrize("make", [all_in_one, one_each])
@@ -239,7 +241,114 @@ def test_a_reset_begins_an_episode_in_each_environment_of_a_dead_worker(make: Ma
         assert len(manager.recv(Wait.all())) == 3
 
 
-def _exit(env: Any) -> None:
-    import os
+@KINDS
+@pytest.mark.parametrize("kind", [list, iter])
+def test_a_failed_reset_loses_no_task_and_the_next_one_may_differ(make: Make, kind: Any, tmp_path: Path) -> None:
+    class FailsOnce(Level):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if self.env_id == 1 and not (tmp_path / "failed").exists():
+                (tmp_path / "failed").touch()
+                raise RuntimeError("no level yet")
+            return super().reset(seed=seed, options=options)
 
+    tasks = kind([{"level": number} for number in range(6)])
+    with make(FailsOnce, restarts=RestartPolicy(0)) as manager:
+        with pytest.raises(EnvRaised, match="no level yet"):
+            manager.reset(tasks=tasks, options={"length": 9}, seed=1)
+        manager.reset(tasks=tasks, options={"length": 1}, seed=2)
+        seeds = {}
+        while not manager.tasks.done:
+            batch = manager.recv()
+            seeds.update(zip(batch.task.tolist(), batch.obs[:, 2].tolist(), strict=True))
+            manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        assert [(result.task.options, result.length) for result in manager.tasks.results] == [
+            ({"level": number}, 1) for number in range(6)
+        ]
+        manager.reset(tasks=[{}], seed=2)
+        assert manager.recv().obs[0, 2] == seeds[0]
+
+
+@KINDS
+def test_a_list_has_no_task_none(make: Make) -> None:
+    with make(Level) as manager, pytest.raises(UsageError, match="None"):
+        manager.reset(tasks=[None])
+
+
+@KINDS
+def test_tasks_whose_workers_all_failed_are_no_reason_to_wait_for_ever(make: Make) -> None:
+    tasks = [{"level": 0, "length": 0}] * 5
+    with make(Level, restarts=RestartPolicy(0)) as manager:
+        manager.set_policy("default", Zeros())
+        for call in (manager.recv, manager.step):
+            manager.reset(tasks=tasks)
+            if call == manager.recv:
+                batch = manager.recv(Wait.all())
+                manager.set_attr("level", "no number")
+                manager.send(np.zeros(3, np.int64), batch.env_ids)
+            else:
+                manager.set_attr("level", "no number")
+            for _ in range(manager.n_workers):
+                with pytest.raises(EnvRaised):
+                    call(Wait.all())
+            with pytest.raises(UsageError, match="no number"):
+                call()
+            assert not manager.tasks.done
+
+
+@KINDS
+def test_tasks_are_not_done_before_the_last_rows_are_returned(make: Make) -> None:
+    class Complains:
+        def __init__(self) -> None:
+            self.n_left = 3
+
+        def next_task(self, env_id: int) -> Any:
+            if not self.n_left:
+                raise StopIteration
+            self.n_left -= 1
+            return {"length": 1}
+
+        def ended(self, result: Any) -> None:
+            raise ValueError("what a game")
+
+    n_ended = n_errors = 0
+    with make(Level) as manager:
+        manager.reset(tasks=Complains())
+        while not manager.tasks.done:
+            try:
+                batch = manager.recv()
+            except ValueError:
+                n_errors += 1
+                continue
+            n_ended += int(batch.terminated.sum())
+            if batch.first.any():
+                manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+    assert (n_ended, n_errors) == (3, 3)
+
+
+def test_a_source_may_call_the_environments_even_if_a_call_kills_one_inside_the_reset() -> None:
+    class Careless:
+        def __init__(self) -> None:
+            self.n_asked = 0
+
+        def next_task(self, env_id: int) -> Any:
+            self.n_asked += 1
+            if self.n_asked > 8:
+                raise StopIteration
+            if self.n_asked == 2:
+                with pytest.raises(WorkerError):
+                    manager.call(_exit, env_ids=[0])
+            return {"level": self.n_asked - 1}
+
+    with all_in_one(Level, restarts=RestartPolicy(3, backoff_s=0)) as manager:
+        manager.reset(tasks=Careless())
+        finished = Counter[int]()
+        while not manager.tasks.done:
+            batch = manager.recv()
+            assert batch.obs[:, 0].tolist() == batch.task.tolist()
+            finished.update(batch.final_task[~batch.lost[batch.terminated | batch.truncated]].tolist())
+            manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+    assert finished == Counter(range(8))
+
+
+def _exit(env: Any) -> None:
     os._exit(3)
