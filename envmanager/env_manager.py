@@ -405,7 +405,7 @@ class EnvManager(ABC):
                     book = self._book
                     if book is not None:
                         if use is _STEP and not is_begun:
-                            book.require_untouched()
+                            book.require_source()
                         book.draw()
                         if chosen.max_lead is not None:
                             self._table.set_resting(book.resting_workers())

@@ -281,10 +281,13 @@ class TaskBook:
         entries = self._table.entries
         return {each.worker_id for each in entries if each.state is WorkerState.IDLE and self.rests_in(each.worker_id)}
 
-    def require_untouched(self) -> None:
-        """Raise UsageError if ``begin`` was called since the reset, because ``step`` cannot begin these episodes."""
-        if self._source is None and self._has_unsent:
-            raise UsageError("begin() was called since the reset: use send() and recv() until the next reset.")
+    def require_source(self) -> None:
+        """Raise UsageError if only ``begin`` gives tasks, which ``step`` has no moment for."""
+        if self._source is None:
+            raise UsageError(
+                'with episodes="on_demand", step() needs tasks to begin episodes with: call reset(tasks=…), or use '
+                "send(), recv() and begin()."
+            )
 
     def rests_in(self, worker_id: int) -> bool:
         """Whether a worker has nothing to do: no environment that takes an action, and no episode to begin."""

@@ -285,6 +285,14 @@ class _TaskContract(OwnManagers):
             assert rows[0] == (True, [0, 0, 0, 0, 70])
             assert rows[1] == (False, [1, 0, 8, 2, 0])
 
+    def test_step_asks_for_tasks_where_nothing_else_would_begin_an_episode(self) -> None:
+        with self.make_manager(EchoEnvironment, 1, episodes="on_demand") as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            with pytest.raises(UsageError, match="tasks"):
+                manager.step()
+            assert len(manager.recv(Wait.all())) == 1
+
     def test_an_episode_that_begin_cuts_is_neither_finished_nor_lost(self) -> None:
         with self.make_manager(EchoEnvironment, 1, episodes="on_demand") as manager:
             manager.reset()
