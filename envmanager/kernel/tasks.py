@@ -436,7 +436,7 @@ class TaskBook:
             seat.playing, seat.coming, seat.is_sent, seat.cuts = seat.coming, None, False, False
         seat.plays = True
         self._may_draw(seat)
-        self._set_acts(seat, True)
+        self._set_acts(seat, not seat.cuts)
         self._set_index(seat)
 
     def _end(self, seat: _Seat, *, is_terminated: bool) -> bool:

@@ -23,7 +23,7 @@ from envmanager import (
     SubprocessEnvManager,
     Wait,
 )
-from envmanager.errors import EnvRaised, UsageError, WorkerError
+from envmanager.errors import BadAction, EnvRaised, UsageError, WorkerError
 
 Make = Callable[..., EnvManager]
 
@@ -263,6 +263,18 @@ def test_step_after_begin_is_refused_and_recv_is_not(make: Make) -> None:
         while rows != {0: [-1, 1], 1: [7, 0], 2: [-1, 1]}:
             batch = manager.recv()
             rows.update(zip(batch.env_ids.tolist(), batch.obs[:, :2].tolist(), strict=True))
+
+
+def test_begin_between_the_first_rows_of_a_reset_leaves_no_action_for_the_row_that_it_cuts() -> None:
+    with one_each(Level, **ON_DEMAND) as manager:
+        manager.reset()
+        assert manager.recv(Wait(max_ready=1)).env_ids.tolist() == [0]
+        manager.begin([1], [{"level": 7}])
+        assert manager.recv(Wait(min_ready=2, max_ready=2)).env_ids.tolist() == [1, 2]
+        with pytest.raises(BadAction, match="env 1"):
+            manager.send(np.zeros(2, np.int64), [1, 2])
+        batch = manager.recv()
+        assert (batch.env_ids.tolist(), batch.obs[:, 0].tolist(), batch.task.tolist()) == ([1], [7], [0])
 
 
 @pytest.mark.parametrize("make", [all_in_one, one_each])
