@@ -372,8 +372,10 @@ class Batch:
     def copy(self) -> Batch:
         """Return a batch with copies of the arrays, but the same infos."""
         names = ("env_ids", "obs", "reward", "terminated", "truncated", "final_obs")
+        lazy = ("lost", "first", "task", "final_task")
         copied = {name: copy_tree(getattr(self, name)) for name in names}
-        return attrs.evolve(self, **copied, lost=copy_tree(self._lost), is_view=False)
+        copied |= {name: copy_tree(getattr(self, f"_{name}")) for name in lazy}
+        return attrs.evolve(self, **copied, is_view=False)
 
 
 class DecisionSteps(NamedTuple):

@@ -294,12 +294,17 @@ class Recovery:
         limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
         if limit is None or n_steps < limit:
             return
+        ended: set[int] = set()
+        acting: set[int] = set()
         for steps in response.payload.values():
-            goes_on = steps.acting is None or self.begins_of is not None or steps.acting
-            if (steps.ended & goes_on).any():
-                break  # an episode ended, and its agent acts again, in a new episode, unless that begins on demand
+            acts = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
+            if (steps.ended & acts).any():
+                break  # an episode ended, and its agent acts again, in a new episode
+            ended.update(steps.env_id[steps.ended].tolist())
+            acting.update(steps.env_id[acts].tolist())
         else:
-            return
+            if self.begins_of is None or ended <= acting:
+                return  # no environment rests after an episode
         generation, worker_id = entry.generation + 1, entry.worker_id
         cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
         self._schedule(entry, cause, time.monotonic())

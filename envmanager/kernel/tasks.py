@@ -156,7 +156,7 @@ class TaskBook:
     @property
     def running(self) -> dict[int, int]:
         """Index of the task that each environment plays or is about to begin, by env_id."""
-        now = {seat.env_id: seat.playing if seat.plays else seat.coming for seat in self._seats}
+        now = {seat.env_id: seat.coming if seat.playing is None else seat.playing for seat in self._seats}
         return {env_id: drawn.index for env_id, drawn in now.items() if drawn is not None}
 
     def __repr__(self) -> str:
@@ -447,7 +447,7 @@ class TaskBook:
             seat.playing, seat.coming, seat.is_sent, seat.cuts = seat.coming, None, False, False
         seat.plays = True
         self._may_draw(seat)
-        self._set_acts(seat, True)
+        self._set_acts(seat, not seat.cuts)
         self._set_index(seat)
 
     def _end(self, seat: _Seat, *, is_terminated: bool) -> bool:

@@ -41,6 +41,34 @@ class LargeInfo(FakeEnvironment):
         return data
 
 
+def test_a_behavior_without_rows_has_no_infos() -> None:
+    class Rare(FakeEnvironment):
+        """An environment whose second behavior never has agents."""
+
+        @property
+        def behavior_specs(self) -> Any:
+            return {**super().behavior_specs, "rare": FakeEnvironment.SPEC}
+
+        def reset(self, **arguments: Any) -> Any:
+            return self._with_rare(super().reset(**arguments))
+
+        def step(self, actions: Any) -> Any:
+            return self._with_rare(super().step({"default": actions["default"]}))
+
+        def _with_rare(self, steps: Any) -> Any:
+            each = steps["default"]
+            each.info = [{"number": 1}]
+            return {"default": each, "rare": each.take(np.zeros(0, np.int64))}
+
+    with SubprocessEnvManager(Rare, 2, infos=True) as manager:
+        manager.set_policy("default", Zeros())
+        manager.set_policy("rare", Zeros())
+        manager.reset()
+        for info in manager.step(Wait.all()):
+            assert info.current["default"].info == [{"number": 1}]
+            assert "rare" not in info.current
+
+
 def test_pipes_that_are_full_both_ways_block_nobody() -> None:
     with SubprocessEnvManager(LargeInfo, 2, infos=True, timeouts=Timeouts(step_s=60, call_s=60)) as manager:
         manager.reset()

@@ -23,7 +23,7 @@ from envmanager import (
     SubprocessEnvManager,
     Wait,
 )
-from envmanager.errors import EnvRaised, UsageError, WorkerError
+from envmanager.errors import BadAction, EnvRaised, UsageError, WorkerError
 
 Make = Callable[..., EnvManager]
 
@@ -129,6 +129,18 @@ def test_an_environment_plays_on_until_its_last_agent_of_any_behavior_has_left(m
         assert manager.episodes.env_steps == manager.stats().env_steps == 36
 
 
+def test_an_agent_that_leaves_early_does_not_have_its_episode_recycled() -> None:
+    with one_each(lambda context: Leaving(), 1, restarts=RestartPolicy(recycle_after_steps=1)) as manager:
+        for behavior in manager.behavior_specs:
+            manager.set_policy(behavior, Zeros())
+        manager.reset(tasks=[{"level": level} for level in range(3)])
+        for _ in range(30):
+            manager.step()
+        assert [result.attempts for result in manager.tasks.results] == [1, 1, 1]
+        assert manager.stats().restarts == 0
+        assert [worker.generation for worker in manager.stats().workers] == [3]
+
+
 @pytest.mark.parametrize("prefetch", [False, True])
 @pytest.mark.parametrize("use", ["recv", "step"])
 @pytest.mark.parametrize("max_lead", [1, 3])
@@ -192,13 +204,38 @@ def test_actions_for_resting_rows_alone_cost_no_step(make: Make) -> None:
         assert manager.stats().steps - n_steps <= 2
 
 
-@KINDS
-def test_a_worker_without_rows_needs_no_infos(make: Make) -> None:
-    with make(Level, infos=True) as manager:
-        manager.reset(tasks=[{"level": 0}])
-        assert manager.recv(Wait.all()).info == [{"level": 0, "step": 0}]
-        manager.reset(tasks=[])
-        assert manager.tasks.done
+@pytest.mark.parametrize("use", ["recv", "step"])
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("wait", ["any", "all"])
+def test_the_same_tasks_have_the_same_results_wherever_they_are_played(wait: str, prefetch: bool, use: str) -> None:
+    tasks = [{"length": 1 + number % 4} for number in range(12)] + [5, 6]
+    policy = Zeros()
+    found = []
+    for make, n_envs in (in_process, 1), (in_process, 4), (one_each, 4), (all_in_one, 16):
+        with make(Level, n_envs) as manager:
+            manager.set_policy("default", policy)
+            manager.reset(tasks=tasks, prefetch=prefetch)
+            while not manager.tasks.done:
+                if use == "step":
+                    manager.step(wait)
+                else:
+                    batch = manager.recv(wait)
+                    manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+            found.append([(result.total, result.length) for result in manager.tasks.results])
+    assert found == [found[0]] * 4
+    assert len({total for total, _ in found[0]}) == 14
+
+
+def test_a_copy_of_a_batch_has_its_own_tasks() -> None:
+    with in_process(Level, zero_copy=True) as manager:
+        manager.reset(tasks=[{"length": 1}] * 6, prefetch=True)
+        manager.recv()
+        manager.send(np.zeros(3, np.int64), [0, 1, 2])
+        batch = manager.recv()
+        copy = batch.copy()
+        batch.task[:] = batch.final_task[:] = 9
+        batch.first[:] = True
+        assert (copy.task.tolist(), copy.final_task.tolist(), copy.first.any()) == ([3, 4, 5], [0, 1, 2], False)
 
 
 @KINDS
@@ -216,6 +253,7 @@ def test_step_after_begin_is_refused_and_recv_is_not(make: Make) -> None:
         manager.set_policy("default", Zeros())
         manager.reset()
         manager.begin([1], [{"level": 7}])
+        assert manager.tasks.running == {1: 0}
         with pytest.raises(UsageError, match="begin"):
             manager.step()
         batch = manager.recv(Wait.all())
@@ -225,6 +263,18 @@ def test_step_after_begin_is_refused_and_recv_is_not(make: Make) -> None:
         while rows != {0: [-1, 1], 1: [7, 0], 2: [-1, 1]}:
             batch = manager.recv()
             rows.update(zip(batch.env_ids.tolist(), batch.obs[:, :2].tolist(), strict=True))
+
+
+def test_begin_between_the_first_rows_of_a_reset_leaves_no_action_for_the_row_that_it_cuts() -> None:
+    with one_each(Level, **ON_DEMAND) as manager:
+        manager.reset()
+        assert manager.recv(Wait(max_ready=1)).env_ids.tolist() == [0]
+        manager.begin([1], [{"level": 7}])
+        assert manager.recv(Wait(min_ready=2, max_ready=2)).env_ids.tolist() == [1, 2]
+        with pytest.raises(BadAction, match="env 1"):
+            manager.send(np.zeros(2, np.int64), [1, 2])
+        batch = manager.recv()
+        assert (batch.env_ids.tolist(), batch.obs[:, 0].tolist(), batch.task.tolist()) == ([1], [7], [0])
 
 
 @pytest.mark.parametrize("make", [all_in_one, one_each])
