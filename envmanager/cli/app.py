@@ -60,6 +60,7 @@ class Flags:
 
     env: str | None = typer.Option(
         None,
+        "--env",  # which Typer 0.27.0 would write like the metavar
         metavar="ENV",
         help="A Gymnasium id, module:id, or module:callable that makes one.",
         show_default="that of CONFIG",
