@@ -125,9 +125,10 @@ class TaskBook:
         """Whether the next row of each environment is the first of an episode."""
         self.acts = np.zeros(n_envs, np.bool_)
         """Whether each environment takes an action, or has taken one and the result was not delivered: bool[n_envs]."""
-        self.all_act = False
         self.n_acting, self.n_begun = [0] * n_workers, [0] * n_workers
         """Sums of ``acts`` and ``_begun`` by worker_id."""
+        self._n_acting = self._n_begun = 0
+        """Sums of ``acts`` and ``_begun``."""
         self._index = np.full(n_envs, -1, np.int64)
         """Index of the task that each environment plays."""
         self._tasks_of: list[Mapping[int, int] | None] = [None] * n_workers
@@ -168,6 +169,11 @@ class TaskBook:
     def rests(self) -> bool:
         """Whether no environment plays or has a task coming, although tasks that are left have a worker."""
         return not self._n_active and (self.done or any(entry.error is None for entry in self._table.entries))
+
+    @property
+    def all_act(self) -> bool:
+        """Whether each environment takes an action."""
+        return self._n_acting == len(self._seats)
 
     def draw(self) -> None:
         """Assign tasks to environments that may get one and whose worker is idle. Raises the errors of the source."""
@@ -387,7 +393,7 @@ class TaskBook:
         """Set the tasks of a batch that is delivered, and advance the book. ``cuts``: replaced workers, and causes."""
         self._is_paused = False
         env_ids = batch.env_ids
-        if any(self.n_begun):
+        if self._n_begun:
             first = self._begun[env_ids]
             batch.first[:] = first
             for env_id in env_ids[first].tolist():
@@ -565,13 +571,16 @@ class TaskBook:
             self._free[seat.env_id] = None
 
     def _set_begun(self, seat: _Seat, begun: bool) -> None:
-        self.n_begun[seat.entry.worker_id] += begun - int(self._begun[seat.env_id])
+        more = begun - int(self._begun[seat.env_id])
         self._begun[seat.env_id] = begun
+        self.n_begun[seat.entry.worker_id] += more
+        self._n_begun += more
 
     def _set_acts(self, seat: _Seat, acts: bool) -> None:
-        self.n_acting[seat.entry.worker_id] += acts - int(self.acts[seat.env_id])
+        more = acts - int(self.acts[seat.env_id])
         self.acts[seat.env_id] = acts
-        self.all_act = sum(self.n_acting) == len(self._seats)
+        self.n_acting[seat.entry.worker_id] += more
+        self._n_acting += more
 
     def _set_index(self, seat: _Seat) -> None:
         self._index[seat.env_id] = -1 if seat.playing is None else seat.playing.index
