@@ -28,7 +28,6 @@ from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, EnvRaised, UsageError
 from envmanager.options import Wait
-from envmanager.tasks import TaskResult
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 
 
@@ -49,6 +48,9 @@ class NumberedActions:
 
 class OwnManagers:
     """Base class of ManagerContract's test classes, with an abstract ``make_manager`` and two context managers."""
+
+    begins_on_demand = True
+    """Whether episodes can begin on demand. If False, a test checks that the manager says so."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -199,9 +201,6 @@ class _StepContract(OwnManagers):
 class _TaskContract(OwnManagers):
     """Tests of episodes that begin on demand, and from tasks."""
 
-    begins_on_demand = True
-    """Whether episodes can begin on demand. If False, a test checks that the manager says so."""
-
     @pytest.fixture(autouse=True)
     def _is_for_those_that_begin(self, request: pytest.FixtureRequest) -> None:
         refuses = "refused" in request.node.originalname
@@ -284,64 +283,6 @@ class _TaskContract(OwnManagers):
                 )
             assert rows[0] == (True, [0, 0, 0, 0, 70])
             assert rows[1] == (False, [1, 0, 8, 2, 0])
-
-    def test_step_asks_for_tasks_where_nothing_else_would_begin_an_episode(self) -> None:
-        with self.make_manager(EchoEnvironment, 1, episodes="on_demand") as manager:
-            manager.set_policy("default", NumberedActions())
-            manager.reset()
-            with pytest.raises(UsageError, match="tasks"):
-                manager.step()
-            assert len(manager.recv(Wait.all())) == 1
-
-    def test_an_episode_that_begin_cuts_is_neither_finished_nor_lost(self) -> None:
-        with self.make_manager(EchoEnvironment, 1, episodes="on_demand") as manager:
-            manager.reset()
-            manager.recv(Wait.all())
-            manager.begin([0], [{"task": 10}])
-            first = manager.recv(Wait.all())
-            manager.send(np.array([1]), [0])
-            manager.recv(Wait.all())
-            manager.begin([0], [{"task": 11}])
-            second = manager.recv(Wait.all())
-            assert [batch.obs[:, 4].tolist() for batch in (first, second)] == [[10], [11]]
-            assert [batch.first.tolist() for batch in (first, second)] == [[True], [True]]
-            assert (manager.episodes.count, manager.episodes.lost) == (0, 0)
-            assert [(result.index, result.cut) for result in manager.tasks.results] == [(0, True)]
-
-    def test_an_error_of_the_source_is_raised_once_and_nothing_is_lost(self) -> None:
-        class Stumbles:
-            def __init__(self) -> None:
-                self.n_asked = 0
-                self.told: list[int] = []
-
-            def next_task(self, env_id: int) -> dict[str, int]:
-                self.n_asked += 1
-                if self.n_asked == 6:
-                    raise ValueError("no level today")
-                if self.n_asked > 12:
-                    raise StopIteration
-                return {"task": self.n_asked}
-
-            def ended(self, result: TaskResult) -> None:
-                self.told.append(result.index)
-
-        source, errors = Stumbles(), []
-
-        def again(call: Any) -> Any:
-            try:
-                return call()
-            except ValueError as error:
-                errors.append(error)
-                return call()
-
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.reset(tasks=source, prefetch=False)
-            while not manager.tasks.done:
-                batch = again(manager.recv)
-                again(lambda rows=batch: manager.send(np.ones(len(rows), np.int64), rows.env_ids))
-            assert len(errors) == 1
-            assert [result.index for result in manager.tasks.results] == list(range(11))
-            assert sorted(source.told) == list(range(11))
 
 
 class _LifeContract(OwnManagers):

@@ -24,6 +24,7 @@ from envmanager import (
     Environment,
     EnvManagerError,
     EnvRaised,
+    TaskResult,
     UsageError,
     Wait,
 )  # fmt: skip
@@ -345,6 +346,74 @@ class KernelContract(OwnManagers):
             assert {worker.worker_id: worker.steps for worker in stats.workers if worker.steps} == n_steps
             assert stats.steps == sum(n_steps.values())
             assert [env_id for worker in stats.workers for env_id in worker.env_ids] == [0, 1, 2]
+
+    # Episodes on demand.
+
+    @pytest.fixture
+    def on_demand(self) -> None:
+        if not self.begins_on_demand:
+            pytest.skip("episodes do not begin on demand")
+
+    @pytest.mark.usefixtures("on_demand")
+    def test_step_asks_for_tasks_where_nothing_else_would_begin_an_episode(self) -> None:
+        with self.make_manager(EchoEnvironment, 1, episodes="on_demand") as manager:
+            manager.set_policy("default", NumberedActions())
+            manager.reset()
+            with pytest.raises(UsageError, match="tasks"):
+                manager.step()
+            assert len(manager.recv(Wait.all())) == 1
+
+    @pytest.mark.usefixtures("on_demand")
+    def test_an_episode_that_begin_cuts_is_neither_finished_nor_lost(self) -> None:
+        with self.make_manager(EchoEnvironment, 1, episodes="on_demand") as manager:
+            manager.reset()
+            manager.recv(Wait.all())
+            manager.begin([0], [{"task": 10}])
+            first = manager.recv(Wait.all())
+            manager.send(np.array([1]), [0])
+            manager.recv(Wait.all())
+            manager.begin([0], [{"task": 11}])
+            second = manager.recv(Wait.all())
+            assert [batch.obs[:, 4].tolist() for batch in (first, second)] == [[10], [11]]
+            assert [batch.first.tolist() for batch in (first, second)] == [[True], [True]]
+            assert (manager.episodes.count, manager.episodes.lost) == (0, 0)
+            assert [(result.index, result.cut) for result in manager.tasks.results] == [(0, True)]
+
+    @pytest.mark.usefixtures("on_demand")
+    def test_an_error_of_the_source_is_raised_once_and_nothing_is_lost(self) -> None:
+        class Stumbles:
+            def __init__(self) -> None:
+                self.n_asked = 0
+                self.told: list[int] = []
+
+            def next_task(self, env_id: int) -> dict[str, int]:
+                self.n_asked += 1
+                if self.n_asked == 6:
+                    raise ValueError("no level today")
+                if self.n_asked > 12:
+                    raise StopIteration
+                return {"task": self.n_asked}
+
+            def ended(self, result: TaskResult) -> None:
+                self.told.append(result.index)
+
+        source, errors = Stumbles(), []
+
+        def again(call: Any) -> Any:
+            try:
+                return call()
+            except ValueError as error:
+                errors.append(error)
+                return call()
+
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.reset(tasks=source, prefetch=False)
+            while not manager.tasks.done:
+                batch = again(manager.recv)
+                again(lambda rows=batch: manager.send(np.ones(len(rows), np.int64), rows.env_ids))
+            assert len(errors) == 1
+            assert [result.index for result in manager.tasks.results] == list(range(11))
+            assert sorted(source.told) == list(range(11))
 
 
 class CastContract(OwnManagers):
