@@ -54,7 +54,7 @@ class GymnasiumEnvironment(RowGroup):
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
-    begins_on_demand = begins_when_ready = True
+    can_rest = begins_on_demand = begins_when_ready = True
 
     def __init__(
         self, envs: Sequence[Any], env_ids: Sequence[int] = (0,), *, infos: bool = False, check_values: bool = False
@@ -203,7 +203,7 @@ class GymnasiumEnvironment(RowGroup):
                 ):
                     write_obs(out.final_obs[len(ended)], obs, self.casting)
                     begin = None if on_demand is None else on_demand.ended(chosen[row])
-                    if on_demand is None:
+                    if on_demand is None and not self.rests:
                         obs, info = self._restart(chosen[row], None, self._options)
                     elif begin is not None:
                         obs, info = self._restart(begin.row, begin.seed, begin.options)
@@ -230,7 +230,7 @@ class GymnasiumEnvironment(RowGroup):
             steps.info, steps.reset_info = infos, ended or None
         if ended:
             steps.final_obs = take_rows(out.all_final_obs, slice(len(ended)))
-        if on_demand is not None:
+        if on_demand is not None or self.rests:
             steps.acting = np.isin(out.rows, resting, invert=True) if resting else None
         return {BEHAVIOR: steps}
 

@@ -23,6 +23,7 @@ from envmanager import (
     SubprocessEnvManager,
     Wait,
 )
+from envmanager.adapters.gymnasium import GymnasiumEnvironment
 from envmanager.errors import BadAction, EnvRaised, UsageError, WorkerError
 
 Make = Callable[..., EnvManager]
@@ -187,6 +188,18 @@ def test_a_worker_that_has_rested_may_play_again_under_max_lead() -> None:
                 assert n_rows[1] <= 13
             manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
         assert sorted(result.length for result in manager.tasks.results) == [1, 10, 20]
+
+
+def test_a_gymnasium_environment_rests_beside_environments_of_other_kinds_too() -> None:
+    environment = GymnasiumEnvironment.wrap(Level(EnvContext(0, 0)))
+    environment.rests = True
+    steps = environment.reset(seeds=[None], options={"level": 3})["default"]
+    while not steps.ended.any():
+        assert steps.acting is None
+        steps = environment.step({"default": np.zeros(1, np.int64)})["default"]
+    assert steps.acting is not None
+    assert (steps.acting.tolist(), steps.obs.tolist()) == ([False], steps.final_obs.tolist())
+    assert environment.reset(seeds=[None], options={"level": 4})["default"].acting is None
 
 
 @KINDS
