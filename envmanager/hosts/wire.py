@@ -343,7 +343,7 @@ class Decoder:
         payload, specs = payload if message.flags & WITH_SPECS else (payload, None)
         if message.flags & IN_MEMORY and self._worker_rows is not None:
             infos, payload = payload, dict(self._worker_rows.read(slot, message.flags, message.n_ended))
-            for name in payload:  # without behaviors that have no rows
+            for name in infos.keys() & payload.keys():  # a behavior may have no infos, or no rows in memory
                 info, reset_info = infos[name]
                 payload[name] = attrs.evolve(payload[name], info=info, reset_info=reset_info)
         return EnvironmentResponse(asked, self._worker_id, payload, specs)
