@@ -208,7 +208,7 @@ def test_an_interrupt_at_any_call_of_send_and_recv_loses_no_task(
         made[0] = None
 
     with make() as manager:
-        manager.reset(tasks=tasks(40, {}), prefetch=prefetch)
+        manager.reset(tasks=tasks(15, {}), prefetch=prefetch)
         while not manager.tasks.done:
             while made[0] is None:
                 interrupted(receive, int(10 ** chance.uniform(0, 3.5)))
@@ -220,4 +220,4 @@ def test_an_interrupt_at_any_call_of_send_and_recv_loses_no_task(
                     interrupted(send, int(10 ** chance.uniform(0, 3.0)))
                 except BadAction:  # sent before the interrupt
                     made[0] = None
-        check_ledger(manager.tasks.results, finished, 40)
+        check_ledger(manager.tasks.results, finished, 15)
