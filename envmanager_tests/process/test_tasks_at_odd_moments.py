@@ -5,6 +5,7 @@ An observation is (task, steps, seed), and an environment refuses an action that
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -142,8 +143,9 @@ def play_under_kills(
                 kill_at = time.monotonic() + chance.uniform(0, 2 * kill_s)
                 pid = chance.choice(manager.stats().workers).pid
                 if pid is not None:
-                    os.kill(pid, SIGKILL)
-                    n_kills += 1
+                    with contextlib.suppress(ProcessLookupError):  # dead already
+                        os.kill(pid, SIGKILL)
+                        n_kills += 1
         check_ledger(manager.tasks.results, finished, n_tasks)
         assert [result.index for result in manager.tasks.results if result.error is not None] == list(poison)
         assert manager.tasks.n_lost == len(poison)
