@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import attrs
 import gymnasium
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ KINDS = {
     "zero copy": {"n_envs": 8, "n_workers": 2, "zero_copy": True},
     "share": {"n_envs": 8, "n_workers": 2, "local_envs": 2},
     "portable": {"n_envs": 8, "n_workers": 2, "transport": "portable"},
-    "recycled": {"n_envs": 8, "n_workers": 2, "restarts": RestartPolicy(10**6, recycle_after_steps=20)},
+    "recycled": {"n_envs": 8, "n_workers": 2, "restarts": attrs.evolve(RESTARTS, recycle_after_steps=20)},
 }
 
 
