@@ -415,10 +415,12 @@ class EnvManager(ABC):
                         self._row_steps.offer_first_observations()
                     if not is_begun:
                         self._begin(use, offers_first=True)
-                    if book is not None and use is _SEND_RECV:
-                        self._row_steps.send_begins(book)
+                    has_work = True
+                    if book is not None:
+                        if use is _SEND_RECV:
+                            self._row_steps.send_begins(book)
+                        has_work = self._table.n_waiting > 0 or not book.rests
                     try:
-                        has_work = book is None or self._table.n_waiting or not book.rests
                         if use is _STEP:
                             ready = self._collector.collect(chosen) if has_work else []
                             self._undelivered = self._policy_steps.infos_of(ready)
@@ -428,16 +430,17 @@ class EnvManager(ABC):
                     except WorkerError as error:
                         self._undelivered = error
                     else:
-                        if book is not None and use is _STEP:
-                            book.note_infos(self._undelivered)
-                        elif book is not None:
-                            book.note_batch(self._row_steps.behavior, self._undelivered, self._row_steps.cuts)
-                        elif self._episodes is not None and use is _STEP:
-                            self._episodes.add_all(self._undelivered)
-                        elif self._episodes is not None:
-                            self._episodes.add_batch(self._row_steps.behavior, self._undelivered)
                         if book is not None:
+                            if use is _STEP:
+                                book.note_infos(self._undelivered)
+                            else:
+                                book.note_batch(self._row_steps.behavior, self._undelivered, self._row_steps.cuts)
                             book.tell()
+                        elif self._episodes is not None:
+                            if use is _STEP:
+                                self._episodes.add_all(self._undelivered)
+                            else:
+                                self._episodes.add_batch(self._row_steps.behavior, self._undelivered)
                 made = self._undelivered
                 is_error = isinstance(made, WorkerError)
             except BaseException as error:

@@ -32,6 +32,7 @@ from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, ta
 from envmanager.environment import OnDemand, RowGroup
 
 BEHAVIOR = "default"
+_NO_BEGINS: Mapping[int, Begin] = MappingProxyType({})
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
 """Function ``(views, obs, casting)`` that checks an observation and copies its parts into the views of one row."""
@@ -116,7 +117,9 @@ class GymnasiumEnvironment(RowGroup):
         self._views = views
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._options, self.on_demand = None if options is None else dict(options), None
+        self._options = None if options is None else dict(options)
+        if self.on_demand is not None:
+            self.on_demand, self.rests = None, False
         infos: list[Any] = []
         steps = self._views.steps
         for column in (steps.reward, steps.terminated, steps.truncated):
@@ -130,7 +133,7 @@ class GymnasiumEnvironment(RowGroup):
         return {BEHAVIOR: steps}
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
-        self.on_demand = OnDemand(len(self._all), begins)
+        self.on_demand, self.rests = OnDemand(len(self._all), begins), True
         return self.step({BEHAVIOR: ()}, np.zeros(0, np.int64))
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
@@ -149,7 +152,7 @@ class GymnasiumEnvironment(RowGroup):
         """
         envs, out, on_demand = self._environments, self._views, self.on_demand
         chosen: Sequence[int] = self._all
-        begins: Mapping[int, Begin] = {}
+        begins: Mapping[int, Begin] = _NO_BEGINS
         if rows is not None or on_demand is not None:
             if on_demand is None:
                 chosen = self._all if rows is None else rows.tolist()
@@ -167,22 +170,11 @@ class GymnasiumEnvironment(RowGroup):
         row = 0
         try:
             known = self._known_actions
-            if results is not None:
-                n_stepped = range(len(chosen) - len(begins))
-                given: Iterable[Any] = [result for _, result in zip(n_stepped, results, strict=True)]
-                envs = [_Stepped] * len(chosen)
-            elif len(chosen) == len(begins):
-                given = ()
+            given: Iterable[Any]
+            if on_demand is not None or results is not None:
+                envs, given = self._stand_ins(envs, chosen, begins, actions, results)
             else:
-                given = (
-                    self._read_actions(actions[BEHAVIOR], len(chosen) - len(begins))
-                    if known is None
-                    else (map(known, actions[BEHAVIOR].tolist()))
-                )
-            if begins:
-                own = iter(given)
-                given = [begins[row] if row in begins else next(own) for row in chosen]
-                envs = [_Beginner(self) if row in begins else env for row, env in zip(chosen, envs, strict=True)]
+                given = self.actions_of(actions, rows) if known is None else map(known, actions[BEHAVIOR].tolist())
             for row, env, action, place in zip(out.rows, envs, given, out.places):  # noqa: B905  (strict is slow)
                 result = env.step(action)
                 try:
@@ -203,7 +195,7 @@ class GymnasiumEnvironment(RowGroup):
                 ):
                     write_obs(out.final_obs[len(ended)], obs, self.casting)
                     begin = None if on_demand is None else on_demand.ended(chosen[row])
-                    if on_demand is None and not self.rests:
+                    if not self.rests:
                         obs, info = self._restart(chosen[row], None, self._options)
                     elif begin is not None:
                         obs, info = self._restart(begin.row, begin.seed, begin.options)
@@ -230,9 +222,38 @@ class GymnasiumEnvironment(RowGroup):
             steps.info, steps.reset_info = infos, ended or None
         if ended:
             steps.final_obs = take_rows(out.all_final_obs, slice(len(ended)))
-        if on_demand is not None or self.rests:
+        if self.rests:
             steps.acting = np.isin(out.rows, resting, invert=True) if resting else None
         return {BEHAVIOR: steps}
+
+    def _stand_ins(
+        self,
+        envs: Sequence[Any],
+        chosen: Sequence[int],
+        begins: Mapping[int, Begin],
+        actions: Mapping[str, Tree],
+        results: Iterable[Any] | None,
+    ) -> tuple[Sequence[Any], Iterable[Any]]:
+        """Return what is stepped for the environments at rows ``chosen``, and what each ``step`` is given.
+
+        It is a result of the caller's if there are ``results``, a Begin where an episode begins, else an action.
+        """
+        n, known = len(chosen) - len(begins), self._known_actions
+        given: Iterable[Any] = ()
+        if results is not None:
+            given = [result for _, result in zip(range(n), results, strict=True)]
+            envs = [_Stepped] * len(chosen)
+        elif n:
+            given = (
+                self._read_actions(actions[BEHAVIOR], n) if known is None else map(known, actions[BEHAVIOR].tolist())
+            )
+        if not begins:
+            return envs, given
+        own = iter(given)
+        return (
+            [_Beginner(self) if row in begins else env for row, env in zip(chosen, envs, strict=True)],
+            [begins[row] if row in begins else next(own) for row in chosen],
+        )
 
     def _restart(self, row: int, seed: int | None, options: Mapping[str, Any] | None) -> tuple[Any, Any]:
         # The options are copied, because Gymnasium's vector environments remove keys from them.

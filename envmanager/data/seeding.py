@@ -14,13 +14,16 @@ import numpy as np
 
 def derive_seed(seed: int, env_id: int, generation: int = 0) -> int:
     """Derive a seed from all three arguments. It is in [0, 2**31), a range that environment libraries accept."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(env_id, generation))
-    return int(sequence.generate_state(1)[0] >> 1)
+    return _derived(seed, env_id, generation)
 
 
 def task_seed(seed: int, index: int) -> int:
     """Derive the seed of a manager's task ``index``, which no environment shares, in the range of ``derive_seed``."""
-    return int(np.random.SeedSequence(seed, spawn_key=(index,)).generate_state(1)[0] >> 1)
+    return _derived(seed, index)
+
+
+def _derived(seed: int, *key: int) -> int:
+    return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] >> 1)
 
 
 def derive_seeds(

@@ -466,6 +466,10 @@ class Transitions(NamedTuple):
     agent_id: np.ndarray
 
 
+_NO_TASKS: Mapping[int, int] = {}
+"""Shared by StepInfos without tasks. Not a MappingProxyType, which cannot be pickled."""
+
+
 @attrs.define(eq=False)
 class StepInfo:
     """One step of a worker, with the previous steps, the actions chosen for them, and the current steps.
@@ -483,8 +487,8 @@ class StepInfo:
     worker_id: int
     lost: Lost | None = None
     specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
-    tasks: Mapping[int, int] = attrs.field(factory=dict)
-    final_tasks: Mapping[int, int] = attrs.field(factory=dict)
+    tasks: Mapping[int, int] = _NO_TASKS
+    final_tasks: Mapping[int, int] = _NO_TASKS
 
     def copy(self) -> StepInfo:
         """Return a StepInfo with copies of the arrays in ``previous`` and ``current``. Actions are not copied."""

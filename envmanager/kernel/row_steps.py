@@ -210,7 +210,9 @@ class BatchStepper:
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
         lost_env_ids: tuple[int, ...] = ()
-        book, self.cuts = self.book, []
+        book = self.book
+        if book is not None:
+            self.cuts = []
         parts: list[AgentSteps] = []
         for entry in entries:
             payload = entry.outbox[0].payload
@@ -220,7 +222,8 @@ class BatchStepper:
             if cut is not None:
                 lost_env_ids += entry.env_ids
                 payload = cut[0]
-                self.cuts.append((entry, cut[1].cause))
+                if book is not None:
+                    self.cuts.append((entry, cut[1].cause))
             steps = payload.get(self.behavior)
             if book is not None:
                 if steps is None:

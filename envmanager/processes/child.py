@@ -126,10 +126,7 @@ class TrainerConnection:
                 self._attach(pickle.loads(data))
                 continue
             self._started_ns = time.perf_counter_ns()
-            if n_begins:
-                payload = self._payload(NAMES[code], flags, data[:length])
-                return EnvironmentCommand(NAMES[code], payload, data[length:])
-            return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data))
+            return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data[:length]), data[length:])
 
     def _attach(self, layout: BlockLayout) -> None:
         """Map the shared memory, which now has its final size. If the mapping fails, all later commands fail."""

@@ -110,6 +110,16 @@ class Zeros:
         return ActionInfo(np.zeros(len(steps), np.int64))
 
 
+def play(manager: EnvManager, use: str, wait: Wait | str) -> None:
+    """Play all tasks with ``step``, or with ``recv`` and ``send``; every action is 0."""
+    while not manager.tasks.done:
+        if use == "step":
+            manager.step(wait)
+        else:
+            batch = manager.recv(wait)
+            manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+
+
 @KINDS
 @pytest.mark.parametrize("wait", ["any", "all"])
 def test_an_environment_plays_on_until_its_last_agent_of_any_behavior_has_left(make: Make, wait: str) -> None:
@@ -151,12 +161,7 @@ def test_a_worker_that_rests_holds_up_no_other(use: str, prefetch: bool, max_lea
     with one_each(Level) as manager:
         manager.set_policy("default", Zeros())
         manager.reset(tasks=tasks, prefetch=prefetch)
-        while not manager.tasks.done:
-            if use == "step":
-                manager.step(wait)
-            else:
-                batch = manager.recv(wait)
-                manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        play(manager, use, wait)
         assert [result.length for result in manager.tasks.results] == [1, 10, 1]
 
 
@@ -228,12 +233,7 @@ def test_the_same_tasks_have_the_same_results_wherever_they_are_played(wait: str
         with make(Level, n_envs) as manager:
             manager.set_policy("default", policy)
             manager.reset(tasks=tasks, prefetch=prefetch)
-            while not manager.tasks.done:
-                if use == "step":
-                    manager.step(wait)
-                else:
-                    batch = manager.recv(wait)
-                    manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+            play(manager, use, wait)
             found.append([(result.total, result.length) for result in manager.tasks.results])
     assert found == [found[0]] * 4
     assert len({total for total, _ in found[0]}) == 14
