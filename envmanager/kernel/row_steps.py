@@ -185,7 +185,7 @@ class BatchStepper:
                 if places.__class__ is slice:
                     places = np.arange(places.start, places.stop)
                 group = EnvsOfWorker(group.worker_id, group.rows[acts], places[acts])
-            if acts.any() or (entry.state is _IDLE and book.begins_in(group.worker_id)):
+            if acts.any() or (entry.state is _IDLE and group.worker_id in book.has_unsent):
                 acting.append(group)
         return acting
 

@@ -115,7 +115,7 @@ class TaskBook:
         """Tasks to begin again, by index."""
         self._reserved: int | None = None
         """Worker in which nothing begins until all its environments rest, because a task is to begin alone there."""
-        self._has_unsent: set[int] = set()
+        self.has_unsent: set[int] = set()
         """Workers that do not know all that their environments are to begin, by worker_id."""
         self._n_charged = 0
         """Number of losses charged to any task."""
@@ -192,11 +192,9 @@ class TaskBook:
 
     def draw_first(self) -> None:
         """Assign the first tasks to all environments, before a reset. Raises the errors of the source."""
-        if self._source is not None:
-            for entry in self._table.entries:
-                if not entry.is_dropped:
-                    for seat in self._of_worker[entry.worker_id]:
-                        self._assign(seat)
+        for seat in self._seats:
+            if self._source is not None and not seat.entry.is_dropped:
+                self._assign(seat)
 
     def first(self, entries: Iterable[Entry]) -> dict[int, list[Begin]]:
         """Return what the workers that are reset begin, by worker_id: tasks or, without a source, an episode each."""
@@ -223,7 +221,7 @@ class TaskBook:
         self._seed, self._options, self._attempts = seed, options, attempts
         self._prefetch = not self._is_finite if prefetch is None else prefetch
         self._is_paused, self._reserved = False, None
-        self._has_unsent.clear()
+        self.has_unsent.clear()
         for seat in self._seats:
             for drawn in self._vacate(seat)[:2]:
                 if drawn is not None:
@@ -252,11 +250,11 @@ class TaskBook:
 
     def send_begins(self, worker_id: int, worker: EnvWorker) -> None:
         """Send a worker the episodes that it is to begin and does not know of. A step must follow."""
-        if worker_id in self._has_unsent:
+        if worker_id in self.has_unsent:
             worker.send(CommandName.BEGIN, self._begins_of(worker_id))
 
     def _begins_of(self, worker_id: int) -> list[Begin]:
-        self._has_unsent.discard(worker_id)
+        self.has_unsent.discard(worker_id)
         begins = []
         for seat in self._of_worker[worker_id]:
             if seat.coming is not None and not seat.is_sent:
@@ -269,18 +267,9 @@ class TaskBook:
 
     def workers_to_begin(self) -> list[Entry]:
         """Return the idle workers that have episodes to begin, and no environment that takes an action."""
-        if not self._has_unsent:
-            return []
-        entries = [self._table.entries[worker_id] for worker_id in sorted(self._has_unsent)]
-        return [
-            each
-            for each in entries
-            if each.state is WorkerState.IDLE and each.is_nominal and not self.n_acting[each.worker_id]
-        ]
-
-    def begins_in(self, worker_id: int) -> bool:
-        """Whether a worker has episodes to begin that it does not know of."""
-        return worker_id in self._has_unsent
+        ids = [worker_id for worker_id in sorted(self.has_unsent) if not self.n_acting[worker_id]]
+        entries = [self._table.entries[worker_id] for worker_id in ids]
+        return [each for each in entries if each.state is WorkerState.IDLE and each.is_nominal]
 
     def resting_workers(self) -> set[int]:
         """Return the worker_ids of workers that have nothing to do, and no step that was not delivered."""
@@ -297,7 +286,7 @@ class TaskBook:
 
     def rests_in(self, worker_id: int) -> bool:
         """Whether a worker has nothing to do: no environment that takes an action, and no episode to begin."""
-        return not self.n_acting[worker_id] and worker_id not in self._has_unsent
+        return not self.n_acting[worker_id] and worker_id not in self.has_unsent
 
     def _assign(self, seat: _Seat) -> None:
         """Draw the next task for an environment, if there is one that may begin there.
@@ -305,12 +294,8 @@ class TaskBook:
         A task that was lost twice begins alone in its worker: either it kills the worker, and would take others along,
         or another did. Until there is room for it, nothing else begins in one worker.
         """
-        if not self._n_charged and not self._queue:
-            drawn = self._next(seat.env_id)
-            if drawn is not None:
-                self._come(seat, drawn)
-            return
-        others = [other for other in self._of_worker[seat.entry.worker_id] if other is not seat]
+        seats = self._of_worker[seat.entry.worker_id] if self._n_charged or self._queue else ()  # else no suspects
+        others = [other for other in seats if other is not seat]
         if any(self._is_suspect(drawn) for other in others for drawn in (other.playing, other.coming)):
             return
         is_alone = not seat.plays and not any(other.plays or other.coming is not None for other in others)
@@ -356,7 +341,7 @@ class TaskBook:
         seat.coming, seat.is_sent = drawn, False
         self._n_active += not seat.plays
         self._free.pop(seat.env_id, None)
-        self._has_unsent.add(seat.entry.worker_id)
+        self.has_unsent.add(seat.entry.worker_id)
 
     def _arguments(self, drawn: _Drawn) -> tuple[int | None, Mapping[str, Any] | None]:
         """Return the seed and options with which a task begins."""
@@ -495,7 +480,7 @@ class TaskBook:
             if seat.coming is None:
                 self._free[seat.env_id] = None
         if entry.error is not None:
-            self._has_unsent.discard(entry.worker_id)
+            self.has_unsent.discard(entry.worker_id)
             for env_id in entry.env_ids:
                 self._free.pop(env_id, None)
             if self._reserved == entry.worker_id:
