@@ -51,8 +51,9 @@ class TrainerController:
     Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for. An
     update waits while it would make a step in flight more than ``max_policy_lag`` versions old. With 0 each update
     waits for all steps in flight; with None the trainer's own limit applies. ``rounds`` says which behaviors learn in
-    which round; without it all unfrozen behaviors learn. ``on_update`` is called after each update, ``on_change`` when
-    the frozen or learning behaviors change. ``reset``, ``step`` and ``train`` also raise the manager's errors.
+    which round; without it all unfrozen behaviors learn. ``tasks`` is passed to the manager's ``reset``. ``on_update``
+    is called after each update, ``on_change`` when the frozen or learning behaviors change. ``reset``, ``step`` and
+    ``train`` also raise the manager's errors.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class TrainerController:
         wait: Wait | str | int | None = None,
         max_policy_lag: int | None = None,
         rounds: Rounds | None = None,
+        tasks: Any = None,
         on_update: Callable[[Update], Any] | None = None,
         on_change: Callable[[LearnersChanged], Any] | None = None,
     ) -> None:
@@ -75,6 +77,7 @@ class TrainerController:
         self.n_steps = 0
         """Number of agent steps that the trainers have received to learn from."""
         self.rounds = rounds
+        self.tasks = tasks
         self._wait = None if wait is None else Wait.parse(wait)
         self._max_policy_lag = max_policy_lag
         self._on_update = on_update
@@ -169,7 +172,7 @@ class TrainerController:
     def reset(self, config: ResetConfig | Mapping[str, Any] | None = None) -> None:
         """Set the manager's policies, reset all environments, and pass their first observations to the trainers."""
         self._learners.begin()
-        infos = self.manager.reset(config)
+        infos = self.manager.reset(config, tasks=self.tasks)
         self._ready = []
         self._take(infos)
 
