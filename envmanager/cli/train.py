@@ -115,7 +115,7 @@ class TrainDisplay(Report):
             self.show_line(str(change))
 
     def lesson_began(self, run: TrainingRun, began: LessonBegan) -> None:
-        self.show_line(f"lesson      {began}, at agent step {began.n_steps:,}")
+        self.show_line(f"lesson      {began.text}, at agent step {began.n_steps:,}")
 
     def saved(self, path: Path) -> None:
         untold, self._untold = self._untold, {}

@@ -27,8 +27,6 @@ from envmanager.tasks import Task, TaskResult
 
 MEASURES = REWARD, PROGRESS = "reward", "progress"
 """Measures that every environment has."""
-_EPISODES = 100
-"""Default of ``Until.episodes``, except for ``progress``."""
 _logger = logging.getLogger("envmanager")
 
 _finite = must_be("a finite number", lambda value: isinstance(value, int | float) and math.isfinite(value))
@@ -36,7 +34,7 @@ _positive = must_be("a number above 0", lambda value: isinstance(value, int | fl
 
 
 class Sampler:
-    """A rule that gives a parameter's value for each episode. The base class of samplers."""
+    """The base class of samplers, which give a parameter's value for each episode."""
 
     def draw(self, rng: np.random.Generator) -> Any:
         """Return a value, drawn with ``rng``."""
@@ -73,27 +71,24 @@ class LogUniform(Uniform):
     """Numbers between ``min`` and ``max`` whose logarithm is uniform: from 0.1 to 10, half are below 1."""
 
     min: float = attrs.field(validator=_positive)
-    max: float = attrs.field(validator=_positive)
 
     def draw(self, rng: np.random.Generator) -> float:
         return float(np.exp(rng.uniform(np.log(self.min), np.log(self.max))))
+
+
+def _are_ranges(ranges: Any) -> bool:
+    return len(ranges) > 0 and all(-math.inf < low < high < math.inf for low, high in ranges)
 
 
 @attrs.frozen(kw_only=True)
 class MultiRangeUniform(Sampler):
     """Numbers in any of ``ranges``, pairs of a minimum and a maximum, each as likely as any other."""
 
-    ranges: tuple[tuple[float, float], ...] = attrs.field()
-
-    @ranges.validator
-    def _check(self, _: Any, ranges: Any) -> None:
-        if not ranges or not all(-math.inf < low < high < math.inf for low, high in ranges):
-            raise UsageError(f"ranges must be pairs [min, max] with min below max, not {ranges!r}.")
+    ranges: tuple[tuple[float, float], ...] = attrs.field(validator=must_be("pairs [min, max]", _are_ranges))
 
     def draw(self, rng: np.random.Generator) -> float:
         widths = np.array([high - low for low, high in self.ranges])
-        low, high = self.ranges[rng.choice(len(widths), p=widths / widths.sum())]
-        return float(rng.uniform(low, high))
+        return float(rng.uniform(*self.ranges[rng.choice(len(widths), p=widths / widths.sum())]))
 
 
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
@@ -112,9 +107,7 @@ class Choice(Sampler):
     """One of ``values``, each as likely as any other."""
 
     values: Sequence[Any] = attrs.field(
-        validator=must_be(
-            "a list with at least one value", lambda value: isinstance(value, list | tuple) and len(value) > 0
-        )
+        validator=must_be("a list of values", lambda value: isinstance(value, list | tuple) and len(value) > 0)
     )
 
     def draw(self, rng: np.random.Generator) -> Any:
@@ -148,7 +141,7 @@ class Until:
 
     @episodes.default
     def _enough(self) -> int:
-        return 1 if self.measure == PROGRESS else _EPISODES
+        return 1 if self.measure == PROGRESS else 100
 
 
 @attrs.frozen(kw_only=True)
@@ -168,13 +161,11 @@ class Lessons:
 
     @lessons.validator
     def _check(self, _: Any, lessons: tuple[Lesson, ...]) -> None:
-        if not lessons:
-            raise UsageError("lessons must have at least one lesson.")
-        for number, lesson in enumerate(lessons[:-1]):
-            if lesson.until is None:
-                raise UsageError(f"lessons[{number}].until is missing: without it, the next lesson never begins.")
-        if lessons[-1].until is not None:
-            raise UsageError(f"lessons[{len(lessons) - 1}].until has no effect, because it is the last lesson.")
+        missing = [number for number, lesson in enumerate(lessons[:-1]) if lesson.until is None]
+        if missing:
+            raise UsageError(f"lessons[{missing[0]}].until is missing: without it, the next lesson never begins.")
+        if not lessons or lessons[-1].until is not None:
+            raise UsageError("lessons must end with a lesson that has no until.")
 
 
 def _sampler(value: Any, _: Any) -> Sampler:
@@ -222,22 +213,16 @@ def ends_of(parameters: Mapping[str, Lessons]) -> dict[str, Until]:
 
 @attrs.frozen(kw_only=True)
 class LessonBegan:
-    """A report that the lesson at index ``lesson`` of a parameter began. ``n_tasks``: number of tasks drawn before.
+    """A report that the lesson at index ``lesson`` of a parameter began, as ``text`` says.
 
-    ``n_steps``: agent steps of the training, or 0 without one. ``why`` says what the lesson before has reached.
+    ``n_tasks``: number of tasks drawn before. ``n_steps``: agent steps of the training, 0 without one.
     """
 
     parameter: str
     lesson: int
-    n_lessons: int
-    name: str | None = None
-    why: str = ""
-    n_tasks: int = 0
+    text: str
+    n_tasks: int
     n_steps: int = 0
-
-    def __str__(self) -> str:
-        name = "" if self.name is None else f" {self.name!r}"
-        return f"{self.parameter}: lesson {self.lesson + 1} of {self.n_lessons}{name} begins, {self.why}"
 
 
 @attrs.define(kw_only=True)
@@ -280,14 +265,14 @@ class Curriculum:
         self._entropy: Any = np.random.SeedSequence(seed).entropy
         self._progress, self._on_lesson = progress, on_lesson
         self._at = {name: LessonState() for name in self.parameters}
-        self._unreported: set[str] = set()
+        self._warned: set[str] = set()
         if progress is None and any(until.measure == PROGRESS for until in ends_of(self.parameters).values()):
             raise UsageError("a lesson's end by progress needs progress=, a function that returns the share of steps.")
 
     @property
     def lessons(self) -> dict[str, int]:
-        """Index of the present lesson of each parameter that has several."""
-        return {name: at.lesson for name, at in self._at.items() if len(self.parameters[name].lessons) > 1}
+        """Number of the present lesson, counted from 1, of each parameter that has several."""
+        return {name: at.lesson + 1 for name, at in self._at.items() if len(self.parameters[name].lessons) > 1}
 
     def next_task(self, env_id: int) -> Task:
         """Return the next task. Its ``id`` is the index of each parameter's lesson, in the order of parameters."""
@@ -298,32 +283,34 @@ class Curriculum:
 
     def final_tasks(self, n: int) -> list[Task]:
         """Return ``n`` tasks with values of each parameter's last lesson, the same at each call, for an evaluation."""
-        last = [len(own.lessons) - 1 for own in self.parameters.values()]
-        return [Task(options=self._draw(index, last, 1)) for index in range(n)]
+        return [Task(options=self._draw(index, [-1] * len(self.parameters), stream=1)) for index in range(n)]
 
     def _draw(self, index: int, lessons: Iterable[int], stream: int = 0) -> dict[str, Any]:
-        # Three numbers: shorter keys are those of seeds (envmanager.data.seeding).
+        # The key has three numbers, because those of seeds (envmanager.data.seeding) have fewer.
         rng = np.random.default_rng(np.random.SeedSequence(self._entropy, spawn_key=(index, 0, stream)))
         pairs = zip(self.parameters.items(), lessons, strict=True)
         return {name: own.lessons[lesson].value.draw(rng) for (name, own), lesson in pairs}
 
     def ended(self, result: TaskResult) -> None:
-        """Count an episode in the lessons in which it began, and begin the next lesson of those that it ends."""
+        """Count an episode in the lessons in which it was drawn, and begin the next lesson of those that it ends."""
         for (name, own), lesson in zip(self.parameters.items(), result.task.id, strict=True):
             at, until = self._at[name], own.lessons[lesson].until
-            if until is None or lesson != at.lesson:
-                continue
-            measure = self._measure(until, result)
-            if measure is None:
+            measure = None if until is None or lesson != at.lesson else self._measure(until, result)
+            if until is None or measure is None:
                 continue
             at.measures = [*at.measures, measure][-until.episodes :]
             reached = measure if until.measure == PROGRESS else sum(at.measures) / len(at.measures)
             if len(at.measures) == until.episodes and reached >= until.threshold:
-                self._at[name] = LessonState(lesson=lesson + 1)
-                self._report(name, f"after {until.measure} {reached:.4g}")
+                self._at[name], following = LessonState(lesson=lesson + 1), own.lessons[lesson + 1].name
+                text = f"{name}: lesson {lesson + 2} of {len(own.lessons)}"
+                text += f"{'' if following is None else f' {following!r}'} begins after {until.measure} {reached:.4g}"
+                _logger.info("%s", text)
+                if self._on_lesson is not None:
+                    began = LessonBegan(parameter=name, lesson=lesson + 1, text=text, n_tasks=self.n_tasks)
+                    self._on_lesson(began)
 
     def _measure(self, until: Until, result: TaskResult) -> float | None:
-        """Return what an episode counts for: the mean over its agents. None if it has none."""
+        """Return what an episode counts for, which is the mean over its agents, or None if it has none."""
         if until.measure == PROGRESS:
             assert self._progress is not None
             return self._progress()
@@ -332,54 +319,33 @@ class Curriculum:
             values = [each.total for each in own]
         else:
             values = [each.numbers[until.measure] for each in own if until.measure in each.numbers]
-            if own and not values and until.measure not in self._unreported:
-                self._unreported.add(until.measure)
-                known = ", ".join(sorted({name for each in own for name in each.numbers})) or "none"
-                _logger.warning(
-                    "an episode ended without the number %r in its info, so no lesson counts it; numbers there: %s.",
-                    until.measure,
-                    known,
-                )
+            if own and not values and until.measure not in self._warned:
+                self._warned.add(until.measure)
+                known = ", ".join(own[0].numbers) or "none"
+                _logger.warning("an episode has no number %r in its info; it has: %s.", until.measure, known)
         return sum(values) / len(values) if values else None
-
-    def _report(self, name: str, why: str) -> None:
-        lessons, lesson = self.parameters[name].lessons, self._at[name].lesson
-        began = LessonBegan(
-            parameter=name,
-            lesson=lesson,
-            n_lessons=len(lessons),
-            name=lessons[lesson].name,
-            why=why,
-            n_tasks=self.n_tasks,
-        )
-        _logger.info("%s", began)
-        if self._on_lesson is not None:
-            self._on_lesson(began)
 
     def figures(self) -> dict[str, float]:
         """Return the present lessons, counted from 1, and the last values that are numbers, as metrics by name."""
-        lessons = {f"curriculum/{name}/lesson": lesson + 1.0 for name, lesson in self.lessons.items()}
-        numbers = {name: float(own) for name, own in self.values.items() if isinstance(own, int | float)}
-        return lessons | {f"curriculum/{name}/value": own for name, own in numbers.items()}
+        lessons = {f"curriculum/{name}/lesson": float(number) for name, number in self.lessons.items()}
+        values = {f"curriculum/{name}/value": own for name, own in self.values.items() if isinstance(own, int | float)}
+        return {**lessons, **values}
 
     def describe(self) -> dict[str, str]:
         """Return the last value of each parameter as text, with its lesson if it has several."""
-        lessons = {
-            name: f" (lesson {at + 1}/{len(self.parameters[name].lessons)})" for name, at in self.lessons.items()
-        }
         texts = {name: f"{own:.4g}" if isinstance(own, float) else str(own) for name, own in self.values.items()}
-        return {name: f"{text}{lessons.get(name, '')}" for name, text in texts.items()}
+        for name, number in self.lessons.items() if texts else ():
+            texts[name] += f" (lesson {number}/{len(self.parameters[name].lessons)})"
+        return texts
 
     def state(self) -> CurriculumState:
         """Return the state, for a checkpoint."""
-        lessons = {name: LessonState(lesson=at.lesson, measures=list(at.measures)) for name, at in self._at.items()}
-        return CurriculumState(n_tasks=self.n_tasks, lessons=lessons)
+        return CurriculumState(n_tasks=self.n_tasks, lessons={name: attrs.evolve(at) for name, at in self._at.items()})
 
     def restore(self, state: CurriculumState) -> None:
         """Restore a state that ``state()`` returned. A parameter that has fewer lessons now is in its last one."""
         self.n_tasks = state.n_tasks
-        for name, at in state.lessons.items():
-            if name in self.parameters:
-                last = len(self.parameters[name].lessons) - 1
-                measures = at.measures if at.lesson <= last else ()
-                self._at[name] = LessonState(lesson=min(at.lesson, last), measures=measures)
+        for name in self.parameters.keys() & state.lessons.keys():
+            last = LessonState(lesson=len(self.parameters[name].lessons) - 1)
+            at = state.lessons[name]
+            self._at[name] = attrs.evolve(at) if at.lesson <= last.lesson else last

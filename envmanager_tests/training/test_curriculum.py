@@ -120,7 +120,7 @@ def test_a_lesson_ends_when_the_mean_of_its_last_episodes_has_reached_the_thresh
     lessons = {"wall": {"lessons": [{"value": 1, "until": UNTIL_ONE}, {"value": 2, "until": UNTIL_ONE}, {"value": 3}]}}
     curriculum = Curriculum(lessons, seed=0)
 
-    for total, lesson in [(9, 0), (-9, 0), (9, 0), (-6, 1), (9, 1), (9, 2)]:
+    for total, lesson in [(9, 1), (-9, 1), (9, 1), (-6, 2), (9, 2), (9, 3)]:
         curriculum.ended(result(curriculum, total))
         assert curriculum.lessons == {"wall": lesson}, total
     assert draws(curriculum, 1) == [{"wall": 3}]
@@ -134,7 +134,7 @@ def test_an_episode_counts_only_in_the_lesson_in_which_it_was_drawn() -> None:
     for each in early:
         curriculum.ended(each)
 
-    assert curriculum.lessons == {"wall": 1}
+    assert curriculum.lessons == {"wall": 2}
 
 
 def test_a_lesson_can_end_by_a_number_in_the_infos_of_one_behavior() -> None:
@@ -144,10 +144,10 @@ def test_a_lesson_can_end_by_a_number_in_the_infos_of_one_behavior() -> None:
     for of, success in [("bee", 1), ("bee", 1), ("ant", 0), ("ant", 0)]:
         curriculum.ended(result(curriculum, 0, of=of, success=success))
     curriculum.ended(result(curriculum, 0, of="ant"))  # without the number: it does not count
-    assert curriculum.lessons == {"wall": 0}
+    assert curriculum.lessons == {"wall": 1}
 
     curriculum.ended(result(curriculum, 0, of="ant", success=1))
-    assert curriculum.lessons == {"wall": 1}
+    assert curriculum.lessons == {"wall": 2}
 
 
 def test_a_lesson_can_end_by_the_progress_of_the_training() -> None:
@@ -157,10 +157,10 @@ def test_a_lesson_can_end_by_the_progress_of_the_training() -> None:
     curriculum = Curriculum(lessons, seed=0, progress=lambda: at[0])
 
     curriculum.ended(result(curriculum, 0))
-    assert curriculum.lessons == {"wall": 0}
+    assert curriculum.lessons == {"wall": 1}
     at[0] = 0.5
     curriculum.ended(result(curriculum, 0))
-    assert curriculum.lessons == {"wall": 1}
+    assert curriculum.lessons == {"wall": 2}
 
 
 def test_a_restored_curriculum_goes_on_in_its_lessons_and_with_what_it_measured() -> None:
@@ -170,7 +170,7 @@ def test_a_restored_curriculum_goes_on_in_its_lessons_and_with_what_it_measured(
 
     other.restore(one.state())
     other.ended(result(other, 1))
-    assert other.lessons == {"wall": 1}
+    assert other.lessons == {"wall": 2}
 
     fewer = Curriculum({"wall": 5}, seed=1)
     fewer.restore(other.state())  # the config has changed
@@ -195,7 +195,7 @@ def test_a_restored_curriculum_goes_on_in_its_lessons_and_with_what_it_measured(
         ({"lessons": []}, "g.lessons"),
         ({"lessons": 3}, "g.lessons"),
         ({"lessons": [{"value": 1}, {"value": 2}]}, "g.lessons[0].until"),
-        ({"lessons": [{"value": 1, "until": UNTIL_ONE}]}, "g.lessons[0].until"),
+        ({"lessons": [{"value": 1, "until": UNTIL_ONE}]}, "g.lessons"),
         ({"lessons": [{"value": {"sampler": "uniform", "min": 1}}]}, "g.lessons[0].value.max"),
         (
             {"lessons": [{"value": 1, "until": {**UNTIL_ONE, "episodes": 0}}, {"value": 2}]},
@@ -297,12 +297,12 @@ def test_an_environment_without_episodes_on_demand_is_refused(tmp_path: Path) ->
     ("until", "more", "key"),
     [
         ({"measure": "rewards", "threshold": 1}, {"infos": False}, "until.measure"),
-        ({"measure": "reward", "threshold": 1, "behavior": "nobody"}, {}, "until.behavior"),
+        ({"measure": "reward", "threshold": 1, "behavior": "nobody"}, {}, "until"),
     ],
 )
 def test_an_end_that_cannot_come_is_refused(until: Any, more: Any, key: str, tmp_path: Path) -> None:
     parameters = {"wall": {"lessons": [{"value": 1, "until": until}, {"value": 2}]}}
     with pytest.raises(ConfigError) as raised:
-        TrainingPlan.parse(tables(64, parameters, **more), tmp_path)
+        TrainingRun(TrainingPlan.parse(tables(64, parameters, **more), tmp_path), Told()).go()
 
     assert f"training.parameters.wall.lessons[0].{key}" in str(raised.value)

@@ -23,7 +23,7 @@ from envmanager.importing import nearest
 from envmanager.options import at_least, plain_numbers
 from envmanager.registry import ManagerOptions, structure
 from envmanager.training import curriculum
-from envmanager.training.learners import Rounds, unknown_behavior
+from envmanager.training.learners import Rounds
 from envmanager.training.runs.metrics import parse as parse_metrics
 
 CHECKPOINTS, LATEST = "checkpoints", "latest"
@@ -125,7 +125,7 @@ class TrainingPlan:
                 raise ConfigError(f"trainers.{behavior} should be a mapping, but is {table!r}.")
         if tables.get("rounds") is not None:
             training = attrs.evolve(training, rounds=_rounds(tables["rounds"], trainers))
-        _check_parameters(training.parameters, manager, trainers)
+        _check_parameters(training.parameters, manager)
         return cls(manager, training, trainers, directory, resume, force)
 
     def saved(self) -> SavedPlan | None:
@@ -176,7 +176,7 @@ def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
     return rounds
 
 
-def _check_parameters(parameters: Any, manager: ManagerOptions, trainers: Mapping[str, Any]) -> None:
+def _check_parameters(parameters: Any, manager: ManagerOptions) -> None:
     """Raise ConfigError for mistakes in ``training.parameters``, and for what they need of the other tables."""
     where = "training.parameters"
     ends = curriculum.ends_of(curriculum.parse(parameters, where=where))
@@ -185,8 +185,6 @@ def _check_parameters(parameters: Any, manager: ManagerOptions, trainers: Mappin
             f"{where} needs episodes that begin on demand, which Godot games cannot: use engine.parameters."
         )
     for path, until in ends.items():
-        if until.behavior is not None and ANY_BEHAVIOR not in trainers and until.behavior not in trainers:
-            raise ConfigError(f"{where}.{path}.behavior is {unknown_behavior(until.behavior, list(trainers))}")
         if until.measure not in curriculum.MEASURES and not manager.infos:
             raise ConfigError(
                 f"{where}.{path}.measure is {until.measure!r}{nearest(until.measure, curriculum.MEASURES)} "

@@ -193,7 +193,7 @@ class TrainingRun:
                 manager.stats(),
                 self.n_steps_before,
                 {behavior: mean for behavior, mean in means.items() if not math.isnan(mean)},
-                {} if self.curriculum is None else {name: at + 1 for name, at in self.curriculum.lessons.items()},
+                {} if self.curriculum is None else self.curriculum.lessons,
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
@@ -255,7 +255,7 @@ class TrainingRun:
         if not manager.begins_on_demand:
             raise ConfigError(
                 "training.parameters needs episodes that begin on demand, which these environments cannot: it takes "
-                "Gymnasium, PettingZoo or dm_env environments, or an Environment with can_rest."
+                "Gymnasium, PettingZoo or dm_env environments, or an Environment with can_rest, and no vector of them."
             )
         curriculum = Curriculum(
             training.parameters,
