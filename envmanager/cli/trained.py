@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +33,7 @@ from envmanager.cli.plan import check_out
 from envmanager.cli.run import Notices, StopSignals
 from envmanager.cli.task_files import read_tasks, tasks_of_seeds
 from envmanager.errors import ConfigError, UsageError
-from envmanager.registry import make_manager
+from envmanager.registry import ManagerOptions, make_manager
 from envmanager.training.evaluation import (
     Evaluation,
     episodes_for,
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from envmanager.training.policies.playing import PlayedEpisode
+    from envmanager.training.policies.saved import SavedTraining
 
 N_CHECKED = 300
 """Minimum number of recorded observations on which an exported policy must choose the same actions as the original."""
@@ -132,56 +133,71 @@ def evaluate_command(
         trainings = [SavedTraining.open(run, checkpoint) for run in runs]
         options_of = []
         for training in trainings:
-            own = training.manager_options(env=env, kind=manager)
-            own = attrs.evolve(with_n_envs(own, min(n_envs or own.n_envs, n_episodes)), seed=None)
+            options = training.manager_options(env=env, kind=manager)
+            options = attrs.evolve(with_n_envs(options, min(n_envs or options.n_envs, n_episodes)), seed=None)
             if restarts is not None:
-                own = attrs.evolve(own, restarts=attrs.evolve(own.restarts, max_restarts=restarts))
-            options_of.append(own)
-        progress = EpisodeProgress(output, n_episodes * len(runs))
-        evaluations: dict[int, Evaluation] = {}
-        for number, options in enumerate(options_of):
-            if number in evaluations:
-                continue
-            alike = [other for other, own in enumerate(options_of) if own == options]
-            what = f"checkpoint {trainings[number].path}" if len(alike) == 1 else f"{len(alike)} checkpoints"
-            envs = count(options.n_envs, "environment")
-            start = f"{options.env_name}: {what}, {envs}, manager {options.kind}"
-            print_text(start, sys.stderr) if as_json else output.line(start)
-            with make_manager(options) as made:
-                if given is not None and not made.begins_on_demand:
-                    raise UsageError(
-                        f"episodes of {options.env_name} cannot begin on demand, so they have no tasks: pass "
-                        "--episodes N in place of --seeds or --tasks."
-                    )
-                played = {"tasks": seeded(given, seed)} if given else episodes_for(made, n_episodes, seed)
-                policies = [trainings[each].policies_for(made.behavior_specs) for each in alike]
-                for each, own_policies in zip(alike, policies, strict=True):
-                    evaluation = evaluate_until(progress.show, made, own_policies, **played)
-                    assert evaluation is not None
-                    evaluations[each] = evaluation
-                    progress.n_before += n_episodes
-                    for line in () if as_json else _lines(evaluation, "" if len(runs) == 1 else trainings[each].path):
-                        output.line(line, indent=NAMES)
-    told = [
-        {
+                options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
+            options_of.append(options)
+        arguments = given if given is None else {"tasks": seeded(given, seed)}
+        evaluations = _play(trainings, options_of, arguments, n_episodes, seed, output, prints=not as_json)
+    table, told = [], []
+    for run, training, options, evaluation in zip(runs, trainings, options_of, evaluations, strict=True):
+        table.append(({"run": str(run), "checkpoint": training.path.name}, evaluation))
+        facts = {
             "run": str(run),
             "env": options.env_name,
             "checkpoint": str(training.path),
             "n_steps": training.n_steps,
-            "seed": seed,
-            "n_envs": options.n_envs,
-            **_figures(evaluations[number]),
         }
-        for number, (run, training, options) in enumerate(zip(runs, trainings, options_of, strict=True))
-    ]
+        told.append(facts | {"seed": seed, "n_envs": options.n_envs, **_figures(evaluation)})
     data = json_safe(told[0] if len(told) == 1 else {"runs": told})
     if as_json:
         print(json.dumps(data, indent=1, allow_nan=False))
     if out is not None and out.suffix.lower() == ".csv":
-        names = [{"run": str(run), "checkpoint": each.path.name} for run, each in zip(runs, trainings, strict=True)]
-        write_csv(out, [(first, evaluations[number]) for number, first in enumerate(names)])
+        write_csv(out, table)
     elif out is not None:
         write_json(out, data)
+
+
+def _play(
+    trainings: Sequence[SavedTraining],
+    options_of: Sequence[ManagerOptions],
+    arguments: Mapping[str, Any] | None,
+    n_episodes: int,
+    seed: int,
+    output: PlainOutput,
+    *,
+    prints: bool,
+) -> list[Evaluation]:
+    """Evaluate trainings and return their evaluations. Those with equal ``options_of`` share a manager.
+
+    ``arguments``: those of ``evaluate`` with the given tasks; None: play ``n_episodes``. ``prints``: whether to print.
+    """
+    progress = EpisodeProgress(output, n_episodes * len(trainings))
+    evaluations: dict[int, Evaluation] = {}
+    for first, options in enumerate(options_of):
+        alike = [number for number, own in enumerate(options_of) if own == options]
+        if alike[0] != first:
+            continue
+        what = f"checkpoint {trainings[first].path}" if len(alike) == 1 else f"{len(alike)} checkpoints"
+        start = f"{options.env_name}: {what}, {count(options.n_envs, 'environment')}, manager {options.kind}"
+        output.line(start) if prints else print_text(start, sys.stderr)
+        with make_manager(options) as made:
+            if arguments is not None and not made.begins_on_demand:
+                raise UsageError(
+                    f"episodes of {options.env_name} cannot begin on demand, so there can be no tasks: pass --episodes "
+                    "in place of --seeds or --tasks."
+                )
+            played = episodes_for(made, n_episodes, seed) if arguments is None else arguments
+            policies_of = [trainings[number].policies_for(made.behavior_specs) for number in alike]
+            for number, policies in zip(alike, policies_of, strict=True):
+                evaluation = evaluate_until(progress.show, made, policies, **played)
+                assert evaluation is not None
+                evaluations[number] = evaluation
+                progress.n_before += n_episodes
+                for line in _lines(evaluation, trainings[number].path if len(trainings) > 1 else "") if prints else ():
+                    output.line(line, indent=NAMES)
+    return [evaluations[number] for number in range(len(trainings))]
 
 
 def _lines(evaluation: Evaluation, path: Path | str) -> Iterator[str]:

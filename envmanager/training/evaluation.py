@@ -98,8 +98,7 @@ class Evaluation:
         for each in self.results:
             row = {"task": each.index, "id": each.task.id, "seed": each.task.seed, "options": each.task.options}
             row |= {"env_id": each.env_id, "terminated": each.terminated, "attempts": each.attempts}
-            if each.error is not None:
-                row["error"] = _headline(each.error)
+            row |= {"error": _headline(each)}
             yield from ({**row, **_of_agent(episode)} for episode in each.episodes)
             if not each.episodes:
                 yield row
@@ -137,8 +136,8 @@ def _of_agent(episode: Episode) -> dict[str, Any]:
     return {**facts, "return": episode.total, "length": episode.length}
 
 
-def _headline(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+def _headline(result: TaskResult) -> str | None:
+    return None if result.error is None else str(result.error).partition("\n")[0]
 
 
 def write_csv(path: str | os.PathLike[str], evaluations: Sequence[tuple[Mapping[str, Any], Evaluation]]) -> None:
@@ -208,34 +207,36 @@ def evaluate_until(
     """
     if (tasks is None) == (episodes_per_env is None):
         raise UsageError("evaluate() takes either tasks or episodes_per_env.")
-    course = _Tasks(manager) if episodes_per_env is None else _Shares(manager, episodes_per_env)
+    shares = None if episodes_per_env is None else _Shares(manager, episodes_per_env)
+    count = shares.count if shares is not None else lambda: len(manager.tasks.results)
     for behavior, policy in policies.items():
         manager.set_policy(behavior, policy)
     with logged_as_evaluation():
-        course.add(manager.reset(config, tasks=None if tasks is None else list(tasks)))
-        while not course.is_over:
-            if is_over(course.count):
+        infos = manager.reset(config, tasks=None if tasks is None else list(tasks))
+        while not (manager.tasks.done if shares is None else shares.are_played(infos)):
+            if is_over(count):
                 return None
-            course.add(manager.step())
-        evaluation = course.evaluation(policies)
-        if not evaluation.is_complete:
+            infos = manager.step()
+        if shares is not None:
+            evaluation = shares.evaluation(policies)
+        else:
+            results, n_lost = manager.tasks.results, manager.tasks.n_lost
+            episodes = [episode for result in results for episode in result.episodes]
+            n_ended = len(results) - n_lost
+            evaluation = Evaluation.of(episodes, policies, n_episodes=n_ended, results=results, lost=n_lost)
+        if evaluation.lost:
             _logger.warning("%s", _losses(evaluation))
     return evaluation
 
 
 def _losses(evaluation: Evaluation) -> str:
     """Return a sentence about the lost episodes of an evaluation."""
-    lost = [each for each in evaluation.results if each.error is not None]
-    if not lost:
+    if not evaluation.results:
         return f"{evaluation.lost:,} episodes were lost with failed workers, so the results are incomplete."
-    told = [
-        f"task {each.index} (seed {each.task.seed}): {_headline(each.error)}" for each in lost[:_N_TOLD] if each.error
-    ]
-    more = f"; and {len(lost) - _N_TOLD:,} more" if len(lost) > _N_TOLD else ""
-    return (
-        f"{len(lost):,} of {len(evaluation.results):,} tasks were lost, so the results are incomplete: their means are "
-        f"those of the others. {'; '.join(told)}{more}"
-    )
+    lost, n = [each for each in evaluation.results if each.error], len(evaluation.results)
+    told = [f"task {each.index} (seed {each.task.seed}): {_headline(each)}" for each in lost[:_N_TOLD]]
+    more = "; and others" if len(lost) > _N_TOLD else ""
+    return f"{len(lost):,} of {n:,} tasks were lost, so the results are incomplete. {'; '.join(told)}{more}"
 
 
 def episodes_for(manager: EnvManager, n_episodes: int, seed: int | None) -> dict[str, Any]:
@@ -254,29 +255,6 @@ def seeded(tasks: Sequence[Task], seed: int | None) -> list[Task]:
         return list(tasks)
     seeds = (task_seed(seed, index) if task.seed is None else task.seed for index, task in enumerate(tasks))
     return [attrs.evolve(task, seed=own) for task, own in zip(tasks, seeds, strict=True)]
-
-
-class _Tasks:
-    """An evaluation in progress that plays the tasks of a manager."""
-
-    def __init__(self, manager: EnvManager) -> None:
-        self._manager = manager
-
-    def add(self, infos: Iterable[StepInfo]) -> None:
-        """Do nothing, because the manager's book of tasks has the steps."""
-
-    @property
-    def is_over(self) -> bool:
-        return self._manager.tasks.done
-
-    def count(self) -> int:
-        return len(self._manager.tasks.results)
-
-    def evaluation(self, behaviors: Iterable[str]) -> Evaluation:
-        results, n_lost = self._manager.tasks.results, self._manager.tasks.n_lost
-        episodes = [episode for result in results for episode in result.episodes]
-        n_episodes = len(results) - n_lost
-        return Evaluation.of(episodes, behaviors, n_episodes=n_episodes, results=results, lost=n_lost)
 
 
 @contextmanager
@@ -358,8 +336,8 @@ class _Shares:
         """Number of the step."""
         self._n_dropped = -1  # so that the first check includes workers dropped earlier
 
-    def add(self, infos: Iterable[StepInfo]) -> None:
-        """Add the steps that the manager has returned."""
+    def are_played(self, infos: Iterable[StepInfo]) -> bool:
+        """Add the steps that the manager has returned, and return whether all episodes are played."""
         for info in infos:
             self._ended.clear()
             self._episodes.add(info)
@@ -372,14 +350,12 @@ class _Shares:
                 for env_id in worker.env_ids if worker.dropped else ():
                     self._envs[env_id].lost += self._envs[env_id].wanted
                     self._envs[env_id].wanted = 0
-
-    @property
-    def is_over(self) -> bool:
         return all(env.is_over for env in self._envs)
 
     def count(self) -> int:
-        n_played = [max((len(seat.episodes) for seat in env.seats.values()), default=0) for env in self._envs]
-        return sum(min(n, env.wanted) for n, env in zip(n_played, self._envs, strict=True))
+        """Return the number of episodes played so far."""
+        most = [max((len(seat.episodes) for seat in env.seats.values()), default=0) for env in self._envs]
+        return sum(min(env.wanted, n) for env, n in zip(self._envs, most, strict=True))
 
     def evaluation(self, behaviors: Iterable[str]) -> Evaluation:
         seats = [(env, seat) for env in self._envs for seat in env.seats.values()]
