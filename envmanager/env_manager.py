@@ -94,10 +94,8 @@ class EnvManager(ABC):
         self._given_back = False
         self._episodes: Episodes | None = None
         self._is_on_demand = episodes == "on_demand"
-        self.begins_on_demand = False
-        """Whether episodes can begin on demand, from tasks, in all workers."""
-        self._can_prefetch = False
-        """Whether a worker can be told in advance of the episode that it begins next."""
+        self.begins_on_demand = self._can_prefetch = False
+        """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
         self._book: TaskBook | None = None
         """Book of the episodes since the last reset, if they begin on demand."""
         self._calls = Calls(weak_callback(self._give_back))

@@ -282,6 +282,30 @@ def test_a_training_passes_its_lessons_while_workers_die_and_goes_on_after_a_res
     assert {f",curriculum/wall/lesson,{number}\n" in figures for number in (1, 2, 3)} == {True}
 
 
+@pytest.mark.parametrize("every", [None, 64])
+def test_evaluations_play_the_last_lesson(every: int | None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    until = {"measure": "progress", "threshold": 2}  # never
+    parameters = {
+        "wall": {"lessons": [{"value": 1, "until": until}, {"value": {"sampler": "uniform", "min": 7, "max": 8}}]},
+        "size": 3,
+    }
+    own = tables(128, parameters, env_kwargs={"log": str(log)})
+    own["training"] |= {"evaluation_episodes": 6, "evaluate_every": every}
+
+    result = TrainingRun(TrainingPlan.parse(own, tmp_path / "run"), Told()).go()
+
+    seen = [json.loads(line) for file in log.iterdir() for line in file.read_text().splitlines()]
+    evaluated = [options["wall"] for options in seen if options["wall"] != 1]
+    assert result.lessons == {"wall": 1}
+    assert all(options["size"] == 3 for options in seen)
+    assert all(7 <= wall <= 8 for wall in evaluated)
+    n_evaluations = 1 if every is None else 2  # the last one is at the end
+    assert len(set(evaluated)) == 6
+    assert len(evaluated) == 6 * n_evaluations
+
+
 def test_an_environment_without_episodes_on_demand_is_refused(tmp_path: Path) -> None:
     def vector(context: EnvContext) -> Any:
         return gymnasium.make_vec("CartPole-v1", num_envs=context.n_envs, vectorization_mode="sync")

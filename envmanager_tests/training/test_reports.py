@@ -248,13 +248,13 @@ def test_a_display_says_what_evaluations_brought_and_which_is_the_best() -> None
     shown = Shown()
     shown.evaluated(run_of(n_steps=3000), Evaluation({"default": [1.0, 3.0]}, n_episodes=2), is_best=True)
     shown.evaluated(run_of(n_steps=4000), Evaluation({"a": [1.0, 2.0], "b": [2.0]}, n_episodes=1), is_best=False)
-    shown.evaluated(run_of(n_steps=5000), Evaluation({"default": [4.0]}, n_episodes=1, lost=3), is_best=True)
+    shown.evaluated(run_of(n_steps=5000), Evaluation({"default": [4.0]}, n_episodes=1, lost=3), is_best=False)
 
     assert shown.lines == [
         "evaluation  2 ± 1, from 1 to 3, 2 episodes, after 3,000 agent steps, the best so far",
         "evaluation  1.5 ± 0.5, from 1 to 2, 1 episode of 'a', 2 returns, after 4,000 agent steps",
         "evaluation  2, 1 episode of 'b', after 4,000 agent steps",
-        "evaluation  4, 1 episode, 3 lost, after 5,000 agent steps, the best so far",
+        "evaluation  4, 1 episode, 3 lost (incomplete), after 5,000 agent steps",
     ]
 
 

@@ -195,9 +195,9 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
             remove(path, facts)
 
 
-def mark_best(path: Path, mean: float, lost: int = 0) -> None:
-    """Record the best checkpoint with its ``mean`` return and the number of ``lost`` episodes. Raises NotWritten."""
-    write_atomically(path.parent / BEST, f"{path.name}\n{mean!r}\n" + (f"episodes lost: {lost}\n" if lost else ""))
+def mark_best(path: Path, mean: float) -> None:
+    """Record the best checkpoint with its ``mean`` return. Raises NotWritten."""
+    write_atomically(path.parent / BEST, f"{path.name}\n{mean!r}\n")
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:

@@ -35,11 +35,12 @@ from envmanager.training.curriculum import PROGRESS, Curriculum, CurriculumState
 from envmanager.training.evaluation import (
     Evaluation,
     Evaluator,
+    episodes_for,
     evaluate_until,
+    evaluation_seed,
     generator_states,
     mean_and_spread,
     restore_generators,
-    shares,
 )
 from envmanager.training.learners import KEPT, LearnersChanged, unknown_behavior
 from envmanager.training.runs import checkpoints, folder, metrics, records
@@ -100,6 +101,7 @@ class TrainingResult:
             else {
                 "episodes": self.evaluation.n_episodes,
                 "lost": self.evaluation.lost,
+                "complete": self.evaluation.is_complete,
                 "mean": self.evaluation.mean,
                 "spread": self.evaluation.spread,
                 "mean_length": mean_and_spread(self.evaluation.lengths)[0] if self.evaluation.lengths else None,
@@ -223,8 +225,8 @@ class TrainingRun:
             if changes:
                 _logger.warning("this training goes on with a changed config: %s.", ", ".join(changes))
         if training.evaluate_every is not None:
-            n_episodes = training.evaluation_episodes
-            evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=training.seed)
+            n_episodes, seed = training.evaluation_episodes, training.seed
+            evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=seed, curriculum=self.curriculum)
             self._evaluator = stack.enter_context(evaluator)
         resumed_at = controller.n_steps if plan.resume else None
         facts = RunFacts(directory, self._id, config, resumed_at)
@@ -343,8 +345,9 @@ class TrainingRun:
             evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
         else:
             policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
-            per_env = shares(n_episodes, manager.n_envs)
-            evaluation = evaluate_until(lambda: self._stops, manager, policies, episodes_per_env=per_env)
+            seed = None if self.plan.manager.seed is None else evaluation_seed(self.plan.training.seed)
+            episodes = episodes_for(manager, n_episodes, seed, self.curriculum)
+            evaluation = evaluate_until(lambda _: self._stops, manager, policies, **episodes)
         if evaluation is not None:
             if self._is_best(evaluation):
                 self._mark_best(evaluation)
@@ -354,13 +357,13 @@ class TrainingRun:
 
     def _is_best(self, evaluation: Evaluation) -> bool:
         mean = evaluation.mean
-        return not math.isnan(mean) and (self._best is None or mean > self._best)
+        return evaluation.is_complete and not math.isnan(mean) and (self._best is None or mean > self._best)
 
     def _mark_best(self, evaluation: Evaluation) -> None:
         """Mark the last checkpoint as the best, and remove checkpoints that no longer need to be kept."""
         assert self._saved is not None
         self._best = evaluation.mean
-        checkpoints.mark_best(self._saved, self._best, evaluation.lost)
+        checkpoints.mark_best(self._saved, self._best)
         checkpoints.prune(self.plan.checkpoints, self._id, keep=self.plan.training.keep)
 
     # Checkpoints.
