@@ -400,7 +400,7 @@ def evaluation_seed(seed: int) -> int:
 class Evaluator:
     """A context manager that evaluates greedy policies in its own environments, on the same episodes each time.
 
-    ``options``, ``manager``, ``seed`` and ``curriculum`` are those of the training. The evaluator makes a second manager
+    ``options``, ``manager``, ``seed``, ``curriculum``: those of the training. The evaluator makes a second manager
     and closes it on exit. Each evaluation plays ``n_episodes`` episodes. Raises the errors of ``options_for`` and
     ``make_manager``.
     """
