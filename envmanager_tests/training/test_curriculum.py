@@ -19,6 +19,7 @@ from envmanager import ActionInfo, AgentSteps, EnvContext, SimpleEnvManager, Sub
 from envmanager.errors import ConfigError
 from envmanager.observe.episodes import Episode
 from envmanager.training.curriculum import Curriculum, CurriculumState, LessonBegan, LessonState, parse
+from envmanager.training.runs.figures import read_episodes
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 UNTIL_ONE = {"measure": "reward", "threshold": 1, "episodes": 2}
@@ -278,6 +279,8 @@ def test_a_training_passes_its_lessons_while_workers_die_and_goes_on_after_a_res
     assert len(seen) > len(begun)  # what was lost was played again
     missing = set(range(max(begun))) - begun
     assert len(missing) <= 2 * 4  # laid ready, but not begun when a run ended
+    ended = read_episodes(tmp_path / "run" / "episodes.csv")
+    assert {(each.total, each.length) for each in ended} == {(1, 4)}  # first observations are no steps
     figures = (tmp_path / "run" / "metrics.csv").read_text()
     assert {f",curriculum/wall/lesson,{number}\n" in figures for number in (1, 2, 3)} == {True}
 
