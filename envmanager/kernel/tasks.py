@@ -125,8 +125,8 @@ class TaskBook:
         """Whether the next row of each environment is the first of an episode."""
         self.acts = np.zeros(n_envs, np.bool_)
         """Whether each environment takes an action, or has taken one and the result was not delivered: bool[n_envs]."""
-        self.n_acting, self.n_begun = [0] * n_workers, [0] * n_workers
-        """Sums of ``acts`` and ``_begun`` by worker_id."""
+        self.n_begun = [0] * n_workers
+        """Sums of ``_begun`` by worker_id."""
         self._n_acting = self._n_begun = 0
         """Sums of ``acts`` and ``_begun``."""
         self._index = np.full(n_envs, -1, np.int64)
@@ -267,9 +267,8 @@ class TaskBook:
 
     def workers_to_begin(self) -> list[Entry]:
         """Return the idle workers that have episodes to begin, and no environment that takes an action."""
-        ids = [worker_id for worker_id in sorted(self.has_unsent) if not self.n_acting[worker_id]]
-        entries = [self._table.entries[worker_id] for worker_id in ids]
-        return [each for each in entries if each.state is WorkerState.IDLE and each.is_nominal]
+        entries = [self._table.entries[worker_id] for worker_id in sorted(self.has_unsent)]
+        return [each for each in entries if not each.n_acting and each.state is WorkerState.IDLE and each.is_nominal]
 
     def resting_workers(self) -> set[int]:
         """Return the worker_ids of workers that have nothing to do, and no step that was not delivered."""
@@ -286,7 +285,7 @@ class TaskBook:
 
     def rests_in(self, worker_id: int) -> bool:
         """Whether a worker has nothing to do: no environment that takes an action, and no episode to begin."""
-        return not self.n_acting[worker_id] and worker_id not in self.has_unsent
+        return not self._table.entries[worker_id].n_acting and worker_id not in self.has_unsent
 
     def _assign(self, seat: _Seat) -> None:
         """Draw the next task for an environment, if there is one that may begin there.
@@ -362,7 +361,7 @@ class TaskBook:
             for seat in self._of_worker[info.worker_id]:
                 if self._begun[seat.env_id]:
                     self._begin(seat)
-            info.tasks = self._tasks(info.worker_id)
+            info.of_tasks = self._tasks(info.worker_id), {}
 
     def offer_first(self, entry: Entry, env_ids: np.ndarray) -> np.ndarray:
         """Take note that ``recv`` returns first observations of a reset again. Return the rows that it may return.
@@ -403,7 +402,7 @@ class TaskBook:
             worker_id = info.worker_id
             tasks = self._tasks(worker_id)
             if info.lost is not None:
-                info.tasks = info.final_tasks = tasks
+                info.of_tasks = tasks, tasks
                 self.lose(self._table.entries[worker_id], info.lost.cause)
                 continue
             if self.n_begun[worker_id]:
@@ -419,15 +418,15 @@ class TaskBook:
                     acting.update(env_ids[steps.acting_rows].tolist())
                     resting.update(env_ids[steps.ended].tolist())
                     terminated.update(env_ids[steps.terminated].tolist())
-            info.final_tasks = {}
+            final: dict[int, int] = {}
             for env_id in sorted(resting):
                 seat = self._seats[env_id]
                 is_laid = seat.is_sent and seat.coming is not None
                 if env_id not in acting or is_laid:
                     if env_id in tasks:
-                        info.final_tasks[env_id] = tasks[env_id]
+                        final[env_id] = tasks[env_id]
                     self._end(seat, is_terminated=env_id in terminated)
-            info.tasks = {**info.final_tasks, **self._tasks(worker_id)} if info.final_tasks else tasks
+            info.of_tasks = {**final, **self._tasks(worker_id)} if final else tasks, final
 
     def _begin(self, seat: _Seat) -> None:
         """Take note of the first row of an episode that was begun at once."""
@@ -564,7 +563,7 @@ class TaskBook:
     def _set_acts(self, seat: _Seat, acts: bool) -> None:
         more = acts - int(self.acts[seat.env_id])
         self.acts[seat.env_id] = acts
-        self.n_acting[seat.entry.worker_id] += more
+        seat.entry.n_acting += more
         self._n_acting += more
 
     def _set_index(self, seat: _Seat) -> None:

@@ -152,7 +152,7 @@ class Episodes:
     def add_batch(self, behavior: str, batch: Batch) -> None:
         """Count the steps of a batch and the episodes that end in it. Its rows may be in any order."""
         places = self._rows[batch.env_ids]
-        if batch._first is not None:
+        if batch._of_tasks is not None:
             self._running[places[batch.first]] = 0.0
             self._lengths[places[batch.first]] = -1
         self._running[places] += batch.reward
