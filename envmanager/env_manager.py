@@ -413,7 +413,7 @@ class EnvManager(ABC):
                         self._row_steps.offer_first_observations()
                     if not is_begun:
                         self._begin(use, offers_first=True)
-                    if book is not None and use is _SEND_RECV:
+                    if book is not None and use is _SEND_RECV and book.has_unsent:
                         self._row_steps.send_begins(book)
                     try:
                         if use is _STEP:

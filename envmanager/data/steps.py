@@ -275,7 +275,8 @@ class Batch:
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m rows whose episode ended, or None. If the manager has
     ``infos=True``, ``info`` has n dicts and ``reset_info`` m dicts. The rows are sorted by ``env_ids`` if the batch has
     all environments, else they are in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``,
-    ``step`` or ``reset``.
+    ``step`` or ``reset``. ``of_tasks``: ``first``, ``task`` and ``final_task``, or None for each that has
+    nothing to tell.
     """
 
     env_ids: np.ndarray
@@ -288,7 +289,7 @@ class Batch:
     info: list[dict[str, Any]] | None = None
     reset_info: list[dict[str, Any]] | None = None
     is_view: bool = False
-    _of_tasks: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+    of_tasks: tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None] = (None, None, None)
 
     @classmethod
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
@@ -349,27 +350,22 @@ class Batch:
     @property
     def first(self) -> np.ndarray:
         """Whether each row has the first observation of an episode that began on demand, and is no step: bool[n]."""
-        return self._task_arrays()[0]
+        return np.zeros(len(self.env_ids), np.bool_) if self.of_tasks[0] is None else self.of_tasks[0]
 
     @property
     def task(self) -> np.ndarray:
         """Index of the task to whose episode each row's ``obs`` belongs, -1 without tasks: int64[n]."""
-        return self._task_arrays()[1]
+        return np.full(len(self.env_ids), -1, np.int64) if self.of_tasks[1] is None else self.of_tasks[1]
 
     @property
     def final_task(self) -> np.ndarray:
         """Index of the task of each ended episode, in the order of ``final_obs``, -1 without tasks: int64[m]."""
-        return self._task_arrays()[2]
-
-    def _task_arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        if self._of_tasks is None:
-            n, n_ended = len(self.env_ids), np.count_nonzero(self.terminated | self.truncated)
-            self._of_tasks = np.zeros(n, np.bool_), np.full(n, -1, np.int64), np.full(n_ended, -1, np.int64)
-        return self._of_tasks
+        n = np.count_nonzero(self.terminated | self.truncated)
+        return np.full(n, -1, np.int64) if self.of_tasks[2] is None else self.of_tasks[2]
 
     def copy(self) -> Batch:
         """Return a batch with copies of the arrays, but the same infos."""
-        names = ("env_ids", "obs", "reward", "terminated", "truncated", "_lost", "final_obs", "_of_tasks")
+        names = ("env_ids", "obs", "reward", "terminated", "truncated", "_lost", "final_obs")
         copied = {name.lstrip("_"): copy_tree(getattr(self, name)) for name in names}
         return attrs.evolve(self, **copied, is_view=False)
 

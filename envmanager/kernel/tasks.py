@@ -135,7 +135,7 @@ class TaskBook:
         """The same by worker_id and env_id, or None after a change. StepInfos hold these mappings."""
         self._ended_episodes: dict[int, list[Episode]] = {}
         """Episodes of agents, by env_id, that ended in the episode that the environment plays."""
-        self._results: dict[int, TaskResult] = {}
+        self._results: deque[TaskResult] = deque(maxlen=None if self._is_finite else _KEPT)
         self._untold: deque[TaskResult] = deque()
 
     # What the user asks.
@@ -152,7 +152,7 @@ class TaskBook:
 
         If it did not say how many there are, the results of the last 10,000 tasks to end are kept.
         """
-        return [self._results[index] for index in sorted(self._results)]
+        return sorted(self._results, key=lambda result: result.index)
 
     @property
     def running(self) -> dict[int, int]:
@@ -177,7 +177,8 @@ class TaskBook:
 
     def draw(self) -> None:
         """Assign tasks to environments that may get one and whose worker is idle. Raises the errors of the source."""
-        self.tell()
+        if self._untold:
+            self.tell()
         if self._table.unusual:
             for entry in [each for each in self._table.unusual if not each.outbox]:
                 if entry.error is not None:
@@ -293,8 +294,12 @@ class TaskBook:
         A task that was lost twice begins alone in its worker: either it kills the worker, and would take others along,
         or another did. Until there is room for it, nothing else begins in one worker.
         """
-        seats = self._of_worker[seat.entry.worker_id] if self._n_charged or self._queue else ()  # else no suspects
-        others = [other for other in seats if other is not seat]
+        if not (self._n_charged or self._queue):
+            drawn = self._next(seat.env_id)
+            if drawn is not None:
+                self._come(seat, drawn)
+            return
+        others = [other for other in self._of_worker[seat.entry.worker_id] if other is not seat]
         if any(self._is_suspect(drawn) for other in others for drawn in (other.playing, other.coming)):
             return
         is_alone = not seat.plays and not any(other.plays or other.coming is not None for other in others)
@@ -377,20 +382,20 @@ class TaskBook:
         """Set the tasks of a batch that is delivered, and advance the book. ``cuts``: replaced workers, and causes."""
         self._is_paused = False
         env_ids = batch.env_ids
+        first = final = None
         if self._n_begun:
             first = self._begun[env_ids]
-            batch.first[:] = first
             for env_id in env_ids[first].tolist():
                 self._begin(self._seats[env_id])
-        batch.task[:] = self._index[env_ids]
-        self._episodes.add_batch(behavior, batch)
-        ended = batch.terminated | batch.truncated
-        if np.count_nonzero(ended):
-            batch.final_task[:] = batch.task[ended]
+        task = self._index[env_ids]
+        ended = self._episodes.add_batch(behavior, batch, first)
+        if ended is not None:
+            final = task[ended]
             for place in np.flatnonzero(ended & ~batch.lost).tolist():
-                env_id = env_ids[place]
+                env_id = int(env_ids[place])
                 if self._end(self._seats[env_id], is_terminated=bool(batch.terminated[place])):
-                    batch.task[place] = self._index[env_id]
+                    task[place] = self._index[env_id]
+        batch.of_tasks = first, task, final
         for entry, cause in cuts:
             self.lose(entry, cause)
 
@@ -530,9 +535,7 @@ class TaskBook:
             cut,
             episodes,
         )
-        self._results[drawn.index] = result
-        if not self._is_finite and len(self._results) > _KEPT:
-            del self._results[next(iter(self._results))]
+        self._results.append(result)
         self._untold.append(result)
 
     def tell(self) -> None:
