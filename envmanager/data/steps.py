@@ -367,6 +367,7 @@ class Batch:
         """Return a batch with copies of the arrays, but the same infos."""
         names = ("env_ids", "obs", "reward", "terminated", "truncated", "_lost", "final_obs")
         copied = {name.lstrip("_"): copy_tree(getattr(self, name)) for name in names}
+        copied["of_tasks"] = tuple(map(copy_tree, self.of_tasks))
         return attrs.evolve(self, **copied, is_view=False)
 
 
