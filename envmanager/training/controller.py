@@ -51,9 +51,10 @@ class TrainerController:
     Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for. An
     update waits while it would make a step in flight more than ``max_policy_lag`` versions old. With 0 each update
     waits for all steps in flight; with None the trainer's own limit applies. ``rounds`` says which behaviors learn in
-    which round; without it all unfrozen behaviors learn. ``tasks`` is passed to the manager's ``reset``. ``on_update``
-    is called after each update, ``on_change`` when the frozen or learning behaviors change. ``reset``, ``step`` and
-    ``train`` also raise the manager's errors.
+    which round; without it all unfrozen behaviors learn. ``tasks``, passed to the manager's ``reset``, is an endless
+    source that always has a task, such as a Curriculum; None for episodes without tasks. ``on_update`` is called after
+    each update, ``on_change`` when the frozen or learning behaviors change. ``reset``, ``step`` and ``train`` also
+    raise the manager's errors.
     """
 
     def __init__(
@@ -206,7 +207,10 @@ class TrainerController:
     def _step(self, wait: Wait | None) -> None:
         self._learners.sent([worker_id for worker_id in self._ready if worker_id not in self._dropped])
         self._ready = []
-        self._take(self.manager.step(wait))
+        infos = self.manager.step(wait)
+        if not infos and self.tasks is not None and self.manager.tasks.done:
+            raise UsageError(f"there are no more tasks after {self.n_steps:,} agent steps: give an endless source.")
+        self._take(infos)
         self._note_dropped()
 
     def _take(self, infos: list[StepInfo]) -> None:

@@ -41,16 +41,6 @@ class Sampler:
         raise NotImplementedError
 
 
-@attrs.frozen
-class Constant(Sampler):
-    """The same value for each episode."""
-
-    value: Any
-
-    def draw(self, rng: np.random.Generator) -> Any:
-        return self.value
-
-
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class Uniform(Sampler):
     """Numbers between ``min`` and ``max``, each as likely as any other."""
@@ -172,7 +162,7 @@ def _sampler(value: Any, _: Any) -> Sampler:
     if isinstance(value, Sampler):
         return value
     if not isinstance(value, Mapping):
-        return Constant(plain(value))
+        return Choice(values=(plain(value),))
     kind, options = value.get("sampler"), {name: own for name, own in value.items() if name != "sampler"}
     if not isinstance(kind, str) or kind not in SAMPLERS:
         what = f"sampler is {kind!r}, which is not known" if "sampler" in value else "sampler is missing"

@@ -16,8 +16,10 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SimpleEnvManager, SubprocessEnvManager, TaskResult
-from envmanager.errors import ConfigError
+from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.episodes import Episode
+from envmanager.training.algorithms.trainers import make_trainer
+from envmanager.training.controller import TrainerController
 from envmanager.training.curriculum import Curriculum, CurriculumState, LessonBegan, LessonState, parse
 from envmanager.training.runs.figures import read_episodes
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
@@ -310,6 +312,18 @@ def test_evaluations_play_the_last_lesson(every: int | None, tmp_path: Path) -> 
     n_evaluations = 1 if every is None else 2  # the last one is at the end
     assert len(set(evaluated)) == 6
     assert len(evaluated) == 6 * n_evaluations
+
+
+def test_a_training_whose_tasks_end_says_so(tmp_path: Path) -> None:
+    own = TrainingPlan.parse(tables(64, {}), tmp_path)
+    with SimpleEnvManager(Walls, n_envs=2, infos=True) as manager:
+        trainer = make_trainer(
+            "default", manager.behavior_specs["default"], own.trainers["default"], seed=0, device="cpu"
+        )
+        controller = TrainerController(manager, {"default": trainer}, tasks=[{"wall": 1}] * 3)
+
+        with pytest.raises(UsageError, match="12 agent steps"):
+            controller.train(100)
 
 
 def test_an_environment_without_episodes_on_demand_is_refused(tmp_path: Path) -> None:
