@@ -251,7 +251,7 @@ class EnvManager(ABC):
                 config, parsed = self._commands.checked(ResetConfig.given(config, seed=seed, options=options))
                 book = self._book_for(tasks, parsed, attempts=attempts, prefetch=prefetch)
                 has_begun, self._use, self._undelivered = True, _RESETTING, None
-                self._book = self._policy_steps.book = self._row_steps.book = book
+                self._book = self._policy_steps.book = self._row_steps.book = self._collector.book = book
                 infos = self._commands.reset(config, parsed, book)
                 if book is not None:
                     book.note_first(infos)
@@ -366,8 +366,6 @@ class EnvManager(ABC):
                     "the last recv() was interrupted before it returned its batch. Call recv() first, which returns "
                     "it. Nothing was sent."
                 )
-            if self._book is not None:
-                self._book.draw()
             begin = None if is_begun else partial(self._begin, _SEND_RECV, offers_first=False)
             self._row_steps.send(actions, env_ids, begin)
         except BaseException as error:
@@ -415,17 +413,14 @@ class EnvManager(ABC):
                         self._row_steps.offer_first_observations()
                     if not is_begun:
                         self._begin(use, offers_first=True)
-                    has_work = True
-                    if book is not None:
-                        if use is _SEND_RECV:
-                            self._row_steps.send_begins(book)
-                        has_work = self._table.n_waiting > 0 or not book.rests
+                    if book is not None and use is _SEND_RECV and book.has_unsent:
+                        self._row_steps.send_begins(book)
                     try:
                         if use is _STEP:
-                            ready = self._collector.collect(chosen) if has_work else []
+                            ready = self._collector.collect(chosen)
                             self._undelivered = self._policy_steps.infos_of(ready)
                         else:
-                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead) if has_work else []
+                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead)
                             self._undelivered = self._row_steps.batch_of(ready)
                     except WorkerError as error:
                         self._undelivered = error

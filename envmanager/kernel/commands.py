@@ -77,6 +77,7 @@ class Commands:
         self._collector.drain()  # a failure does not matter: the reset revives the worker
         for entry in table.entries:
             entry.actions, entry.batches, entry.ignores_action = None, (), False
+            entry.n_acting = len(entry.env_ids) if book is None else 0
         table.note_all()
         self._require_some_worker()  # the drain may have dropped the last worker
         seed = recovery.last_config.seed if parsed.seed is None else parsed.seed

@@ -122,8 +122,10 @@ class BatchStepper:
         n, groups = self._env_rows.grouped(env_ids, BadAction)
         actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
         entries, book, sent = table.entries, self.book, []
-        if book is not None and not book.all_act:
-            groups = self._acting(groups, book)
+        if book is not None:
+            book.draw()
+            if not book.all_act:
+                groups = self._acting(groups, book)
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]
             if entry.state is not _IDLE and not entry.ignores_action:  # the trainer does not know of an ignored action
@@ -152,11 +154,9 @@ class BatchStepper:
                 own = actions
                 if len(rows) < n or places.__class__ is not slice:  # else all actions, in order
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-                n_all = len(entry.env_ids)
                 if book is not None:
-                    n_all = book.n_acting[worker_id]
                     book.send_begins(worker_id, host.workers[worker_id])
-                if len(rows) == n_all and not entry.batch_size:
+                if len(rows) == entry.n_acting and not entry.batch_size:
                     host.workers[worker_id].send(_STEP, {behavior: own})
                 else:
                     host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
