@@ -43,6 +43,7 @@ from envmanager.registry import ManagerOptions, make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.machine import count_cores
 from envmanager.tasks import Task, TaskResult
+from envmanager.training.curriculum import Curriculum
 from envmanager.training.trainer import Trainer
 
 _GENERATION = 2**31 - 1
@@ -239,13 +240,17 @@ def _losses(evaluation: Evaluation) -> str:
     return f"{len(lost):,} of {n:,} tasks were lost, so the results are incomplete. {'; '.join(told)}{more}"
 
 
-def episodes_for(manager: EnvManager, n_episodes: int, seed: int | None) -> dict[str, Any]:
+def episodes_for(
+    manager: EnvManager, n_episodes: int, seed: int | None, curriculum: Curriculum | None = None
+) -> dict[str, Any]:
     """Return the arguments with which ``evaluate`` plays ``n_episodes`` episodes that ``seed`` determines.
 
-    These are tasks or, where episodes cannot begin on demand, a share for each environment.
+    These are tasks or, where episodes cannot begin on demand, a share for each environment. The tasks have the values
+    of the last lessons of ``curriculum``.
     """
     if manager.begins_on_demand:
-        return {"tasks": seeded([Task()] * n_episodes, seed)}
+        tasks = [Task()] * n_episodes if curriculum is None else curriculum.final_tasks(n_episodes)
+        return {"tasks": seeded(tasks, seed)}
     return {"episodes_per_env": shares(n_episodes, manager.n_envs), "config": {"seed": seed}}
 
 
@@ -395,14 +400,23 @@ def evaluation_seed(seed: int) -> int:
 class Evaluator:
     """A context manager that evaluates greedy policies in its own environments, on the same episodes each time.
 
-    ``options``, ``manager`` and ``seed`` are those of the training. The evaluator makes a second manager and closes it
-    on exit. Each evaluation plays ``n_episodes`` episodes. Raises the errors of ``options_for`` and ``make_manager``.
+    ``options``, ``manager``, ``seed``, ``curriculum``: those of the training. The evaluator makes a second manager
+    and closes it on exit. Each evaluation plays ``n_episodes`` episodes. Raises the errors of ``options_for`` and
+    ``make_manager``.
     """
 
-    def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
+    def __init__(
+        self,
+        options: ManagerOptions,
+        manager: EnvManager,
+        *,
+        n_episodes: int,
+        seed: int,
+        curriculum: Curriculum | None = None,
+    ) -> None:
         with logged_as_evaluation():
             self._manager = make_manager(options_for(options, manager, n_episodes=n_episodes))
-        self._episodes = episodes_for(self._manager, n_episodes, evaluation_seed(seed))
+        self._episodes = episodes_for(self._manager, n_episodes, evaluation_seed(seed), curriculum)
 
     def __enter__(self) -> Evaluator:
         return self
