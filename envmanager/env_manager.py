@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
@@ -298,11 +298,22 @@ class EnvManager(ABC):
     def _has_undelivered(self) -> bool:
         return self._undelivered is not None
 
+    def set_episodes(self, start: EpisodeStart) -> None:
+        """Set the option ``episodes`` of the manager, from the next ``reset`` on. Raises UsageError if it cannot be."""
+        self._calls.require_usable("set_episodes")
+        if start not in get_args(EpisodeStart):
+            raise UsageError(f"episodes must be one of {get_args(EpisodeStart)}, not {start!r}.")
+        self._is_on_demand = start == "on_demand"
+        if self._is_on_demand:
+            self._require_can_begin()
+
     def _require_can_begin(self) -> None:
         if not self._can_begin:
             raise UsageError(
-                "these environments cannot begin episodes on demand: it takes Gymnasium, PettingZoo or dm_env "
-                "environments, or an Environment with can_rest, in processes or in this process."
+                "these environments cannot begin episodes on demand, as tasks, begin() and a vector environment with "
+                'autoreset_mode="Disabled" need. It takes environments of Gymnasium, PettingZoo or dm_env, a '
+                "SyncVectorEnv, AsyncVectorEnv or AtariVectorEnv, or an Environment with can_rest. Others, as EnvPool, "
+                "Godot and ML-Agents, begin their next episode by themselves: leave out these options."
             )
 
     @property

@@ -90,7 +90,7 @@ class Commands:
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
         recovery.begins_of = None if book is None else book.first_of_replacement
-        begins = None if book is None else book.first(asked)
+        begins = None if book is None else book.first(asked, parsed.seed)
         for entry in asked:
             recovery.take_back(entry)
             workers[entry.worker_id].send(CommandName.RESET, config if begins is None else begins[entry.worker_id])

@@ -132,10 +132,13 @@ class BatchStepper:
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
                     "actions has not been delivered. Call recv() first. Nothing was sent."
                 )
-            if not host.steps_some_rows and len(rows) < len(entry.env_ids) and book is None:
+            if not host.steps_some_rows and len(rows) < (
+                len(entry.env_ids) if book is None else book.n_acting[worker_id]
+            ):
+                acting = [env_id for env_id in entry.env_ids if book is None or book.acts[env_id]]
                 raise BadAction(
-                    f"the actions are for {len(rows)} of the {len(entry.env_ids)} environments of worker {worker_id}, "
-                    f"which move together: send actions for all of {list(entry.env_ids)}. Nothing was sent."
+                    f"the actions are for {len(rows)} of the {len(acting)} environments of worker {worker_id}, "
+                    f"which move together: send actions for all of {acting}. Nothing was sent."
                 )
             if entry.batch_size:
                 _require_batch(entry, rows)
@@ -190,13 +193,17 @@ class BatchStepper:
         return acting
 
     def send_begins(self, book: TaskBook) -> None:
-        """Let workers begin episodes that wait for no action of the trainer."""
+        """Let workers begin episodes that wait for no action of the trainer or, if no worker has a step, all episodes."""
         sent = []
         try:
-            for entry in book.workers_to_begin():
+            for entry in book.workers_to_begin(all_of_them=not self._table.n_waiting):
                 worker = self.host.workers[entry.worker_id]
                 book.send_begins(entry.worker_id, worker)
-                worker.send(_STEP, {})
+                if book.n_acting[entry.worker_id] and self._spec is not None:
+                    none = np.zeros(0, np.int64)
+                    worker.send(_STEP_ROWS, (none, {self.behavior: zeros(self._spec.action, 0)}))
+                else:
+                    worker.send(_STEP, {})
                 entry.n_envs_in_flight = 0
                 sent.append(entry)
         finally:
