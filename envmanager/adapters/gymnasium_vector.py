@@ -13,11 +13,14 @@ converted to NumPy arrays. Rewards and flags are always converted, because the m
 
 ``VectorGroup.step`` returns one row per environment. If an episode ended, ``obs`` has the first observation of the next
 episode, and ``final_obs`` has the last observation of the ended episode.
+
+Episodes begin on demand by a ``reset_mask`` too. While some environments rest, the vector steps all of them; what it
+returns for those that rest is dropped. In DISABLED mode it steps none whose episode has ended, so they are reset before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -37,8 +40,9 @@ from envmanager.data.specs import (
     describe_value,
     matched,
     object_array,
+    zeros,
 )
-from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
+from envmanager.data.steps import AgentSteps, Begin, RowBuffer, Steps, concat_steps, only_agents
 from envmanager.data.trees import (
     Tree,
     as_numpy,
@@ -52,11 +56,12 @@ from envmanager.data.trees import (
     take_rows,
     with_rows,
 )
-from envmanager.environment import EnvGroup, attribute_of
+from envmanager.environment import EnvGroup, OnDemand, attribute_of
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 
 with needed_by("envmanager.adapters", extra="gymnasium"):
+    from gymnasium.utils.env_checker import data_equivalence
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 BEHAVIOR = "default"
@@ -103,6 +108,11 @@ class VectorGroup(EnvGroup):
         """Dtype and shape to check in each row if an observation is a single array of numbers, else None."""
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
         self._restart = self._way_to_restart()
+        self._is_gymnasiums = isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        takes_masks = self._is_gymnasiums or _is_of(vector_env, _ALE)
+        self.begins_on_demand = self.begins_when_ready = takes_masks and not restarts_late(vector_env)
+        self._to_park = np.zeros(self._n, np.bool_)
+        """Mask of the environments that must be reset before the next step of all, though they rest."""
         self._agent_id = only_agents(self.env_ids)
         self._options: Info | None = None
         self._buffer: RowBuffer | None = None
@@ -148,7 +158,7 @@ class VectorGroup(EnvGroup):
         buffer.steps.agent_id = self._agent_id
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._options = None if options is None else dict(options)
+        self._options, self.on_demand = None if options is None else dict(options), None
         obs, infos = self._begin(seeds)
         zeros = np.zeros(self._n, np.float32), np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
         steps = self._steps(obs, *zeros, infos)
@@ -156,9 +166,27 @@ class VectorGroup(EnvGroup):
             steps.obs = copy_tree(steps.obs)  # because the next step may be written into a buffer, beside this one
         return {BEHAVIOR: steps}
 
+    def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
+        self._options, self.on_demand = None, OnDemand(self._n, begins)
+        self._to_park[:] = False
+        if [len(group) for group in _with_equal_options(begins)] != [self._n] or not self._is_gymnasiums:
+            self._begin([None] * self._n)  # each environment must have been reset before a reset_mask leaves it out
+        return self.step({}, np.zeros(0, np.int64))
+
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments and return their steps. ``rows`` is ignored. Raises SpecMismatch for a bad result."""
-        action = actions[BEHAVIOR]
+        """Step all environments and return their steps. Raises SpecMismatch for a bad result.
+
+        ``rows`` is ignored, unless episodes begin on demand: then it has all environments that play, or none.
+        """
+        if self.on_demand is not None:
+            return {BEHAVIOR: self._step_on_demand(self.on_demand, actions, rows)}
+        steps, infos = self._stepped(actions[BEHAVIOR])
+        ended = steps.terminated | steps.truncated
+        if len(ended.nonzero()[0]):  # any() is a Python function
+            self._restart(steps, ended, infos)
+        return {BEHAVIOR: steps}
+
+    def _stepped(self, action: Tree) -> tuple[AgentSteps, Info]:
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
         result = self._vector_env.step(action.copy() if is_plain else map_tree(batch, action))
@@ -168,11 +196,68 @@ class VectorGroup(EnvGroup):
             what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
             raise SpecMismatch("the result of step", what, describe_value(result))
         obs, reward, terminated, truncated, infos = result
-        steps = self._steps(obs, reward, terminated, truncated, infos)
-        ended = steps.terminated | steps.truncated
-        if len(ended.nonzero()[0]):  # any() is a Python function
-            self._restart(steps, ended, infos)
-        return {BEHAVIOR: steps}
+        return self._steps(obs, reward, terminated, truncated, infos), infos
+
+    def _step_on_demand(self, on_demand: OnDemand, actions: Mapping[str, Tree], rows: np.ndarray | None) -> AgentSteps:
+        """Step the vector if environments act, and begin episodes. Return the rows of those that acted or began."""
+        chosen, begins = on_demand.rows(rows)
+        acting = np.array([row for row in chosen if row not in begins], np.intp)
+        parts = [self._played(on_demand, acting, actions[BEHAVIOR])] if len(acting) else []
+        if begins or not parts:
+            parts.append(self._begun([begins[row] for row in sorted(begins)]))
+        steps = concat_steps(parts) if len(parts) > 1 else parts[0]
+        return steps.take(np.argsort(steps.agent_id)) if len(parts) > 1 else steps
+
+    def _played(self, on_demand: OnDemand, acting: np.ndarray, action: Tree) -> AgentSteps:
+        """Step the environments at ``acting``. If an episode ends, begin the next one if it is ready."""
+        if self._to_park.any():
+            self._restarted(self._to_park, np.flatnonzero(self._to_park))
+        given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
+        given[acting] = np.arange(len(acting))
+        steps, infos = self._stepped(action if len(acting) == self._n else take_rows(action, given))
+        ended, mode = steps.ended, mode_of(self._vector_env)
+        self._to_park = ended & (mode == DISABLED)
+        if not ended.any():
+            return steps if len(acting) == self._n else steps.take(acting)
+        if mode == SAME_STEP:
+            self._take_restarted(steps, ended, infos)
+        else:
+            self._put_final(steps, take_rows(steps.obs, np.flatnonzero(ended)))
+        steps.reset_info = [{} for _ in np.flatnonzero(ended)] if self._infos else None
+        steps = steps.take(acting)
+        places = np.flatnonzero(steps.ended)
+        ready = {place: begin for place in places.tolist() if (begin := on_demand.ended(int(acting[place])))}
+        if len(places):
+            steps.obs = with_rows(steps.obs, places, steps.final_obs)
+        if len(ready) < len(places):
+            steps.acting = np.isin(np.arange(len(acting)), list(set(places.tolist()) - set(ready)), invert=True)
+        if ready:
+            first = self._begun(list(ready.values()))
+            steps.obs = with_rows(steps.obs, list(ready), first.obs)
+            for place, info in zip(ready, first.info or (), strict=False):
+                steps.reset_info[places.tolist().index(place)] = info  # type: ignore[index]
+        return steps
+
+    def _begun(self, begins: Sequence[Begin]) -> AgentSteps:
+        """Begin episodes, in ascending order of rows, with a reset for all that have equal options."""
+        parts = [
+            AgentSteps.first(agent_id=self._agent_id[:0], obs=zeros(self._spec, 0), info=[] if self._infos else None)
+        ]
+        for group in _with_equal_options(begins):
+            numbers = np.array([begin.row for begin in group])
+            mask = np.isin(np.arange(self._n), numbers)
+            seed: Any = [None] * self._n
+            for begin in group:
+                seed[begin.row] = begin.seed
+            if not self._is_gymnasiums:  # of ale_py, which takes the seeds of those that it resets, and -1 for none
+                seed = np.array([-1 if begin.seed is None else begin.seed for begin in group])
+            obs, infos = self._restarted(mask, numbers, seed, group[0].options)
+            self._to_park[numbers] = False
+            parts.append(
+                AgentSteps.first(agent_id=self._agent_id[numbers], obs=obs, info=infos if self._infos else None)
+            )
+        steps = concat_steps(parts)
+        return steps.take(np.argsort(steps.agent_id))
 
     def close(self) -> None:
         self._vector_env.close()
@@ -288,16 +373,20 @@ class VectorGroup(EnvGroup):
     def _begin(self, seeds: Sequence[int | None]) -> tuple[Tree, Info]:
         """Reset all environments, with seeds in the form that the VectorEnv takes. Return observations and infos."""
         seed: Any = seeds[0]
-        if isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv):
+        if self._is_gymnasiums:
             seed = None if all(each is None for each in seeds) else list(seeds)
         elif _is_of(self._vector_env, _ALE) and None not in seeds:
             seed = np.array(seeds)
         options = None if self._options is None else dict(self._options)
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
-    def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
+    def _restarted(
+        self, ended: np.ndarray, numbers: np.ndarray, seed: Any = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Tree, list[Info]]:
         """Reset the environments at ``numbers``; ``ended`` is their mask. Return their first observations and infos."""
-        obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
+        given = {} if seed is None else {"seed": seed}
+        all_options = {**(self._options or {}), **(options or {}), "reset_mask": ended.copy()}
+        obs, infos = self._vector_env.reset(**given, options=all_options)
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
         return first, [rows[number] for number in numbers] if rows else []
@@ -347,6 +436,18 @@ class VectorGroup(EnvGroup):
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)
+
+
+def _with_equal_options(begins: Iterable[Begin]) -> list[list[Begin]]:
+    groups: list[list[Begin]] = []
+    for begin in begins:
+        for group in groups:
+            if data_equivalence(group[0].options, begin.options):
+                group.append(begin)
+                break
+        else:
+            groups.append([begin])
+    return groups
 
 
 def mode_of(vector_env: Any) -> str:

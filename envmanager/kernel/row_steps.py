@@ -193,7 +193,7 @@ class BatchStepper:
         return acting
 
     def send_begins(self, book: TaskBook) -> None:
-        """Let workers begin episodes that wait for no action of the trainer or, if no worker has a step, all episodes."""
+        """Let workers begin episodes that wait for no action of the trainer; all episodes if no step is in flight."""
         sent = []
         try:
             for entry in book.workers_to_begin(all_of_them=not self._table.n_waiting):

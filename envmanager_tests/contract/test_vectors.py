@@ -29,11 +29,11 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[type-arg, misc]
         (spec,) = environment.behavior_specs.values()
         self.observation_space, self.action_space = to_space(spec.observation), to_space(spec.action)
         self._next: Any = None
-        """First observation of the next episode, which the environment has already begun."""
+        """First observation of the next episode, which the environment has already begun, without seed and options."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         obs, self._next = self._next, None
-        if obs is None:
+        if obs is None or options or seed is not None:
             (steps,) = self.environment.reset(seeds=[seed], options=options).values()
             obs = self._row_of(steps.obs)
         return obs, {}
@@ -89,8 +89,6 @@ NOT_FOR_VECTORS = {
 
 
 class _OfVectors(ManagerContract, KernelContract):
-    begins_on_demand = False
-
     @pytest.fixture(autouse=True)
     def _applies(self, request: pytest.FixtureRequest) -> None:
         for beginning, reason in NOT_FOR_VECTORS.items():
