@@ -311,9 +311,9 @@ class EnvManager(ABC):
         if not self._can_begin:
             raise UsageError(
                 "these environments cannot begin episodes on demand, as tasks, begin() and a vector environment with "
-                'autoreset_mode="Disabled" need. It takes environments of Gymnasium, PettingZoo or dm_env, a '
-                "SyncVectorEnv, AsyncVectorEnv or AtariVectorEnv, or an Environment with can_rest. Others, as EnvPool, "
-                "Godot and ML-Agents, begin their next episode by themselves: leave out these options."
+                'autoreset_mode="Disabled" need. It takes Gymnasium\'s (its SyncVectorEnv and AsyncVectorEnv too), '
+                "PettingZoo's, dm_env's, or an Environment with can_rest. Others, as EnvPool, Godot and ML-Agents, "
+                "begin their next episode by themselves: leave these options out."
             )
 
     @property

@@ -14,8 +14,8 @@ converted to NumPy arrays. Rewards and flags are always converted, because the m
 ``VectorGroup.step`` returns one row per environment. If an episode ended, ``obs`` has the first observation of the next
 episode, and ``final_obs`` has the last observation of the ended episode.
 
-Episodes begin on demand by a ``reset_mask`` too. While some environments rest, the vector steps all of them; what it
-returns for those that rest is dropped. In DISABLED mode it steps none whose episode has ended, so they are reset before.
+Episodes begin on demand by a ``reset_mask`` too. The vector still steps all environments; the rows of those that rest
+are dropped. In DISABLED mode, those whose episode has ended are reset before it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from envmanager.data.specs import (
     describe_value,
     matched,
     object_array,
-    zeros,
 )
 from envmanager.data.steps import AgentSteps, Begin, RowBuffer, Steps, concat_steps, only_agents
 from envmanager.data.trees import (
@@ -109,8 +108,7 @@ class VectorGroup(EnvGroup):
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
         self._restart = self._way_to_restart()
         self._is_gymnasiums = isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        takes_masks = self._is_gymnasiums or _is_of(vector_env, _ALE)
-        self.begins_on_demand = self.begins_when_ready = takes_masks and not restarts_late(vector_env)
+        self.begins_on_demand = self._is_gymnasiums and not restarts_late(vector_env)
         self._to_park = np.zeros(self._n, np.bool_)
         """Mask of the environments that must be reset before the next step of all, though they rest."""
         self._agent_id = only_agents(self.env_ids)
@@ -169,7 +167,7 @@ class VectorGroup(EnvGroup):
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
         self._options, self.on_demand = None, OnDemand(self._n, begins)
         self._to_park[:] = False
-        if [len(group) for group in _with_equal_options(begins)] != [self._n] or not self._is_gymnasiums:
+        if [len(group) for group in _with_equal_options(begins)] != [self._n]:
             self._begin([None] * self._n)  # each environment must have been reset before a reset_mask leaves it out
         return self.step({}, np.zeros(0, np.int64))
 
@@ -179,7 +177,7 @@ class VectorGroup(EnvGroup):
         ``rows`` is ignored, unless episodes begin on demand: then it has all environments that play, or none.
         """
         if self.on_demand is not None:
-            return {BEHAVIOR: self._step_on_demand(self.on_demand, actions, rows)}
+            return self._step_on_demand(self.on_demand, actions, rows)
         steps, infos = self._stepped(actions[BEHAVIOR])
         ended = steps.terminated | steps.truncated
         if len(ended.nonzero()[0]):  # any() is a Python function
@@ -198,66 +196,44 @@ class VectorGroup(EnvGroup):
         obs, reward, terminated, truncated, infos = result
         return self._steps(obs, reward, terminated, truncated, infos), infos
 
-    def _step_on_demand(self, on_demand: OnDemand, actions: Mapping[str, Tree], rows: np.ndarray | None) -> AgentSteps:
-        """Step the vector if environments act, and begin episodes. Return the rows of those that acted or began."""
+    def _step_on_demand(self, on_demand: OnDemand, actions: Mapping[str, Tree], rows: np.ndarray | None) -> Steps:
+        """Step the vector if environments act, then begin episodes. Return the rows of those that acted or began."""
         chosen, begins = on_demand.rows(rows)
         acting = np.array([row for row in chosen if row not in begins], np.intp)
-        parts = [self._played(on_demand, acting, actions[BEHAVIOR])] if len(acting) else []
-        if begins or not parts:
-            parts.append(self._begun([begins[row] for row in sorted(begins)]))
-        steps = concat_steps(parts) if len(parts) > 1 else parts[0]
-        return steps.take(np.argsort(steps.agent_id)) if len(parts) > 1 else steps
-
-    def _played(self, on_demand: OnDemand, acting: np.ndarray, action: Tree) -> AgentSteps:
-        """Step the environments at ``acting``. If an episode ends, begin the next one if it is ready."""
-        if self._to_park.any():
-            self._restarted(self._to_park, np.flatnonzero(self._to_park))
-        given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
-        given[acting] = np.arange(len(acting))
-        steps, infos = self._stepped(action if len(acting) == self._n else take_rows(action, given))
-        ended, mode = steps.ended, mode_of(self._vector_env)
-        self._to_park = ended & (mode == DISABLED)
-        if not ended.any():
-            return steps if len(acting) == self._n else steps.take(acting)
-        if mode == SAME_STEP:
-            self._take_restarted(steps, ended, infos)
-        else:
-            self._put_final(steps, take_rows(steps.obs, np.flatnonzero(ended)))
-        steps.reset_info = [{} for _ in np.flatnonzero(ended)] if self._infos else None
-        steps = steps.take(acting)
-        places = np.flatnonzero(steps.ended)
-        ready = {place: begin for place in places.tolist() if (begin := on_demand.ended(int(acting[place])))}
-        if len(places):
-            steps.obs = with_rows(steps.obs, places, steps.final_obs)
-        if len(ready) < len(places):
-            steps.acting = np.isin(np.arange(len(acting)), list(set(places.tolist()) - set(ready)), invert=True)
-        if ready:
-            first = self._begun(list(ready.values()))
-            steps.obs = with_rows(steps.obs, list(ready), first.obs)
-            for place, info in zip(ready, first.info or (), strict=False):
-                steps.reset_info[places.tolist().index(place)] = info  # type: ignore[index]
-        return steps
-
-    def _begun(self, begins: Sequence[Begin]) -> AgentSteps:
-        """Begin episodes, in ascending order of rows, with a reset for all that have equal options."""
-        parts = [
-            AgentSteps.first(agent_id=self._agent_id[:0], obs=zeros(self._spec, 0), info=[] if self._infos else None)
-        ]
-        for group in _with_equal_options(begins):
-            numbers = np.array([begin.row for begin in group])
+        parts = []
+        if len(acting):
+            if self._to_park.any():
+                self._restarted(self._to_park, np.flatnonzero(self._to_park))
+            given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
+            given[acting] = np.arange(len(acting))
+            steps, infos = self._stepped(take_rows(actions[BEHAVIOR], given))
+            ended, mode = steps.ended, mode_of(self._vector_env)
+            self._to_park = ended & (mode == DISABLED)
+            if ended.any():
+                if mode == SAME_STEP:
+                    self._take_restarted(steps, ended, infos)
+                else:
+                    self._put_final(steps, take_rows(steps.obs, np.flatnonzero(ended)))
+                steps.reset_info = [{} for _ in np.flatnonzero(ended)] if self._infos else None
+            if ended.any() or len(acting) < self._n:
+                steps = steps.take(acting)
+            if len(places := np.flatnonzero(steps.ended)):
+                steps.obs, steps.acting = with_rows(steps.obs, places, steps.final_obs), ~steps.ended
+                for row in acting[places].tolist():
+                    on_demand.ended(row)
+            parts.append(steps)
+        for group in _with_equal_options(begins.values()):
+            numbers, seed = np.array([begin.row for begin in group]), dict.fromkeys(range(self._n))
+            seed.update((begin.row, begin.seed) for begin in group)
             mask = np.isin(np.arange(self._n), numbers)
-            seed: Any = [None] * self._n
-            for begin in group:
-                seed[begin.row] = begin.seed
-            if not self._is_gymnasiums:  # of ale_py, which takes the seeds of those that it resets, and -1 for none
-                seed = np.array([-1 if begin.seed is None else begin.seed for begin in group])
-            obs, infos = self._restarted(mask, numbers, seed, group[0].options)
+            obs, info = self._restarted(mask, numbers, list(seed.values()), group[0].options)
             self._to_park[numbers] = False
-            parts.append(
-                AgentSteps.first(agent_id=self._agent_id[numbers], obs=obs, info=infos if self._infos else None)
-            )
-        steps = concat_steps(parts)
-        return steps.take(np.argsort(steps.agent_id))
+            first = AgentSteps.first(agent_id=self._agent_id[numbers], obs=obs, info=info if self._infos else None)
+            parts.append(first)
+        if len(parts) > 1:
+            steps = concat_steps(parts)
+            parts = [steps.take(np.argsort(steps.agent_id))]
+        return dict(zip([BEHAVIOR], parts, strict=False))
 
     def close(self) -> None:
         self._vector_env.close()
@@ -385,8 +361,8 @@ class VectorGroup(EnvGroup):
     ) -> tuple[Tree, list[Info]]:
         """Reset the environments at ``numbers``; ``ended`` is their mask. Return their first observations and infos."""
         given = {} if seed is None else {"seed": seed}
-        all_options = {**(self._options or {}), **(options or {}), "reset_mask": ended.copy()}
-        obs, infos = self._vector_env.reset(**given, options=all_options)
+        options = {**(self._options or {}), **(options or {}), "reset_mask": ended}
+        obs, infos = self._vector_env.reset(**given, options=options)
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
         return first, [rows[number] for number in numbers] if rows else []

@@ -120,16 +120,33 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._lockstep.send(actions)
             return self._same_step(self._lockstep.receive())
-        idle = self._restarting
-        if self.autoreset_mode is AutoresetMode.DISABLED:
+        is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
+        if is_disabled:
             self._require_running()
-            idle = self._cut
-        acting = np.flatnonzero(~idle)
-        batch = None
-        if len(acting):
-            self._lockstep.send(actions, acting if len(acting) < self.num_envs else None)
+        idle = self._cut if is_disabled else self._restarting
+        ids = np.flatnonzero(idle).tolist()
+        infos = {env_id: {LOST: True} if is_disabled else self._first_infos[env_id] for env_id in ids}
+        reward = np.zeros(self.num_envs, np.float64)
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        batch, of_resets = None, {}
+        if len(ids) < self.num_envs:
+            self._lockstep.send(actions, np.flatnonzero(~idle) if ids else None)
             batch = self._lockstep.receive()
-        return self._disabled_step(batch) if idle is self._cut else self._next_step(batch)
+            env_ids, of_resets = batch.env_ids, reset_infos(batch)
+            reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
+            self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
+            infos.update(step_infos(batch))
+            infos.update((env_id, of_resets[env_id]) for env_id in ids if env_id in of_resets)
+        # An idle environment did not act. If the batch has a row of it, its worker was replaced.
+        reward[idle], terminated[idle], truncated[idle] = 0.0, False, is_disabled
+        self._restarting, self._first_infos = terminated | truncated, of_resets
+        self._cut = np.zeros(self.num_envs, np.bool_)
+        obs = self._obs
+        if batch is not None and self._restarting.any():
+            ended = batch.env_ids[batch.terminated | batch.truncated]
+            chosen = self._restarting[ended]
+            obs = with_rows(obs, ended[chosen], take_rows(batch.final_obs, chosen)) if chosen.any() else obs
+        return self._returned(obs), reward, terminated, truncated, self._join(infos)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return ``env.name(*args, **kwargs)`` of each environment, or ``env.name`` itself if it is not callable."""
@@ -212,41 +229,6 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
                 infos = self._add_info(infos, of_resets.get(env_id, info), env_id)
         obs = self._lockstep.batch_obs(batch.obs)
         return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
-
-    def _disabled_step(self, batch: Batch | None) -> StepResult:
-        """Convert ``batch`` to the result of ``step``. Environments without a row were lost in a reset of others."""
-        reward, terminated, truncated = np.zeros(self.num_envs, np.float64), np.zeros_like(self._cut), self._cut
-        infos: dict[int, Info] = {env_id: {LOST: True} for env_id in np.flatnonzero(truncated).tolist()}
-        if batch is not None:
-            env_ids = batch.env_ids
-            reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
-            self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
-            infos.update(step_infos(batch))
-        self._restarting, self._cut = terminated | truncated, np.zeros(self.num_envs, np.bool_)
-        return self._returned(self._obs), reward, terminated, truncated, self._join(infos)
-
-    def _next_step(self, batch: Batch | None) -> StepResult:
-        """Convert ``batch`` to the result of ``step``, with first observations for environments that did not act."""
-        reward = np.zeros(self.num_envs, np.float64)
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        if batch is None:
-            infos, self._restarting = self._first_infos, np.zeros(self.num_envs, np.bool_)
-            return self._returned(self._obs), reward, terminated, truncated, self._join(infos)
-        env_ids, restarted = batch.env_ids, self._restarting
-        of_steps, of_resets = step_infos(batch), reset_infos(batch)
-        reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
-        for env_id in np.flatnonzero(restarted).tolist():
-            # A restarting environment did not act. If the batch has a row of it, its worker was replaced.
-            reward[env_id], terminated[env_id], truncated[env_id] = 0.0, False, False
-            of_steps[env_id] = of_resets.get(env_id, of_steps.get(env_id, self._first_infos[env_id]))
-        self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
-        self._restarting, self._first_infos = terminated | truncated, of_resets
-        obs = self._obs
-        if self._restarting.any():
-            ended = env_ids[batch.terminated | batch.truncated]
-            chosen = self._restarting[ended]
-            obs = with_rows(obs, ended[chosen], take_rows(batch.final_obs, chosen))
-        return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
         """Convert infos keyed by env_id to the dict of arrays and masks that a Gymnasium VectorEnv returns."""

@@ -273,7 +273,7 @@ class TaskBook:
         return begins
 
     def workers_to_begin(self, *, all_of_them: bool) -> list[Entry]:
-        """Return the idle workers that have episodes to begin: ``all_of_them``, or those in which no environment acts."""
+        """Return idle workers that have episodes to begin: ``all_of_them``, or those in which no environment acts."""
         ids = [worker_id for worker_id in sorted(self.has_unsent) if all_of_them or not self.n_acting[worker_id]]
         entries = [self._table.entries[worker_id] for worker_id in ids]
         return [each for each in entries if each.state is WorkerState.IDLE and each.is_nominal]
