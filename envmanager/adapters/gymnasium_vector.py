@@ -176,15 +176,19 @@ class VectorGroup(EnvGroup):
 
         ``rows`` is ignored, unless episodes begin on demand: then it has all environments that play, or none.
         """
-        if self.on_demand is not None:
-            return self._step_on_demand(self.on_demand, actions, rows)
-        steps, infos = self._stepped(actions[BEHAVIOR])
-        ended = steps.terminated | steps.truncated
-        if len(ended.nonzero()[0]):  # any() is a Python function
-            self._restart(steps, ended, infos)
-        return {BEHAVIOR: steps}
-
-    def _stepped(self, action: Tree) -> tuple[AgentSteps, Info]:
+        on_demand = self.on_demand
+        if on_demand is not None:
+            chosen, begins = on_demand.rows(rows)
+            acting = np.array([row for row in chosen if row not in begins], np.intp)
+            if not len(acting):
+                return self._with_begun([], begins)
+            if self._to_park.any():
+                self._restarted(self._to_park, np.flatnonzero(self._to_park))
+            given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
+            given[acting] = np.arange(len(acting))
+            action = take_rows(actions[BEHAVIOR], given)
+        else:
+            action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
         result = self._vector_env.step(action.copy() if is_plain else map_tree(batch, action))
@@ -194,34 +198,39 @@ class VectorGroup(EnvGroup):
             what = "a tuple of 5 (obs, reward, terminated, truncated, info)"
             raise SpecMismatch("the result of step", what, describe_value(result))
         obs, reward, terminated, truncated, infos = result
-        return self._steps(obs, reward, terminated, truncated, infos), infos
+        steps = self._steps(obs, reward, terminated, truncated, infos)
+        ended = steps.terminated | steps.truncated
+        if on_demand is not None:
+            return self._with_begun([self._of_acting(on_demand, acting, steps, ended, infos)], begins)
+        if len(ended.nonzero()[0]):  # any() is a Python function
+            self._restart(steps, ended, infos)
+        return {BEHAVIOR: steps}
 
-    def _step_on_demand(self, on_demand: OnDemand, actions: Mapping[str, Tree], rows: np.ndarray | None) -> Steps:
-        """Step the vector if environments act, then begin episodes. Return the rows of those that acted or began."""
-        chosen, begins = on_demand.rows(rows)
-        acting = np.array([row for row in chosen if row not in begins], np.intp)
-        parts = []
-        if len(acting):
-            if self._to_park.any():
-                self._restarted(self._to_park, np.flatnonzero(self._to_park))
-            given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
-            given[acting] = np.arange(len(acting))
-            steps, infos = self._stepped(take_rows(actions[BEHAVIOR], given))
-            ended, mode = steps.ended, mode_of(self._vector_env)
-            self._to_park = ended & (mode == DISABLED)
-            if ended.any():
-                if mode == SAME_STEP:
-                    self._take_restarted(steps, ended, infos)
-                else:
-                    self._put_final(steps, take_rows(steps.obs, np.flatnonzero(ended)))
-                steps.reset_info = [{} for _ in np.flatnonzero(ended)] if self._infos else None
-            if ended.any() or len(acting) < self._n:
-                steps = steps.take(acting)
-            if len(places := np.flatnonzero(steps.ended)):
-                steps.obs, steps.acting = with_rows(steps.obs, places, steps.final_obs), ~steps.ended
-                for row in acting[places].tolist():
-                    on_demand.ended(row)
-            parts.append(steps)
+    # Episodes that begin on demand.
+
+    def _of_acting(
+        self, on_demand: OnDemand, acting: np.ndarray, steps: AgentSteps, ended: np.ndarray, infos: Info
+    ) -> AgentSteps:
+        """Return the rows of the environments at ``acting``. Those whose episode ended rest."""
+        mode = mode_of(self._vector_env)
+        self._to_park = ended & (mode == DISABLED)
+        if ended.any():
+            if mode == SAME_STEP:
+                self._take_restarted(steps, ended, infos)
+            else:
+                self._put_final(steps, take_rows(steps.obs, np.flatnonzero(ended)))
+            steps.reset_info = [{} for _ in np.flatnonzero(ended)] if self._infos else None
+        elif len(acting) == self._n:
+            return steps
+        steps = steps.take(acting)
+        if len(places := np.flatnonzero(steps.ended)):
+            steps.obs, steps.acting = with_rows(steps.obs, places, steps.final_obs), ~steps.ended
+            for row in acting[places].tolist():
+                on_demand.ended(row)
+        return steps
+
+    def _with_begun(self, parts: list[AgentSteps], begins: Mapping[int, Begin]) -> Steps:
+        """Begin episodes, with one reset for all that have equal options. Return ``parts`` and the first rows."""
         for group in _with_equal_options(begins.values()):
             numbers, seed = np.array([begin.row for begin in group]), dict.fromkeys(range(self._n))
             seed.update((begin.row, begin.seed) for begin in group)

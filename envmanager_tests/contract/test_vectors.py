@@ -18,6 +18,7 @@ from envmanager.environment import Environment
 from envmanager.interop.spaces import to_space
 from envmanager.testing import ManagerContract
 from envmanager.testing.fakes import FakeEnvironment, Raise, Step
+from envmanager.testing.fault_contract_restarts import TasksUnderFaults
 from envmanager_tests.contract.kernel_contract import KernelContract
 
 
@@ -118,11 +119,28 @@ class TestVectorInThisProcess(_OfVectors):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=[mode.value for mode in AutoresetMode], scope="class")
-class TestVectorsInWorkers(_OfVectors):
+class _InEachMode:
     @pytest.fixture(autouse=True)
     def _mode(self, mode: AutoresetMode) -> None:
         self.mode = mode
 
+
+class TestVectorsInWorkers(_InEachMode, _OfVectors):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         make, n_workers = vectors_of(env_factory, n_envs, self.mode), max(1, n_envs // 2)
         return SubprocessEnvManager(make, n_envs, n_workers=n_workers, **options)
+
+
+class TestTasksOfAVectorUnderFaults(_InEachMode, TasksUnderFaults):
+    has_processes = False
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return SimpleEnvManager(vectors_of(env_factory, n_envs, getattr(self, "mode", "NextStep")), n_envs, **options)
+
+
+class TestTasksOfVectorsUnderFaults(_InEachMode, TasksUnderFaults):
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        make = vectors_of(
+            env_factory, n_envs, getattr(self, "mode", "NextStep")
+        )  # none yet for the first, in a fixture
+        return SubprocessEnvManager(make, n_envs, n_workers=(n_envs + 1) // 2, **options)
