@@ -77,6 +77,8 @@ class Commands:
         self._collector.drain()  # a failure does not matter: the reset revives the worker
         for entry in table.entries:
             entry.actions, entry.batches, entry.ignores_action = None, (), False
+            if entry.times.track is not None:
+                entry.times.track.begin(entry.generation)  # the tasks from before the reset are over
         table.note_all()
         self._require_some_worker()  # the drain may have dropped the last worker
         seed = recovery.last_config.seed if parsed.seed is None else parsed.seed

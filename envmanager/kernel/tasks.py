@@ -584,6 +584,8 @@ class TaskBook:
     def _set_index(self, seat: _Seat) -> None:
         self._index[seat.env_id] = -1 if seat.playing is None else seat.playing.index
         self._tasks_of[seat.entry.worker_id] = None
+        if seat.entry.times.track is not None:
+            seat.entry.times.track.begin(seat.entry.generation, self._tasks(seat.entry.worker_id))
 
     def _tasks(self, worker_id: int) -> Mapping[int, int]:
         tasks = self._tasks_of[worker_id]
