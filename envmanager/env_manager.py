@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
@@ -299,13 +299,11 @@ class EnvManager(ABC):
         return self._undelivered is not None
 
     def set_episodes(self, start: EpisodeStart) -> None:
-        """Set the option ``episodes`` of the manager, from the next ``reset`` on. Raises UsageError if it cannot be."""
+        """Set the option ``episodes``, from the next ``reset`` on. Raises UsageError if the environments cannot."""
         self._calls.require_usable("set_episodes")
-        if start not in get_args(EpisodeStart):
-            raise UsageError(f"episodes must be one of {get_args(EpisodeStart)}, not {start!r}.")
-        self._is_on_demand = start == "on_demand"
-        if self._is_on_demand:
+        if start == "on_demand":
             self._require_can_begin()
+        self._is_on_demand = start == "on_demand"
 
     def _require_can_begin(self) -> None:
         if not self._can_begin:
@@ -330,8 +328,9 @@ class EnvManager(ABC):
         """Begin an episode in each of ``env_ids``, with one of ``tasks`` each. Needs ``episodes="on_demand"``.
 
         Returns at once. The worker is told with the next ``send`` to one of its environments, or in ``recv`` if none of
-        them takes an action. ``recv`` returns the first observations like other rows, with ``first`` true. If an
-        environment plays, its episode is cut: it counts neither as finished nor as lost. Raises UsageError, before
+        them takes an action or no worker has a step. ``recv`` returns the first observations like other rows, with
+        ``first`` true. If an environment plays, its episode is cut: it counts neither as finished nor as lost. Raises
+        UsageError, before
         anything begins, for unknown env_ids and bad tasks, between ``step()`` calls, with the tasks of a reset, and if
         ``recv`` has not returned the first observation of the last ``begin``.
         """

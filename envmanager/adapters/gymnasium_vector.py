@@ -369,9 +369,8 @@ class VectorGroup(EnvGroup):
         self, ended: np.ndarray, numbers: np.ndarray, seed: Any = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Tree, list[Info]]:
         """Reset the environments at ``numbers``; ``ended`` is their mask. Return their first observations and infos."""
-        given = {} if seed is None else {"seed": seed}
         options = {**(self._options or {}), **(options or {}), "reset_mask": ended}
-        obs, infos = self._vector_env.reset(**given, options=options)
+        obs, infos = self._reset(self._vector_env, seed=seed, options=options)
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
         return first, [rows[number] for number in numbers] if rows else []
@@ -426,12 +425,9 @@ class VectorGroup(EnvGroup):
 def _with_equal_options(begins: Iterable[Begin]) -> list[list[Begin]]:
     groups: list[list[Begin]] = []
     for begin in begins:
-        for group in groups:
-            if data_equivalence(group[0].options, begin.options):
-                group.append(begin)
-                break
-        else:
-            groups.append([begin])
+        own = [group for group in groups if data_equivalence(group[0].options, begin.options)] or [[]]
+        groups += [] if own[0] else own
+        own[0].append(begin)
     return groups
 
 

@@ -121,8 +121,11 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
             self._lockstep.send(actions)
             return self._same_step(self._lockstep.receive())
         is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
-        if is_disabled:
-            self._require_running()
+        if is_disabled and self._restarting.any():
+            raise UsageError(
+                f"the episodes of the environments {np.flatnonzero(self._restarting).tolist()} have ended: call "
+                'reset(options={"reset_mask": terminated | truncated}) first.'
+            )
         idle = self._cut if is_disabled else self._restarting
         ids = np.flatnonzero(idle).tolist()
         infos = {env_id: {LOST: True} if is_disabled else self._first_infos[env_id] for env_id in ids}
@@ -211,13 +214,6 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.DISABLED:
             obs = copy_tree(obs)  # the user may change it, and a later partial reset returns these rows again
         return self._lockstep.batch_obs(obs)
-
-    def _require_running(self) -> None:
-        if self._restarting.any():
-            raise UsageError(
-                f"the episodes of the environments {np.flatnonzero(self._restarting).tolist()} have ended: call "
-                'reset(options={"reset_mask": terminated | truncated}) first.'
-            )
 
     def _same_step(self, batch: Batch) -> StepResult:
         infos: Info = {}

@@ -199,10 +199,7 @@ class TaskBook:
                 self._assign(seat)
 
     def first(self, entries: Iterable[Entry], seed: Any) -> dict[int, list[Begin]]:
-        """Return what the workers that are reset begin, by worker_id: tasks or, without a source, an episode each.
-
-        ``seed`` is that of the reset, and is for episodes without a task.
-        """
+        """Return what workers begin in a reset, by worker_id: tasks or, without a source, an episode from ``seed``."""
         if self._source is not None:
             return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
         begins = {}
@@ -271,12 +268,6 @@ class TaskBook:
                     seat.coming.attempts += 1
                     self._set_begun(seat, True)
         return begins
-
-    def workers_to_begin(self, *, all_of_them: bool) -> list[Entry]:
-        """Return idle workers that have episodes to begin: ``all_of_them``, or those in which no environment acts."""
-        ids = [worker_id for worker_id in sorted(self.has_unsent) if all_of_them or not self.n_acting[worker_id]]
-        entries = [self._table.entries[worker_id] for worker_id in ids]
-        return [each for each in entries if each.state is WorkerState.IDLE and each.is_nominal]
 
     def resting_workers(self) -> set[int]:
         """Return the worker_ids of workers that have nothing to do, and no step that was not delivered."""

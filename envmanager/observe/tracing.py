@@ -49,7 +49,7 @@ Record = tuple[int, int | None, int, str, str]
 
 
 class SpanTrack:
-    """One track of a trace, for the trainer or a worker. Each span of a worker carries the worker's generation and tasks."""
+    """One track of a trace, for the trainer or a worker. Each span of a worker carries its generation and tasks."""
 
     __slots__ = ("_more", "_number", "_tracer")
 
