@@ -251,7 +251,7 @@ class EnvManager(ABC):
                 config, parsed = self._commands.checked(ResetConfig.given(config, seed=seed, options=options))
                 book = self._book_for(tasks, parsed, attempts=attempts, prefetch=prefetch)
                 has_begun, self._use, self._undelivered = True, _RESETTING, None
-                self._book = self._policy_steps.book = self._row_steps.book = book
+                self._book = self._policy_steps.book = self._row_steps.book = self._collector.book = book
                 infos = self._commands.reset(config, parsed, book)
                 if book is not None:
                     book.note_first(infos)
@@ -330,9 +330,8 @@ class EnvManager(ABC):
         Returns at once. The worker is told with the next ``send`` to one of its environments, or in ``recv`` if none of
         them takes an action or no worker has a step. ``recv`` returns the first observations like other rows, with
         ``first`` true. If an environment plays, its episode is cut: it counts neither as finished nor as lost. Raises
-        UsageError, before
-        anything begins, for unknown env_ids and bad tasks, between ``step()`` calls, with the tasks of a reset, and if
-        ``recv`` has not returned the first observation of the last ``begin``.
+        UsageError, before anything begins, for unknown env_ids and bad tasks, between ``step()`` calls, with the tasks
+        of a reset, and if ``recv`` has not returned the first observation of the last ``begin``.
         """
         with self._named["begin"]:
             self._use.require(_SEND_RECV)
@@ -376,8 +375,6 @@ class EnvManager(ABC):
                     "the last recv() was interrupted before it returned its batch. Call recv() first, which returns "
                     "it. Nothing was sent."
                 )
-            if self._book is not None:
-                self._book.draw()
             begin = None if is_begun else partial(self._begin, _SEND_RECV, offers_first=False)
             self._row_steps.send(actions, env_ids, begin)
         except BaseException as error:
@@ -425,17 +422,14 @@ class EnvManager(ABC):
                         self._row_steps.offer_first_observations()
                     if not is_begun:
                         self._begin(use, offers_first=True)
-                    has_work = True
-                    if book is not None:
-                        if use is _SEND_RECV:
-                            self._row_steps.send_begins(book)
-                        has_work = self._table.n_waiting > 0 or not book.rests
+                    if book is not None and use is _SEND_RECV and book.has_unsent:
+                        self._row_steps.send_begins(book)
                     try:
                         if use is _STEP:
-                            ready = self._collector.collect(chosen) if has_work else []
+                            ready = self._collector.collect(chosen)
                             self._undelivered = self._policy_steps.infos_of(ready)
                         else:
-                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead) if has_work else []
+                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead)
                             self._undelivered = self._row_steps.batch_of(ready)
                     except WorkerError as error:
                         self._undelivered = error

@@ -134,7 +134,7 @@ class GymnasiumEnvironment(RowGroup):
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
         self.on_demand, self.rests = OnDemand(len(self._all), begins), True
-        return self.step({BEHAVIOR: ()}, np.zeros(0, np.int64))
+        return self.step({}, np.zeros(0, np.int64), ())
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
@@ -171,10 +171,11 @@ class GymnasiumEnvironment(RowGroup):
         try:
             known = self._known_actions
             given: Iterable[Any]
-            if on_demand is not None or results is not None:
+            if begins or results is not None:
                 envs, given = self._stand_ins(envs, chosen, begins, actions, results)
             else:
-                given = self.actions_of(actions, rows) if known is None else map(known, actions[BEHAVIOR].tolist())
+                own = actions[BEHAVIOR]
+                given = self._read_actions(own, len(chosen)) if known is None else map(known, own.tolist())
             for row, env, action, place in zip(out.rows, envs, given, out.places):  # noqa: B905  (strict is slow)
                 result = env.step(action)
                 try:

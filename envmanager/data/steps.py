@@ -275,7 +275,8 @@ class Batch:
     bool[n]; ``final_obs`` a tree of ``[m, …]`` for the m rows whose episode ended, or None. If the manager has
     ``infos=True``, ``info`` has n dicts and ``reset_info`` m dicts. The rows are sorted by ``env_ids`` if the batch has
     all environments, else they are in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``,
-    ``step`` or ``reset``.
+    ``step`` or ``reset``. ``of_tasks``: ``first``, ``task`` and ``final_task``, or None for each that has
+    nothing to tell.
     """
 
     env_ids: np.ndarray
@@ -288,9 +289,7 @@ class Batch:
     info: list[dict[str, Any]] | None = None
     reset_info: list[dict[str, Any]] | None = None
     is_view: bool = False
-    _first: np.ndarray | None = None
-    _task: np.ndarray | None = None
-    _final_task: np.ndarray | None = None
+    of_tasks: tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None] = (None, None, None)
 
     @classmethod
     def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
@@ -351,30 +350,24 @@ class Batch:
     @property
     def first(self) -> np.ndarray:
         """Whether each row has the first observation of an episode that began on demand, and is no step: bool[n]."""
-        if self._first is None:
-            self._first = np.zeros(len(self.env_ids), np.bool_)
-        return self._first
+        return np.zeros(len(self.env_ids), np.bool_) if self.of_tasks[0] is None else self.of_tasks[0]
 
     @property
     def task(self) -> np.ndarray:
         """Index of the task to whose episode each row's ``obs`` belongs, -1 without tasks: int64[n]."""
-        if self._task is None:
-            self._task = np.full(len(self.env_ids), -1, np.int64)
-        return self._task
+        return np.full(len(self.env_ids), -1, np.int64) if self.of_tasks[1] is None else self.of_tasks[1]
 
     @property
     def final_task(self) -> np.ndarray:
         """Index of the task of each ended episode, in the order of ``final_obs``, -1 without tasks: int64[m]."""
-        if self._final_task is None:
-            self._final_task = np.full(np.count_nonzero(self.terminated | self.truncated), -1, np.int64)
-        return self._final_task
+        n = np.count_nonzero(self.terminated | self.truncated)
+        return np.full(n, -1, np.int64) if self.of_tasks[2] is None else self.of_tasks[2]
 
     def copy(self) -> Batch:
         """Return a batch with copies of the arrays, but the same infos."""
-        names = ("env_ids", "obs", "reward", "terminated", "truncated", "final_obs")
-        lazy = ("lost", "first", "task", "final_task")
-        copied = {name: copy_tree(getattr(self, name)) for name in names}
-        copied |= {name: copy_tree(getattr(self, f"_{name}")) for name in lazy}
+        names = ("env_ids", "obs", "reward", "terminated", "truncated", "_lost", "final_obs")
+        copied = {name.lstrip("_"): copy_tree(getattr(self, name)) for name in names}
+        copied["of_tasks"] = tuple(map(copy_tree, self.of_tasks))
         return attrs.evolve(self, **copied, is_view=False)
 
 
@@ -476,9 +469,9 @@ class StepInfo:
 
     Right after a reset, ``previous`` and ``actions`` are None. Later, ``previous`` *is* the ``current`` of the
     worker's preceding StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
-    transitions. ``tasks`` has the index of the task whose episode each environment plays, by env_id; ``final_tasks``
-    has those whose episodes ended. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker
-    is delivered; use ``copy()`` to keep them. ``specs``: the manager's specs, which ``transitions`` needs for shapes.
+    transitions. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; use
+    ``copy()`` to keep them. ``specs``: the manager's specs, which ``transitions`` needs for shapes. ``of_tasks``:
+    ``tasks`` and ``final_tasks``.
     """
 
     previous: Steps | None
@@ -487,8 +480,17 @@ class StepInfo:
     worker_id: int
     lost: Lost | None = None
     specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
-    tasks: Mapping[int, int] = _NO_TASKS
-    final_tasks: Mapping[int, int] = _NO_TASKS
+    of_tasks: tuple[Mapping[int, int], Mapping[int, int]] = attrs.field(default=(_NO_TASKS, _NO_TASKS), repr=False)
+
+    @property
+    def tasks(self) -> Mapping[int, int]:
+        """Index of the task whose episode each environment plays, by env_id."""
+        return self.of_tasks[0]
+
+    @property
+    def final_tasks(self) -> Mapping[int, int]:
+        """Index of the task of each environment whose episode ended, by env_id."""
+        return self.of_tasks[1]
 
     def copy(self) -> StepInfo:
         """Return a StepInfo with copies of the arrays in ``previous`` and ``current``. Actions are not copied."""

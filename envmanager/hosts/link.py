@@ -16,7 +16,7 @@ from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied
 from envmanager.hosts import descriptors
 from envmanager.hosts.life import State, WorkerLife, WorkerPlan
-from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message, dumps, dumps_command
+from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message, dumps_command
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import allow_interrupts
@@ -96,7 +96,7 @@ class Link(WorkerLife):
         """
         command = name if name.__class__ is CommandName else CommandName(name)
         if command is CommandName.BEGIN:
-            self.begins = dumps(payload)
+            self.begins = dumps_command(payload)
             return
         ticket = self.ticket + 1
         message = self.encode(ticket, command, payload)

@@ -21,6 +21,7 @@ from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import ResponseSource
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerTable
+from envmanager.kernel.tasks import TaskBook
 from envmanager.observe.timing import WaitTimes
 from envmanager.options import Wait
 
@@ -70,6 +71,8 @@ class Collector:
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self.source: ResponseSource
+        self.book: TaskBook | None = None
+        """Book of the episodes, if they begin on demand."""
         self.waits = WaitTimes()
         self._table = table
         self._recovery = recovery
@@ -115,6 +118,8 @@ class Collector:
         """Wait for as many responses as ``wait`` needs, or until ``deadline``. Raises UsageError if none can arrive."""
         table = self._table
         if not table.n_waiting:
+            if self.book is not None and self.book.rests:
+                return
             errors = [entry.error for entry in table.entries if entry.error is not None]
             if len(errors) < len(table.entries):
                 raise UsageError("nothing is in flight: send() actions first.")

@@ -79,6 +79,7 @@ class Commands:
             entry.actions, entry.batches, entry.ignores_action = None, (), False
             if entry.times.track is not None:
                 entry.times.track.begin(entry.generation)  # the tasks from before the reset are over
+            entry.n_acting = len(entry.env_ids) if book is None else 0
         table.note_all()
         self._require_some_worker()  # the drain may have dropped the last worker
         seed = recovery.last_config.seed if parsed.seed is None else parsed.seed

@@ -89,9 +89,8 @@ class PolicyStepper:
                 if entry.state is not _IDLE:  # the worker failed in a call that the policy made
                     self._recovery.discard_action(entry)
                     continue
-                entry.actions, entry.n_envs_in_flight = actions, len(entry.env_ids)
+                entry.actions, entry.n_envs_in_flight = actions, entry.n_acting
                 if book is not None:
-                    entry.n_envs_in_flight = book.n_acting[entry.worker_id]
                     book.send_begins(entry.worker_id, workers[entry.worker_id])
                 workers[entry.worker_id].send(_STEP, payload)
                 sent.append(entry)

@@ -124,8 +124,10 @@ class BatchStepper:
         n, groups = self._env_rows.grouped(env_ids, BadAction)
         actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
         entries, book, sent = table.entries, self.book, []
-        if book is not None and not book.all_act:
-            groups = self._acting(groups, book)
+        if book is not None:
+            book.draw()
+            if not book.all_act:
+                groups = self._acting(groups, book)
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]
             if entry.state is not _IDLE and not entry.ignores_action:  # the trainer does not know of an ignored action
@@ -134,8 +136,7 @@ class BatchStepper:
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
                     "actions has not been delivered. Call recv() first. Nothing was sent."
                 )
-            n_acting = len(entry.env_ids) if book is None else book.n_acting[worker_id]
-            if not host.steps_some_rows and len(rows) < n_acting:
+            if not host.steps_some_rows and len(rows) < entry.n_acting:
                 acting = [env_id for env_id in entry.env_ids if book is None or book.acts[env_id]]
                 raise BadAction(
                     f"the actions are for {len(rows)} of the {len(acting)} environments of worker {worker_id}, "
@@ -156,11 +157,9 @@ class BatchStepper:
                 own = actions
                 if len(rows) < n or places.__class__ is not slice:  # else all actions, in order
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-                n_all = len(entry.env_ids)
                 if book is not None:
-                    n_all = book.n_acting[worker_id]
                     book.send_begins(worker_id, host.workers[worker_id])
-                if len(rows) == n_all and not entry.batch_size:
+                if len(rows) == entry.n_acting and not entry.batch_size:
                     host.workers[worker_id].send(_STEP, {behavior: own})
                 else:
                     host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
@@ -199,7 +198,7 @@ class BatchStepper:
         try:
             for worker_id in sorted(book.has_unsent):
                 entry, worker = self._table.entries[worker_id], self.host.workers[worker_id]
-                if entry.state is _IDLE and entry.is_nominal and (is_idle or not book.n_acting[worker_id]):
+                if entry.state is _IDLE and entry.is_nominal and (is_idle or not entry.n_acting):
                     book.send_begins(worker_id, worker)
                     worker.send(_STEP_ROWS, (np.zeros(0, np.int64), self._no_actions))
                     entry.n_envs_in_flight = 0

@@ -105,6 +105,8 @@ class Entry:
     """Actions of the step in flight, if ``step()`` sent them."""
     usual_ids: Any = None
     """The ``agent_id`` array with which ``recv`` last found one agent for each environment. Steps often share it."""
+    n_acting: int = attrs.field(init=False)
+    """Number of environments that take an action. Those whose episodes begin on demand may rest."""
     n_envs_in_flight: int = 0
     batch_size: int = 0
     """Number of rows per response of a worker that does not wait for all its environments; 0 for other workers."""
@@ -121,6 +123,10 @@ class Entry:
     steps_since_reset: int = 0
     """Number of steps delivered since the last reset. ``max_lead`` limits the differences between workers."""
     times: WorkerTimes = attrs.field(factory=WorkerTimes)
+
+    @n_acting.default
+    def _all(self) -> int:
+        return len(self.env_ids)
 
     @property
     def waiting(self) -> bool:

@@ -127,8 +127,8 @@ class TaskBook:
         """Whether the next row of each environment is the first of an episode."""
         self.acts = np.zeros(n_envs, np.bool_)
         """Whether each environment takes an action, or has taken one and the result was not delivered: bool[n_envs]."""
-        self.n_acting, self.n_begun = [0] * n_workers, [0] * n_workers
-        """Sums of ``acts`` and ``_begun`` by worker_id."""
+        self.n_begun = [0] * n_workers
+        """Sums of ``_begun`` by worker_id."""
         self._n_acting = self._n_begun = 0
         """Sums of ``acts`` and ``_begun``."""
         self._index = np.full(n_envs, -1, np.int64)
@@ -137,7 +137,7 @@ class TaskBook:
         """The same by worker_id and env_id, or None after a change. StepInfos hold these mappings."""
         self._ended_episodes: dict[int, list[Episode]] = {}
         """Episodes of agents, by env_id, that ended in the episode that the environment plays."""
-        self._results: dict[int, TaskResult] = {}
+        self._results: deque[TaskResult] = deque(maxlen=None if self._is_finite else _KEPT)
         self._untold: deque[TaskResult] = deque()
 
     # What the user asks.
@@ -154,7 +154,7 @@ class TaskBook:
 
         If it did not say how many there are, the results of the last 10,000 tasks to end are kept.
         """
-        return [self._results[index] for index in sorted(self._results)]
+        return sorted(self._results, key=lambda result: result.index)
 
     @property
     def running(self) -> dict[int, int]:
@@ -179,7 +179,8 @@ class TaskBook:
 
     def draw(self) -> None:
         """Assign tasks to environments that may get one and whose worker is idle. Raises the errors of the source."""
-        self.tell()
+        if self._untold:
+            self.tell()
         if self._table.unusual:
             for entry in [each for each in self._table.unusual if not each.outbox]:
                 if entry.error is not None:
@@ -284,7 +285,7 @@ class TaskBook:
 
     def rests_in(self, worker_id: int) -> bool:
         """Whether a worker has nothing to do: no environment that takes an action, and no episode to begin."""
-        return not self.n_acting[worker_id] and worker_id not in self.has_unsent
+        return not self._table.entries[worker_id].n_acting and worker_id not in self.has_unsent
 
     def _assign(self, seat: _Seat) -> None:
         """Draw the next task for an environment, if there is one that may begin there.
@@ -292,8 +293,12 @@ class TaskBook:
         A task that was lost twice begins alone in its worker: either it kills the worker, and would take others along,
         or another did. Until there is room for it, nothing else begins in one worker.
         """
-        seats = self._of_worker[seat.entry.worker_id] if self._n_charged or self._queue else ()  # else no suspects
-        others = [other for other in seats if other is not seat]
+        if not (self._n_charged or self._queue):
+            drawn = self._next(seat.env_id)
+            if drawn is not None:
+                self._come(seat, drawn)
+            return
+        others = [other for other in self._of_worker[seat.entry.worker_id] if other is not seat]
         if any(self._is_suspect(drawn) for other in others for drawn in (other.playing, other.coming)):
             return
         is_alone = not seat.plays and not any(other.plays or other.coming is not None for other in others)
@@ -366,7 +371,7 @@ class TaskBook:
             for seat in self._of_worker[info.worker_id]:
                 if self._begun[seat.env_id]:
                     self._begin(seat)
-            info.tasks = self._tasks(info.worker_id)
+            info.of_tasks = self._tasks(info.worker_id), {}
 
     def offer_first(self, entry: Entry, env_ids: np.ndarray) -> np.ndarray:
         """Take note that ``recv`` returns first observations of a reset again. Return the rows that it may return.
@@ -382,20 +387,20 @@ class TaskBook:
         """Set the tasks of a batch that is delivered, and advance the book. ``cuts``: replaced workers, and causes."""
         self._is_paused = False
         env_ids = batch.env_ids
+        first = final = None
         if self._n_begun:
             first = self._begun[env_ids]
-            batch.first[:] = first
             for env_id in env_ids[first].tolist():
                 self._begin(self._seats[env_id])
-        batch.task[:] = self._index[env_ids]
-        self._episodes.add_batch(behavior, batch)
-        ended = batch.terminated | batch.truncated
-        if np.count_nonzero(ended):
-            batch.final_task[:] = batch.task[ended]
+        task = self._index[env_ids]
+        ended = self._episodes.add_batch(behavior, batch, first)
+        if ended is not None:
+            final = task[ended]
             for place in np.flatnonzero(ended & ~batch.lost).tolist():
-                env_id = env_ids[place]
+                env_id = int(env_ids[place])
                 if self._end(self._seats[env_id], is_terminated=bool(batch.terminated[place])):
-                    batch.task[place] = self._index[env_id]
+                    task[place] = self._index[env_id]
+        batch.of_tasks = first, task, final
         for entry, cause in cuts:
             self.lose(entry, cause)
 
@@ -407,7 +412,7 @@ class TaskBook:
             worker_id = info.worker_id
             tasks = self._tasks(worker_id)
             if info.lost is not None:
-                info.tasks = info.final_tasks = tasks
+                info.of_tasks = tasks, tasks
                 self.lose(self._table.entries[worker_id], info.lost.cause)
                 continue
             if self.n_begun[worker_id]:
@@ -423,15 +428,15 @@ class TaskBook:
                     acting.update(env_ids[steps.acting_rows].tolist())
                     resting.update(env_ids[steps.ended].tolist())
                     terminated.update(env_ids[steps.terminated].tolist())
-            info.final_tasks = {}
+            final: dict[int, int] = {}
             for env_id in sorted(resting):
                 seat = self._seats[env_id]
                 is_laid = seat.is_sent and seat.coming is not None
                 if env_id not in acting or is_laid:
                     if env_id in tasks:
-                        info.final_tasks[env_id] = tasks[env_id]
+                        final[env_id] = tasks[env_id]
                     self._end(seat, is_terminated=env_id in terminated)
-            info.tasks = {**info.final_tasks, **self._tasks(worker_id)} if info.final_tasks else tasks
+            info.of_tasks = {**final, **self._tasks(worker_id)} if final else tasks, final
 
     def _begin(self, seat: _Seat) -> None:
         """Take note of the first row of an episode that was begun at once."""
@@ -536,9 +541,7 @@ class TaskBook:
             cut,
             episodes,
         )
-        self._results[drawn.index] = result
-        if not self._is_finite and len(self._results) > _KEPT:
-            del self._results[next(iter(self._results))]
+        self._results.append(result)
         self._untold.append(result)
 
     def tell(self) -> None:
@@ -569,7 +572,7 @@ class TaskBook:
     def _set_acts(self, seat: _Seat, acts: bool) -> None:
         more = acts - int(self.acts[seat.env_id])
         self.acts[seat.env_id] = acts
-        self.n_acting[seat.entry.worker_id] += more
+        seat.entry.n_acting += more
         self._n_acting += more
 
     def _set_index(self, seat: _Seat) -> None:

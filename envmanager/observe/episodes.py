@@ -149,22 +149,26 @@ class Episodes:
         self._running[self._rows] = 0.0
         self._lengths[self._rows] = -1 if brings_first else 0
 
-    def add_batch(self, behavior: str, batch: Batch) -> None:
-        """Count the steps of a batch and the episodes that end in it. Its rows may be in any order."""
+    def add_batch(self, behavior: str, batch: Batch, first: np.ndarray | None = None) -> np.ndarray | None:
+        """Count the steps of a batch and the episodes that end in it. Return which rows ended, or None if none did.
+
+        ``first``: which rows are the first of an episode that began on demand, and no steps.
+        """
         places = self._rows[batch.env_ids]
-        if batch._first is not None:
-            self._running[places[batch.first]] = 0.0
-            self._lengths[places[batch.first]] = -1
+        if first is not None:
+            self._running[places[first]] = 0.0
+            self._lengths[places[first]] = -1
         self._running[places] += batch.reward
         lengths = self._lengths[places] + 1
         self._lengths[places] = lengths
         self.env_steps += int(np.count_nonzero(lengths[~batch.lost]))
         ended = batch.terminated | batch.truncated
         if not (np.count_nonzero(ended) or np.count_nonzero(batch.lost)):
-            return
+            return None
         self.lost += int(np.count_nonzero(batch.lost & batch.truncated))
         self._forget(places[batch.lost])
         self._end_episodes(behavior, places[ended & ~batch.lost])
+        return ended  # type: ignore[no-any-return]
 
     def ignore_running(self, infos: Iterable[StepInfo], n_envs: int) -> None:
         """Exclude the episodes in progress from the finished episodes. ``infos``: each worker's latest StepInfo."""

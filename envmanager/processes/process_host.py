@@ -111,10 +111,10 @@ class ProcessLink(Link):
         slot = (self.slot + 1) % self._plan.n_slots
         deadline = time.monotonic() + self._timeouts_s[_STEP]
         ticket = self.ticket + 1
-        begins = self.begins
-        message = COMMAND.pack(ticket, CODES[command], slot, flags, len(begins), len(data)) + data
-        if begins:
-            message, self.begins = message + begins, b""
+        message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
+        if self.begins:
+            data, begins, self.begins = data + self.begins, self.begins, b""
+            message = COMMAND.pack(ticket, CODES[command], slot, flags, len(begins), len(data) - len(begins)) + data
         self.ticket = ticket  # here, because to pack the message may raise MemoryError
         try:
             n_written = descriptors.write(self.channel.fd, message)

@@ -22,14 +22,18 @@ class Fruit:
     def __init__(self, name):
         self.name = name
 
+class Level:
+    """An option whose class lives here, and which the environment does not name."""
+
 class MyEnv(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
+        self.given = (options or {}).get("level")
         return np.zeros(2, np.float32), {}
     def step(self, action):
-        return np.ones(2, np.float32), 1.0, False, False, {"fruit": Fruit("pear")}
+        return np.ones(2, np.float32), 1.0, self.given is not None, False, {"fruit": Fruit("pear")}
 
 class Policy:
     def get_action(self, steps):
@@ -40,10 +44,15 @@ manager.set_policy("default", Policy())
 _ = manager.reset()
 total = sum(info.current["default"].reward.sum() for _ in range(5) for info in manager.step("all"))
 (fruit, *_) = [info.current["default"].info[0]["fruit"] for info in manager.step("all")]
+_ = manager.reset(tasks=[{"level": Level()}] * 5)
+while not manager.tasks.done:
+    _ = manager.step()
+
+n_played = [result.error for result in manager.tasks.results].count(None)
 manager.close()
-print("total", total, "fruit", fruit.name, "same class", type(fruit) is Fruit)
+print("total", total, "fruit", fruit.name, "same class", type(fruit) is Fruit, "tasks", n_played)
 '''
-EXPECTED = "total 10.0 fruit pear same class True"
+EXPECTED = "total 10.0 fruit pear same class True tasks 5"
 
 
 def script(start_method: str) -> str:
