@@ -298,11 +298,20 @@ class EnvManager(ABC):
     def _has_undelivered(self) -> bool:
         return self._undelivered is not None
 
+    def set_episodes(self, start: EpisodeStart) -> None:
+        """Set the option ``episodes``, from the next ``reset`` on. Raises UsageError if the environments cannot."""
+        self._calls.require_usable("set_episodes")
+        if start == "on_demand":
+            self._require_can_begin()
+        self._is_on_demand = start == "on_demand"
+
     def _require_can_begin(self) -> None:
         if not self.begins_on_demand:
             raise UsageError(
-                "these environments cannot begin episodes on demand: it takes Gymnasium, PettingZoo or dm_env "
-                "environments, or an Environment with can_rest, in processes or in this process."
+                "these environments cannot begin episodes on demand, as tasks, begin() and a vector environment with "
+                'autoreset_mode="Disabled" need. It takes Gymnasium\'s (its SyncVectorEnv and AsyncVectorEnv too), '
+                "PettingZoo's, dm_env's, or an Environment with can_rest. Others, as EnvPool, Godot and ML-Agents, "
+                "begin their next episode by themselves: leave these options out."
             )
 
     @property
@@ -319,10 +328,10 @@ class EnvManager(ABC):
         """Begin an episode in each of ``env_ids``, with one of ``tasks`` each. Needs ``episodes="on_demand"``.
 
         Returns at once. The worker is told with the next ``send`` to one of its environments, or in ``recv`` if none of
-        them takes an action. ``recv`` returns the first observations like other rows, with ``first`` true. If an
-        environment plays, its episode is cut: it counts neither as finished nor as lost. Raises UsageError, before
-        anything begins, for unknown env_ids and bad tasks, between ``step()`` calls, with the tasks of a reset, and if
-        ``recv`` has not returned the first observation of the last ``begin``.
+        them takes an action or no worker has a step. ``recv`` returns the first observations like other rows, with
+        ``first`` true. If an environment plays, its episode is cut: it counts neither as finished nor as lost. Raises
+        UsageError, before anything begins, for unknown env_ids and bad tasks, between ``step()`` calls, with the tasks
+        of a reset, and if ``recv`` has not returned the first observation of the last ``begin``.
         """
         with self._named["begin"]:
             self._use.require(_SEND_RECV)

@@ -6,7 +6,7 @@ A source is a list or another iterable of tasks, or an object with a method ``ne
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import attrs
 
@@ -34,6 +34,9 @@ class Task:
         default=None, validator=attrs.validators.optional(a_mapping), hash=False
     )
     id: Any = None
+    inherits: ClassVar[bool] = True
+    """Whether a seed is derived if it is None, and the reset's options are merged. If False, both are passed on as is,
+    and a seed is derived only for the first episode after a worker was replaced."""
 
     @classmethod
     def of(cls, value: Any) -> Task:

@@ -71,7 +71,7 @@ class PoolGroup(VectorGroup):
         obs, _, _, _, infos = _result(self._vector_env.reset())
         return obs, infos
 
-    def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
+    def _restarted(self, ended: np.ndarray, numbers: np.ndarray, *_: Any) -> tuple[Tree, list[Info]]:
         obs, _, _, _, infos = _result(self._vector_env.reset(numbers))
         order = np.argsort(infos["env_id"])
         rows = info_rows(infos, len(numbers)) if self._infos else []

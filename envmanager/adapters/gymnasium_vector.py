@@ -13,11 +13,14 @@ converted to NumPy arrays. Rewards and flags are always converted, because the m
 
 ``VectorGroup.step`` returns one row per environment. If an episode ended, ``obs`` has the first observation of the next
 episode, and ``final_obs`` has the last observation of the ended episode.
+
+Episodes begin on demand by a ``reset_mask`` too. The vector still steps all environments; the rows of those that rest
+are dropped. In DISABLED mode, those whose episode has ended are reset before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -38,7 +41,7 @@ from envmanager.data.specs import (
     matched,
     object_array,
 )
-from envmanager.data.steps import AgentSteps, RowBuffer, Steps, only_agents
+from envmanager.data.steps import AgentSteps, Begin, RowBuffer, Steps, concat_steps, only_agents
 from envmanager.data.trees import (
     Tree,
     as_numpy,
@@ -52,11 +55,12 @@ from envmanager.data.trees import (
     take_rows,
     with_rows,
 )
-from envmanager.environment import EnvGroup, attribute_of
+from envmanager.environment import EnvGroup, OnDemand, attribute_of
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 
 with needed_by("envmanager.adapters", extra="gymnasium"):
+    from gymnasium.utils.env_checker import data_equivalence
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 BEHAVIOR = "default"
@@ -103,6 +107,10 @@ class VectorGroup(EnvGroup):
         """Dtype and shape to check in each row if an observation is a single array of numbers, else None."""
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
         self._restart = self._way_to_restart()
+        self._is_gymnasiums = isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self.begins_on_demand = self._is_gymnasiums and not restarts_late(vector_env)
+        self._to_park = np.zeros(self._n, np.bool_)
+        """Mask of the environments that must be reset before the next step of all, though they rest."""
         self._agent_id = only_agents(self.env_ids)
         self._options: Info | None = None
         self._buffer: RowBuffer | None = None
@@ -148,7 +156,7 @@ class VectorGroup(EnvGroup):
         buffer.steps.agent_id = self._agent_id
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._options = None if options is None else dict(options)
+        self._options, self.on_demand = None if options is None else dict(options), None
         obs, infos = self._begin(seeds)
         zeros = np.zeros(self._n, np.float32), np.zeros(self._n, np.bool_), np.zeros(self._n, np.bool_)
         steps = self._steps(obs, *zeros, infos)
@@ -156,9 +164,31 @@ class VectorGroup(EnvGroup):
             steps.obs = copy_tree(steps.obs)  # because the next step may be written into a buffer, beside this one
         return {BEHAVIOR: steps}
 
+    def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
+        self._options, self.on_demand = None, OnDemand(self._n, begins)
+        self._to_park[:] = False
+        if [len(group) for group in _with_equal_options(begins)] != [self._n]:
+            self._begin([None] * self._n)  # each environment must have been reset before a reset_mask leaves it out
+        return self.step({}, np.zeros(0, np.int64))
+
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
-        """Step all environments and return their steps. ``rows`` is ignored. Raises SpecMismatch for a bad result."""
-        action = actions[BEHAVIOR]
+        """Step all environments and return their steps. Raises SpecMismatch for a bad result.
+
+        ``rows`` is ignored, unless episodes begin on demand: then it has all environments that play, or none.
+        """
+        on_demand = self.on_demand
+        if on_demand is not None:
+            chosen, begins = on_demand.rows(rows)
+            acting = np.array([row for row in chosen if row not in begins], np.intp)
+            if not len(acting):
+                return self._with_begun([], begins)
+            if self._to_park.any():
+                self._restarted(self._to_park, np.flatnonzero(self._to_park))
+            given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
+            given[acting] = np.arange(len(acting))
+            action = take_rows(actions[BEHAVIOR], given)
+        else:
+            action = actions[BEHAVIOR]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
         result = self._vector_env.step(action.copy() if is_plain else map_tree(batch, action))
@@ -170,9 +200,49 @@ class VectorGroup(EnvGroup):
         obs, reward, terminated, truncated, infos = result
         steps = self._steps(obs, reward, terminated, truncated, infos)
         ended = steps.terminated | steps.truncated
+        if on_demand is not None:
+            return self._with_begun([self._of_acting(on_demand, acting, steps, ended, infos)], begins)
         if len(ended.nonzero()[0]):  # any() is a Python function
             self._restart(steps, ended, infos)
         return {BEHAVIOR: steps}
+
+    # Episodes that begin on demand.
+
+    def _of_acting(
+        self, on_demand: OnDemand, acting: np.ndarray, steps: AgentSteps, ended: np.ndarray, infos: Info
+    ) -> AgentSteps:
+        """Return the rows of the environments at ``acting``. Those whose episode ended rest."""
+        mode = mode_of(self._vector_env)
+        self._to_park = ended & (mode == DISABLED)
+        if ended.any():
+            if mode == SAME_STEP:
+                self._take_restarted(steps, ended, infos)
+            else:
+                self._put_final(steps, take_rows(steps.obs, np.flatnonzero(ended)))
+            steps.reset_info = [{} for _ in np.flatnonzero(ended)] if self._infos else None
+        elif len(acting) == self._n:
+            return steps
+        steps = steps.take(acting)
+        if len(places := np.flatnonzero(steps.ended)):
+            steps.obs, steps.acting = with_rows(steps.obs, places, steps.final_obs), ~steps.ended
+            for row in acting[places].tolist():
+                on_demand.ended(row)
+        return steps
+
+    def _with_begun(self, parts: list[AgentSteps], begins: Mapping[int, Begin]) -> Steps:
+        """Begin episodes, with one reset for all that have equal options. Return ``parts`` and the first rows."""
+        for group in _with_equal_options(begins.values()):
+            numbers, seed = np.array([begin.row for begin in group]), dict.fromkeys(range(self._n))
+            seed.update((begin.row, begin.seed) for begin in group)
+            mask = np.isin(np.arange(self._n), numbers)
+            obs, info = self._restarted(mask, numbers, list(seed.values()), group[0].options)
+            self._to_park[numbers] = False
+            first = AgentSteps.first(agent_id=self._agent_id[numbers], obs=obs, info=info if self._infos else None)
+            parts.append(first)
+        if len(parts) > 1:
+            steps = concat_steps(parts)
+            parts = [steps.take(np.argsort(steps.agent_id))]
+        return dict(zip([BEHAVIOR], parts, strict=False))
 
     def close(self) -> None:
         self._vector_env.close()
@@ -288,16 +358,19 @@ class VectorGroup(EnvGroup):
     def _begin(self, seeds: Sequence[int | None]) -> tuple[Tree, Info]:
         """Reset all environments, with seeds in the form that the VectorEnv takes. Return observations and infos."""
         seed: Any = seeds[0]
-        if isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv):
+        if self._is_gymnasiums:
             seed = None if all(each is None for each in seeds) else list(seeds)
         elif _is_of(self._vector_env, _ALE) and None not in seeds:
             seed = np.array(seeds)
         options = None if self._options is None else dict(self._options)
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
-    def _restarted(self, ended: np.ndarray, numbers: np.ndarray) -> tuple[Tree, list[Info]]:
+    def _restarted(
+        self, ended: np.ndarray, numbers: np.ndarray, seed: Any = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Tree, list[Info]]:
         """Reset the environments at ``numbers``; ``ended`` is their mask. Return their first observations and infos."""
-        obs, infos = self._vector_env.reset(options={**(self._options or {}), "reset_mask": ended})
+        options = {**(self._options or {}), **(options or {}), "reset_mask": ended}
+        obs, infos = self._reset(self._vector_env, seed=seed, options=options)
         first = take_rows(self._fitting(obs, "obs", self._n), numbers)
         rows = info_rows(infos, self._n) if self._infos else []
         return first, [rows[number] for number in numbers] if rows else []
@@ -347,6 +420,15 @@ class VectorGroup(EnvGroup):
         if isinstance(result, list | tuple | np.ndarray) and len(result) == self._n:
             return [result[row] for row in rows]
         return [result] * len(rows)
+
+
+def _with_equal_options(begins: Iterable[Begin]) -> list[list[Begin]]:
+    groups: list[list[Begin]] = []
+    for begin in begins:
+        own = [group for group in groups if data_equivalence(group[0].options, begin.options)] or [[]]
+        groups += [] if own[0] else own
+        own[0].append(begin)
+    return groups
 
 
 def mode_of(vector_env: Any) -> str:

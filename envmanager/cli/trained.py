@@ -80,11 +80,12 @@ def evaluate_command(
     ],
     episodes: Annotated[int | None, typer.Option(min=1, help="Number of episodes.", show_default="100")] = None,
     seeds: Annotated[
-        str | None, typer.Option(metavar="0:50|3,7,9", help="Play an episode with each of these seeds; 50 is left out.")
+        str | None,
+        typer.Option(metavar="0:50|3,7,9", help="Seeds of an episode each (50 is left out); from --seed if unset."),
     ] = None,
     tasks: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.csv|FILE.jsonl", help="Play an episode for each row: seed, id, options."),
+        typer.Option(metavar="FILE.csv|FILE.jsonl", help="Play each row (seed, id, options); no options if unset."),
     ] = None,
     checkpoint: CheckpointOption = "latest",
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same episodes, if tasks have no seeds.")] = 0,
@@ -105,9 +106,7 @@ def evaluate_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.csv|FILE.json", help="Write a table of all episodes, or the same JSON, to this file."
-        ),
+        typer.Option(metavar="FILE.csv|FILE.json", help="Write all episodes as a table or JSON; no file if unset."),
     ] = None,
     plain: PlainOption = False,
     verbose: VerboseOption = False,

@@ -33,7 +33,7 @@ def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = 
 
     ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. The infos
     of environments are included if the manager has ``infos=True``. Raises UsageError for several behaviors, an unknown
-    mode, Gymnasium before 1.1, and ``"Disabled"`` with environments that are not Gymnasium environments. If an
+    mode, Gymnasium before 1.1, and ``"Disabled"`` with environments that cannot begin episodes on demand. If an
     environment has several agents, ``reset`` raises UsageError. Raises MissingExtra if Gymnasium is not installed.
     """
     with needed_by("as_vector_env", extra="gymnasium"):

@@ -19,12 +19,12 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
 from envmanager.data.steps import Batch
-from envmanager.data.trees import Tree, concat_rows, is_foreign, leaves, map_tree
+from envmanager.data.trees import Tree, is_foreign, leaves, map_tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import BadAction, EnvRaised, UsageError
-from envmanager.interop.remote import begin_episode, is_gymnasium_env
 from envmanager.interop.spaces import batch_of, final_reader, spaces_of
-from envmanager.options import Wait
+from envmanager.options import EpisodeStart, Wait
+from envmanager.tasks import Task
 
 LOST = "lost"
 """Key set to True in an info if the worker was replaced: no step was taken, and the episode is truncated."""
@@ -35,14 +35,14 @@ Info = dict[str, Any]
 class Lockstep:
     """A wrapper around a manager of single-agent environments that steps all or some environments together."""
 
-    def __init__(self, manager: EnvManager) -> None:
+    def __init__(self, manager: EnvManager, episodes: EpisodeStart = "automatic") -> None:
+        manager.set_episodes(episodes)
         self.manager = manager
         self.n_envs = manager.n_envs
         self._spec = _only_spec(manager)
         self.observation_space, self.action_space = spaces_of(manager, self._spec)
         self.batch_obs = partial(batch_of, self.observation_space)
         self._read_final = final_reader(self.observation_space)
-        self._has_infos = False
         self._acting: np.ndarray | None = None
         """The env_ids of the pending step; None if no step is pending."""
 
@@ -50,36 +50,24 @@ class Lockstep:
         """Reset all environments and return their first steps in the order of env_ids. Discards a pending step."""
         self._acting = None
         self.manager.reset({"seed": seeds, "options": options})
-        batch = self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
-        self._has_infos = batch.info is not None
-        return batch
+        return self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
 
-    def reset_some(self, seeds: Mapping[int, int | None], options: Mapping[str, Any]) -> tuple[Tree, dict[int, Info]]:
-        """Reset the environments in ``seeds``, which maps env_ids to seeds. Return first observations and infos.
+    def begin(self, tasks: Mapping[int, Task]) -> list[Batch]:
+        """Begin an episode in each environment in ``tasks``, by env_id. Return all batches up to their first rows.
 
-        The observations have one row per environment, in the order of ``seeds``. The infos are a dict by env_id. Calls
-        the ``reset`` of the environments themselves, which must be Gymnasium environments (see ``require_gymnasium``).
-        The manager does not record these resets. Raises UsageError if a step is pending.
+        Raises UsageError if a step is pending, and WorkerError if a worker failed and was not replaced.
         """
         self._require_no_pending_step()
-        begun: dict[int, tuple[Tree, Info]] = {}
-        for seed in dict.fromkeys(seeds.values()):
-            env_ids = [env_id for env_id, own in seeds.items() if own == seed]
-            arguments = (seed, options, self._spec.observation, self._has_infos)
-            begun.update(zip(env_ids, self.manager.call(begin_episode, *arguments, env_ids=env_ids), strict=True))
-        return concat_rows([begun[env_id][0] for env_id in seeds]), {env_id: begun[env_id][1] for env_id in seeds}
-
-    @property
-    def is_well(self) -> bool:
-        """Whether the current episodes can continue without a reset: no step is pending, and no worker has failed."""
-        return self._acting is None and not any(worker.failed for worker in self.manager.stats().workers)
-
-    def require_gymnasium(self) -> None:
-        """Raise UsageError unless all environments are from Gymnasium. Other kinds cannot be reset one by one."""
-        if not all(self.manager.call(is_gymnasium_env)):
-            raise UsageError(
-                'autoreset_mode="Disabled" needs environments of Gymnasium, since others cannot be reset one by one.'
-            )
+        self.manager.begin(list(tasks), list(tasks.values()))
+        self._acting = np.array(list(tasks))
+        batches, left = [], set(tasks)
+        while left:
+            batches.append(self._own(self.manager.recv(Wait.all())))
+            left.difference_update(batches[-1].env_ids[batches[-1].first].tolist())
+            if not left <= self.manager.tasks.running.keys():
+                raise _dropped(sorted(left))
+        self._acting = None
+        return batches
 
     def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
         """Send actions to ``env_ids`` (default: all). ``actions`` must have a row for every environment of the manager.
@@ -128,8 +116,6 @@ class Lockstep:
 
     def _complete(self, batch: Batch, env_ids: np.ndarray) -> Batch:
         """Return ``batch`` with arrays that later steps do not change. Raises UsageError if any env_id has no row."""
-        if any(map(is_foreign, leaves(batch.obs))):
-            batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         is_there = np.zeros(self.n_envs, np.bool_)
         is_there[batch.env_ids] = True
         if not is_there[env_ids].all():
@@ -138,10 +124,12 @@ class Lockstep:
                     "a worker returns some of its environments first, as an asynchronous pool does, but a vector "
                     "environment steps all: leave out the pool's batch_size, or use the manager's send() and recv()."
                 )
-            raise UsageError(
-                f"the environments {env_ids[~is_there[env_ids]].tolist()} were dropped with their worker, but a vector "
-                'environment must keep all of its environments: use RestartPolicy(then="raise").'
-            )
+            raise _dropped(env_ids[~is_there[env_ids]].tolist())
+        return self._own(batch)
+
+    def _own(self, batch: Batch) -> Batch:
+        if any(map(is_foreign, leaves(batch.obs))):
+            batch.obs, batch.final_obs = map_tree(as_array, batch.obs), map_tree(as_array, batch.final_obs)
         return batch.copy() if batch.is_view else batch
 
     def _actions_of(self, actions: Tree, env_ids: np.ndarray) -> Tree:
@@ -186,6 +174,13 @@ def reset_infos(batch: Batch) -> dict[int, Info]:
     ended = batch.env_ids[batch.terminated | batch.truncated].tolist()
     infos = batch.reset_info if batch.reset_info is not None else [{} for _ in ended]
     return dict(zip(ended, infos, strict=True))
+
+
+def _dropped(env_ids: list[int]) -> UsageError:
+    return UsageError(
+        f"the environments {env_ids} were dropped with their worker, but a vector environment must keep all of its "
+        'environments: use RestartPolicy(then="raise").'
+    )
 
 
 def _only_spec(manager: EnvManager) -> BehaviorSpec:

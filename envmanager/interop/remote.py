@@ -8,26 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from envmanager.adapters.rows import stack_rows
-from envmanager.data.trees import Tree
 from envmanager.environment import attribute_of
 from envmanager.importing import needed_by
 
 with needed_by("envmanager.interop", extra="gymnasium"):
-    from gymnasium import Env, Wrapper
-
-
-def begin_episode(
-    env: Any, seed: int | None, options: Mapping[str, Any], observation: Tree, has_infos: bool
-) -> tuple[Tree, dict[str, Any]]:
-    """Reset ``env``. Return the observation as arrays ``[1, …]`` and the info, or {} if ``has_infos`` is false."""
-    obs, info = env.reset(seed=seed, options=dict(options)) if options else env.reset(seed=seed)
-    return stack_rows(observation, [obs], ["obs"]), dict(info) if has_infos else {}
-
-
-def is_gymnasium_env(env: Any) -> bool:
-    """Return whether ``env`` is a Gymnasium environment or wrapper."""
-    return isinstance(env, Env)
+    from gymnasium import Wrapper
 
 
 def call_method(env: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

@@ -6,8 +6,10 @@
     t       obs = first, final_obs = last    as manager   obs = last                      obs = last
     t + 1   a step of the new episode        as manager   obs = first, action ignored     refused until reset(mask)
 
+In mode DISABLED, the manager's episodes begin on demand: a ``reset_mask`` becomes a call of ``begin``.
+
 The rule: steps return what Gymnasium's ``SyncVectorEnv`` returns, apart from the rounding of rewards, if the manager
-has ``infos=True``, the last reset had no options, and no worker was replaced.
+has ``infos=True``, no worker was replaced and, except in mode DISABLED, the last reset had no options.
 """
 
 from __future__ import annotations
@@ -23,15 +25,20 @@ from envmanager.data.trees import Tree, copy_tree, take_rows, with_rows
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
-from envmanager.interop.lockstep import Elsewhere, Info, Lockstep, reset_infos, step_infos
+from envmanager.interop.lockstep import LOST, Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_or_get
 from envmanager.options import ResetConfig
+from envmanager.tasks import Task
 
 with needed_by("as_vector_env", extra="gymnasium"):
     from gymnasium.vector import AutoresetMode, VectorEnv
     from gymnasium.vector.utils import batch_space
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
+
+
+class _ExactTask(Task):
+    inherits = False
 
 
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
@@ -52,7 +59,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
     def __init__(self, manager: EnvManager, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP) -> None:
         self.manager = manager
         self.autoreset_mode = _mode(autoreset_mode)
-        self._lockstep = lockstep = Lockstep(manager)
+        is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
+        self._lockstep = lockstep = Lockstep(manager, "on_demand" if is_disabled else "automatic")
         self.num_envs = lockstep.n_envs
         self.single_observation_space = lockstep.observation_space
         self.single_action_space = lockstep.action_space
@@ -60,17 +68,14 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self.action_space = batch_space(lockstep.action_space, self.num_envs)
         self.metadata = {**lockstep.first_attr("metadata", {}), "autoreset_mode": self.autoreset_mode}
         self.render_mode = lockstep.first_attr("render_mode", None)
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            lockstep.require_gymnasium()
         self._restarting = np.zeros(self.num_envs, np.bool_)
         """Whether each environment's episode ended and the next one has returned no observation yet, bool[n_envs]."""
+        self._cut = np.zeros(self.num_envs, np.bool_)
+        """Whether each environment's episode was lost in a reset of others, which the next step says: bool[n_envs]."""
         self._obs: Tree = None
-        """Newest observation of each environment; the first one of the new episode if the environment is restarting."""
-        self._shown: Tree = None
-        """Observations returned by the last step or reset."""
+        """Newest observation of each environment; in NEXT_STEP, of the new episode if the environment is restarting."""
         self._first_infos: dict[int, Info] = {}
         """Infos of the first observations that have not been returned yet, by env_id."""
-        self._has_options = False
 
     def __del__(self) -> None:
         """Do not close the manager, which may still be in use. In some Gymnasium versions, VectorEnv would close it."""
@@ -93,19 +98,16 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         ``seed`` is an int (environment i gets ``seed + i``) or a sequence with an int or None for each environment.
         Automatic resets reuse the ``options`` of the last reset of all environments. If ``autoreset_mode`` is DISABLED,
         the option ``reset_mask`` (``bool[n_envs]``, not all False) selects the environments to reset. In the other
-        modes, it must be all True. Other masks raise UsageError.
+        modes, it must be all True. Other masks raise UsageError. If a reset fails, reset all environments.
         """
         seeds, mask = self._seeds(seed), self._mask(options)
         if mask is not None and options is not None:
             options = {key: value for key, value in options.items() if key != "reset_mask"}
         if mask is not None and not mask.all():
-            return self._reset_some(np.flatnonzero(mask), seeds, options or {})
-        if self._can_use_begun(seeds, options):
-            return self._reset_some(np.arange(self.num_envs), None, {})
+            return self._reset_some(np.flatnonzero(mask), seeds, options)
         batch = self._lockstep.reset(seeds, options)
-        self._restarting = np.zeros(self.num_envs, np.bool_)
+        self._restarting, self._cut = np.zeros((2, self.num_envs), np.bool_)
         self._first_infos = {}
-        self._has_options = bool(options)
         self._obs = batch.obs
         return self._returned(batch.obs), self._join(step_infos(batch)) if batch.info else {}
 
@@ -118,13 +120,36 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         if self.autoreset_mode is AutoresetMode.SAME_STEP:
             self._lockstep.send(actions)
             return self._same_step(self._lockstep.receive())
-        if self.autoreset_mode is AutoresetMode.DISABLED:
-            self._require_running()
-        acting = np.flatnonzero(~self._restarting)
-        if not len(acting):
-            return self._all_restarted()
-        self._lockstep.send(actions, acting if len(acting) < self.num_envs else None)
-        return self._next_step(self._lockstep.receive())
+        is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
+        if is_disabled and self._restarting.any():
+            raise UsageError(
+                f"the episodes of the environments {np.flatnonzero(self._restarting).tolist()} have ended: call "
+                'reset(options={"reset_mask": terminated | truncated}) first.'
+            )
+        idle = self._cut if is_disabled else self._restarting
+        ids = np.flatnonzero(idle).tolist()
+        infos = {env_id: {LOST: True} if is_disabled else self._first_infos[env_id] for env_id in ids}
+        reward = np.zeros(self.num_envs, np.float64)
+        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
+        batch, of_resets = None, {}
+        if len(ids) < self.num_envs:
+            self._lockstep.send(actions, np.flatnonzero(~idle) if ids else None)
+            batch = self._lockstep.receive()
+            env_ids, of_resets = batch.env_ids, reset_infos(batch)
+            reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
+            self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
+            infos.update(step_infos(batch))
+            infos.update((env_id, of_resets[env_id]) for env_id in ids if env_id in of_resets)
+        # An idle environment did not act. If the batch has a row of it, its worker was replaced.
+        reward[idle], terminated[idle], truncated[idle] = 0.0, False, is_disabled
+        self._restarting, self._first_infos = terminated | truncated, of_resets
+        self._cut = np.zeros(self.num_envs, np.bool_)
+        obs = self._obs
+        if batch is not None and self._restarting.any():
+            ended = batch.env_ids[batch.terminated | batch.truncated]
+            chosen = self._restarting[ended]
+            obs = with_rows(obs, ended[chosen], take_rows(batch.final_obs, chosen)) if chosen.any() else obs
+        return self._returned(obs), reward, terminated, truncated, self._join(infos)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Return ``env.name(*args, **kwargs)`` of each environment, or ``env.name`` itself if it is not callable."""
@@ -166,54 +191,29 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
             )
         return mask
 
-    def _can_use_begun(self, seeds: Any, options: Any) -> bool:
-        """Return whether a reset of all environments can use the episodes that the manager has already begun."""
-        if self.autoreset_mode is not AutoresetMode.DISABLED or not self._restarting.any():
-            return False
-        return seeds is None and not options and not self._has_options and self._lockstep.is_well
-
-    def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: dict[str, Any]) -> tuple[Any, Info]:
+    def _reset_some(self, env_ids: np.ndarray, seeds: Any, options: Any) -> tuple[Any, Info]:
         """Begin new episodes in ``env_ids``. Return the observations of all environments and the infos of ``env_ids``.
 
-        When an episode ends, the manager begins the next one by itself. That next episode is used unless a seed or
-        ``options`` are given, the last reset of all environments had options, or the worker was replaced.
+        If a worker is lost meanwhile, its environments in ``env_ids`` begin again in its replacement. The episodes of
+        its other environments are cut, which no reset can say: the next step does.
         """
         ResetConfig.of({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
             raise UsageError("the first reset must be of all environments: call reset() without a reset_mask.")
-        wanted = {env_id: None if seeds is None else seeds[env_id] for env_id in env_ids.tolist()}
-        has_begun = set() if options or self._has_options else set(self._first_infos)
-        to_reset = {env_id: seed for env_id, seed in wanted.items() if seed is not None or env_id not in has_begun}
-        infos = {env_id: self._first_infos[env_id] for env_id in wanted.keys() - to_reset.keys()}
-        if to_reset:
-            infos.update(self._reset_again(to_reset, options))
-        for env_id in wanted:
-            self._first_infos.pop(env_id, None)
-        self._restarting[env_ids] = False
-        return self._returned(with_rows(self._shown, env_ids, take_rows(self._obs, env_ids))), self._join(infos)
-
-    def _reset_again(self, seeds: Mapping[int, int | None], options: dict[str, Any]) -> dict[int, Info]:
-        env_ids = list(seeds)
-        self._restarting[env_ids] = True  # if the reset fails, the state of their episodes is unknown
-        for env_id in env_ids:
-            self._first_infos.pop(env_id, None)
-        first_obs, infos = self._lockstep.reset_some(seeds, options)
-        self._obs = with_rows(self._obs, env_ids, first_obs)
-        return infos
+        tasks = {row: _ExactTask(None if seeds is None else seeds[row], options) for row in env_ids.tolist()}
+        infos: dict[int, Info] = {}
+        for batch in self._lockstep.begin(tasks):
+            self._obs = with_rows(self._obs, batch.env_ids, batch.obs)
+            self._restarting[batch.env_ids], self._cut[batch.env_ids] = False, batch.lost
+            first = batch.env_ids[batch.first].tolist()
+            infos.update((env_id, info) for env_id, info in step_infos(batch).items() if env_id in first)
+        return self._returned(self._obs), self._join(infos)
 
     def _returned(self, obs: Tree) -> Any:
-        """Record ``obs`` as the last returned observations. Return them as an element of ``observation_space``."""
-        self._shown = obs
+        """Return observations as an element of ``observation_space``."""
         if self.autoreset_mode is AutoresetMode.DISABLED:
             obs = copy_tree(obs)  # the user may change it, and a later partial reset returns these rows again
         return self._lockstep.batch_obs(obs)
-
-    def _require_running(self) -> None:
-        if self._restarting.any():
-            raise UsageError(
-                f"the episodes of the environments {np.flatnonzero(self._restarting).tolist()} have ended: call "
-                'reset(options={"reset_mask": terminated | truncated}) first.'
-            )
 
     def _same_step(self, batch: Batch) -> StepResult:
         infos: Info = {}
@@ -225,45 +225,6 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
                 infos = self._add_info(infos, of_resets.get(env_id, info), env_id)
         obs = self._lockstep.batch_obs(batch.obs)
         return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
-
-    def _next_step(self, batch: Batch) -> StepResult:
-        """Convert ``batch`` to the result of ``step``, with first observations for environments that did not act."""
-        env_ids, restarted = batch.env_ids, self._restarting
-        of_steps, of_resets = step_infos(batch), reset_infos(batch)
-        reward = np.zeros(self.num_envs, np.float64)
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        reward[env_ids], terminated[env_ids], truncated[env_ids] = batch.reward, batch.terminated, batch.truncated
-        for env_id in np.flatnonzero(restarted).tolist():
-            # A restarting environment did not act. If the batch has a row of it, its worker was replaced.
-            reward[env_id], terminated[env_id], truncated[env_id] = 0.0, False, False
-            of_steps[env_id] = of_resets.get(env_id, of_steps.get(env_id, self._first_infos[env_id]))
-        self._obs = batch.obs if len(batch) == self.num_envs else with_rows(self._obs, env_ids, batch.obs)
-        self._restarting, self._first_infos = terminated | truncated, of_resets
-        obs = self._obs
-        if self._restarting.any():
-            ended = env_ids[batch.terminated | batch.truncated]
-            chosen = self._restarting[ended]
-            obs = with_rows(obs, ended[chosen], take_rows(batch.final_obs, chosen))
-        if self.autoreset_mode is AutoresetMode.DISABLED and batch.lost.any():
-            obs = self._lose(obs, env_ids[batch.lost])
-        return self._returned(obs), reward, terminated, truncated, self._join(of_steps)
-
-    def _lose(self, obs: Tree, env_ids: np.ndarray) -> Tree:
-        """Return ``obs``, but with the previously returned observations for ``env_ids``, whose worker was replaced.
-
-        Also drop the first infos of ``env_ids``, so that the next reset calls the environments' own ``reset``. The
-        manager does not record resets of single environments, so its observations may be from before such a reset.
-        """
-        for env_id in env_ids.tolist():
-            del self._first_infos[env_id]
-        return with_rows(obs, env_ids, take_rows(self._shown, env_ids))
-
-    def _all_restarted(self) -> StepResult:
-        """Return the first observations of all new episodes as the result of ``step``. No environment is stepped."""
-        infos = self._join(self._first_infos)
-        self._restarting = np.zeros(self.num_envs, np.bool_)
-        terminated, truncated = np.zeros((2, self.num_envs), np.bool_)
-        return self._returned(self._obs), np.zeros(self.num_envs, np.float64), terminated, truncated, infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
         """Convert infos keyed by env_id to the dict of arrays and masks that a Gymnasium VectorEnv returns."""

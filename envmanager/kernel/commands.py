@@ -77,6 +77,8 @@ class Commands:
         self._collector.drain()  # a failure does not matter: the reset revives the worker
         for entry in table.entries:
             entry.actions, entry.batches, entry.ignores_action = None, (), False
+            if entry.times.track is not None:
+                entry.times.track.begin(entry.generation)  # the tasks from before the reset are over
             entry.n_acting = len(entry.env_ids) if book is None else 0
         table.note_all()
         self._require_some_worker()  # the drain may have dropped the last worker
@@ -91,7 +93,7 @@ class Commands:
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
         recovery.begins_of = None if book is None else book.first_of_replacement
-        begins = None if book is None else book.first(asked)
+        begins = None if book is None else book.first(asked, parsed.seed)
         for entry in asked:
             recovery.take_back(entry)
             workers[entry.worker_id].send(CommandName.RESET, config if begins is None else begins[entry.worker_id])

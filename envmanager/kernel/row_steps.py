@@ -44,6 +44,7 @@ class BatchStepper:
         self.behavior = "default"
         """Name of the only behavior, set by the first ``send`` or ``recv``."""
         self._spec: BehaviorSpec | None = None
+        self._no_actions: dict[str, Tree] = {}
         self._n_specs = -1
         """Number of known specs when the behavior was last looked up; -1 before the first look-up."""
         self._table = table
@@ -78,6 +79,7 @@ class BatchStepper:
                     self._check_rows(entry, own, n_envs)
                 entry.rows_in_flight.clear()
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
+        self._no_actions = {} if spec is None else {behavior: zeros(spec.action, 0)}
 
     def _check_rows(self, entry: Entry, steps: AgentSteps | None, n: int) -> None:
         """Raise UsageError unless ``steps`` has an acting row for each of ``n`` environments, in order if n are all."""
@@ -134,10 +136,11 @@ class BatchStepper:
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
                     "actions has not been delivered. Call recv() first. Nothing was sent."
                 )
-            if not host.steps_some_rows and len(rows) < len(entry.env_ids) and book is None:
+            if not host.steps_some_rows and len(rows) < entry.n_acting:
+                acting = [env_id for env_id in entry.env_ids if book is None or book.acts[env_id]]
                 raise BadAction(
-                    f"the actions are for {len(rows)} of the {len(entry.env_ids)} environments of worker {worker_id}, "
-                    f"which move together: send actions for all of {list(entry.env_ids)}. Nothing was sent."
+                    f"the actions are for {len(rows)} of the {len(acting)} environments of worker {worker_id}, "
+                    f"which move together: send actions for all of {acting}. Nothing was sent."
                 )
             if entry.batch_size:
                 _require_batch(entry, rows)
@@ -190,15 +193,16 @@ class BatchStepper:
         return acting
 
     def send_begins(self, book: TaskBook) -> None:
-        """Let workers begin episodes that wait for no action of the trainer."""
-        sent = []
+        """Let workers begin episodes that wait for no action of the trainer; all episodes if no step is in flight."""
+        sent, is_idle = [], not self._table.n_waiting
         try:
-            for entry in book.workers_to_begin():
-                worker = self.host.workers[entry.worker_id]
-                book.send_begins(entry.worker_id, worker)
-                worker.send(_STEP, {})
-                entry.n_envs_in_flight = 0
-                sent.append(entry)
+            for worker_id in sorted(book.has_unsent):
+                entry, worker = self._table.entries[worker_id], self.host.workers[worker_id]
+                if entry.state is _IDLE and entry.is_nominal and (is_idle or not entry.n_acting):
+                    book.send_begins(worker_id, worker)
+                    worker.send(_STEP_ROWS, (np.zeros(0, np.int64), self._no_actions))
+                    entry.n_envs_in_flight = 0
+                    sent.append(entry)
         finally:
             self._table.move(sent, _IN_FLIGHT, ())
 

@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.seeding import derive_seeds, task_seed
+from envmanager.data.seeding import derive_seeds, reseeded, task_seed
 from envmanager.data.steps import Batch, Begin, CommandName, StepInfo
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.kernel.host import EnvWorker
@@ -64,6 +64,8 @@ class _Seat:
     """Whether the worker knows ``coming``."""
     cuts: bool = False
     """Whether ``coming`` begins at once though the environment plays."""
+    is_new: bool = False
+    """Whether no episode has begun in it since its worker was replaced."""
 
 
 class TaskBook:
@@ -197,14 +199,14 @@ class TaskBook:
             if self._source is not None and not seat.entry.is_dropped:
                 self._assign(seat)
 
-    def first(self, entries: Iterable[Entry]) -> dict[int, list[Begin]]:
-        """Return what the workers that are reset begin, by worker_id: tasks or, without a source, an episode each."""
+    def first(self, entries: Iterable[Entry], seed: Any) -> dict[int, list[Begin]]:
+        """Return what workers begin in a reset, by worker_id: tasks or, without a source, an episode from ``seed``."""
         if self._source is not None:
             return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
         begins = {}
         for entry in entries:
             seats = self._of_worker[entry.worker_id]
-            seeds = derive_seeds(self._seed, entry.env_ids, entry.generation)
+            seeds = derive_seeds(seed, entry.env_ids, entry.generation)
             begins[entry.worker_id] = [
                 Begin(seat.row, True, seed, self._options) for seat, seed in zip(seats, seeds, strict=True)
             ]
@@ -215,7 +217,9 @@ class TaskBook:
 
     def first_of_replacement(self, entry: Entry) -> list[Begin]:
         """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker."""
-        return self.first([entry])[entry.worker_id] if self._source is None and self._is_resetting else []
+        if self._source is not None or not self._is_resetting:
+            return []
+        return self.first([entry], reseeded(self._seed, entry.generation))[entry.worker_id]
 
     def again(self, *, seed: Any, options: Mapping[str, Any] | None, attempts: int, prefetch: bool | None) -> TaskBook:
         """Take back all tasks that have not ended, for another try of a reset that has failed. Return the book."""
@@ -260,16 +264,11 @@ class TaskBook:
         for seat in self._of_worker[worker_id]:
             if seat.coming is not None and not seat.is_sent:
                 seat.is_sent, at_once = True, not seat.plays or seat.cuts
-                begins.append(Begin(seat.row, at_once, *self._arguments(seat.coming)))
+                begins.append(Begin(seat.row, at_once, *self._arguments(seat, seat.coming)))
                 if at_once:
                     seat.coming.attempts += 1
                     self._set_begun(seat, True)
         return begins
-
-    def workers_to_begin(self) -> list[Entry]:
-        """Return the idle workers that have episodes to begin, and no environment that takes an action."""
-        entries = [self._table.entries[worker_id] for worker_id in sorted(self.has_unsent)]
-        return [each for each in entries if not each.n_acting and each.state is WorkerState.IDLE and each.is_nominal]
 
     def resting_workers(self) -> set[int]:
         """Return the worker_ids of workers that have nothing to do, and no step that was not delivered."""
@@ -347,11 +346,17 @@ class TaskBook:
         self._free.pop(seat.env_id, None)
         self.has_unsent.add(seat.entry.worker_id)
 
-    def _arguments(self, drawn: _Drawn) -> tuple[int | None, Mapping[str, Any] | None]:
-        """Return the seed and options with which a task begins."""
+    def _arguments(self, seat: _Seat, drawn: _Drawn) -> tuple[int | None, Mapping[str, Any] | None]:
+        """Return the seed and options with which a task begins in an environment."""
         task, seed, options = drawn.task, drawn.task.seed, self._options
-        if seed is None and self._seed is not None:
-            seed = task_seed(self._seed, drawn.index)
+        if not task.inherits:
+            if seed is None and seat.is_new:
+                generation = seat.entry.generation
+                (seed,) = derive_seeds(reseeded(self._seed, generation), [seat.env_id], generation)
+            return seed, task.options
+        own_seed = self._seed if self._seed is None or isinstance(self._seed, int) else self._seed[seat.env_id]
+        if seed is None and own_seed is not None:
+            seed = task_seed(own_seed, drawn.index)
         if task.options is not None:
             options = dict(task.options) if options is None else {**options, **task.options}
         return seed, options
@@ -440,7 +445,7 @@ class TaskBook:
             if seat.plays and seat.playing is not None:
                 self._finish(seat, seat.playing, cut=True)
             seat.playing, seat.coming, seat.is_sent, seat.cuts = seat.coming, None, False, False
-        seat.plays = True
+        seat.plays, seat.is_new = True, False
         self._may_draw(seat)
         self._set_acts(seat, not seat.cuts)
         self._set_index(seat)
@@ -474,6 +479,7 @@ class TaskBook:
         is_charged = getattr(error, "phase", "") != RECYCLED and getattr(error, "type_name", "") != "KeyboardInterrupt"
         for seat in self._of_worker[entry.worker_id]:
             playing, coming, was_begun = self._vacate(seat)
+            seat.is_new = True
             charge = is_charged and seat.env_id in named
             if playing is not None:
                 self._take_back(seat, playing, error, charge=charge)
@@ -572,6 +578,8 @@ class TaskBook:
     def _set_index(self, seat: _Seat) -> None:
         self._index[seat.env_id] = -1 if seat.playing is None else seat.playing.index
         self._tasks_of[seat.entry.worker_id] = None
+        if seat.entry.times.track is not None:
+            seat.entry.times.track.begin(seat.entry.generation, self._tasks(seat.entry.worker_id))
 
     def _tasks(self, worker_id: int) -> Mapping[int, int]:
         tasks = self._tasks_of[worker_id]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import array
 import time
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import attrs
@@ -22,8 +23,8 @@ _COUNT_AFTER = 1023
 class Track(Protocol):
     """Interface of a track. A track is one row in the timeline of a trace, and contains spans of time."""
 
-    def begin(self, generation: int) -> None:
-        """Set the generation of the worker for the spans that follow."""
+    def begin(self, generation: int, tasks: Mapping[int, int] = ...) -> None:
+        """Set the generation of the worker, and the tasks that it plays, for the spans that follow."""
         ...
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:

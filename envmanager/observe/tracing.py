@@ -21,7 +21,8 @@ import operator
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from envmanager.data.steps import ActionInfo, AgentSteps
@@ -48,7 +49,7 @@ Record = tuple[int, int | None, int, str, str]
 
 
 class SpanTrack:
-    """One track of a trace, for the trainer or a worker. Each span of a worker carries the worker's generation."""
+    """One track of a trace, for the trainer or a worker. Each span of a worker carries its generation and tasks."""
 
     __slots__ = ("_more", "_number", "_tracer")
 
@@ -57,9 +58,10 @@ class SpanTrack:
         self._number = number
         self._more = ""
 
-    def begin(self, generation: int) -> None:
-        """Set the worker's generation (0 for its first start) for the spans that follow."""
-        self._more = f',"args":{{"generation":{generation}}}'
+    def begin(self, generation: int, tasks: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Set the worker's generation (0 for its first start) and tasks, by env_id, for the spans that follow."""
+        of_tasks = f',"tasks":{json.dumps(tasks)}' if tasks else ""
+        self._more = f',"args":{{"generation":{generation}{of_tasks}}}'
 
     def span(self, name: str, began_ns: int, ended_ns: int) -> None:
         """Add a span, and write the file if a write is due. ``name`` must already be escaped for JSON."""

@@ -138,7 +138,7 @@ def _of_agent(episode: Episode) -> dict[str, Any]:
 
 
 def _headline(result: TaskResult) -> str | None:
-    return None if result.error is None else str(result.error).partition("\n")[0]
+    return None if result.error is None else str(result.error).partition("\n")[0].removesuffix(".")
 
 
 def write_csv(path: str | os.PathLike[str], evaluations: Sequence[tuple[Mapping[str, Any], Evaluation]]) -> None:

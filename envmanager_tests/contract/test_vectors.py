@@ -18,6 +18,7 @@ from envmanager.environment import Environment
 from envmanager.interop.spaces import to_space
 from envmanager.testing import ManagerContract
 from envmanager.testing.fakes import FakeEnvironment, Raise, Step
+from envmanager.testing.fault_contract_restarts import TasksUnderFaults
 from envmanager_tests.contract.kernel_contract import KernelContract
 
 
@@ -29,11 +30,11 @@ class AsGymnasium(gymnasium.Env):  # type: ignore[type-arg, misc]
         (spec,) = environment.behavior_specs.values()
         self.observation_space, self.action_space = to_space(spec.observation), to_space(spec.action)
         self._next: Any = None
-        """First observation of the next episode, which the environment has already begun."""
+        """First observation of the next episode, which the environment has already begun, without seed and options."""
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         obs, self._next = self._next, None
-        if obs is None:
+        if obs is None or options or seed is not None:
             (steps,) = self.environment.reset(seeds=[seed], options=options).values()
             obs = self._row_of(steps.obs)
         return obs, {}
@@ -89,8 +90,6 @@ NOT_FOR_VECTORS = {
 
 
 class _OfVectors(ManagerContract, KernelContract):
-    begins_on_demand = False
-
     @pytest.fixture(autouse=True)
     def _applies(self, request: pytest.FixtureRequest) -> None:
         for beginning, reason in NOT_FOR_VECTORS.items():
@@ -120,11 +119,28 @@ class TestVectorInThisProcess(_OfVectors):
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode), ids=[mode.value for mode in AutoresetMode], scope="class")
-class TestVectorsInWorkers(_OfVectors):
+class _InEachMode:
     @pytest.fixture(autouse=True)
     def _mode(self, mode: AutoresetMode) -> None:
         self.mode = mode
 
+
+class TestVectorsInWorkers(_InEachMode, _OfVectors):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         make, n_workers = vectors_of(env_factory, n_envs, self.mode), max(1, n_envs // 2)
         return SubprocessEnvManager(make, n_envs, n_workers=n_workers, **options)
+
+
+class TestTasksOfAVectorUnderFaults(_InEachMode, TasksUnderFaults):
+    has_processes = False
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return SimpleEnvManager(vectors_of(env_factory, n_envs, getattr(self, "mode", "NextStep")), n_envs, **options)
+
+
+class TestTasksOfVectorsUnderFaults(_InEachMode, TasksUnderFaults):
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        make = vectors_of(
+            env_factory, n_envs, getattr(self, "mode", "NextStep")
+        )  # none yet for the first, in a fixture
+        return SubprocessEnvManager(make, n_envs, n_workers=(n_envs + 1) // 2, **options)

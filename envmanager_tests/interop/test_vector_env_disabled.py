@@ -1,19 +1,21 @@
 """The Gymnasium bridge where it begins no episode by itself: ``autoreset_mode="Disabled"``."""
 
+import gc
+import itertools
 import os
 import signal
 import threading
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import data_equivalence
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import vector as wrappers
 
-from envmanager import RestartPolicy, SimpleEnvManager, SubprocessEnvManager
-from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerDied
-from envmanager.interop import as_vector_env
-from envmanager.testing import EchoEnvironment
+from envmanager import RestartPolicy, SubprocessEnvManager
+from envmanager.errors import BadAction, BadObservation, EnvRaised, UsageError, WorkerDied
+from envmanager.interop import as_sb3_vec_env, as_vector_env
+from envmanager.testing import FakeEnvironment
 from envmanager_tests.interop.envs import (
     DIE,
     END,
@@ -51,9 +53,6 @@ def masked(mask, **options):
 
 
 def assert_same(ours, theirs):
-    for *_, infos in (ours, theirs):
-        for key in ("options", "_options"):
-            infos.pop(key, None)  # SyncVectorEnv tells an environment of no options in two ways: None and {}
     assert data_equivalence(ours, theirs), f"\n{ours}\ninstead of\n{theirs}"
 
 
@@ -132,7 +131,7 @@ def test_a_step_of_an_episode_that_has_ended_is_refused(make_manager):
     assert envs.step([GO_ON, GO_ON])[0][:, 3].tolist() == [1, 1]
 
 
-def test_options_are_for_those_named_and_replace_the_episode_that_began_without(make_manager):
+def test_options_are_for_those_named_and_for_one_episode(make_manager):
     envs = disabled(make_manager(Obedient, 2))
     envs.reset(options={"level": 1})
     envs.step([END, GO_ON])
@@ -143,7 +142,7 @@ def test_options_are_for_those_named_and_replace_the_episode_that_began_without(
     assert options.keys() == {"reset_mask", "level"}
     envs.step([END, GO_ON])
     envs.reset(options=masked(FIRST))
-    assert envs.get_attr("options") == (None, {"level": 1})
+    assert envs.get_attr("options") == ({}, {"level": 1})
     envs.reset(options=masked(BOTH, level=3))
     assert envs.get_attr("options") == ({"level": 3},) * 2
 
@@ -180,37 +179,21 @@ def test_without_infos_a_reset_tells_none_and_they_need_not_travel(make_manager)
     assert envs.reset(options=masked(FIRST))[1] == {}
 
 
-def test_a_reset_that_fails_is_told_and_another_may_follow(make_manager):
+@pytest.mark.parametrize(("options", "error"), [({"raise": True}, EnvRaised), ({"short": True}, BadObservation)])
+def test_after_a_reset_of_some_that_failed_only_a_reset_of_all_helps(make_manager, options, error):
     envs = disabled(make_manager(Resettable, 2))
     envs.reset()
     envs.step([END, GO_ON])
 
-    with pytest.raises(EnvRaised, match="no such level"):
-        envs.reset(options={**masked(FIRST), "raise": True})
-    with pytest.raises(BadObservation, match="obs should be"):
-        envs.reset(options={**masked(FIRST), "short": True})
-    with pytest.raises(UsageError, match="have ended"):
-        envs.step([GO_ON, GO_ON])
-    assert envs.reset(options=masked(FIRST))[0][0].tolist() == [0, 0, 4, 0]  # not the episode 1 of before the failures
-    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 4, 1], [1, 0, 0, 2]]
-
-
-def test_after_a_reset_that_failed_nobody_goes_on_who_was_named(make_manager):
-    envs = disabled(make_manager(Resettable, 3))
-    envs.reset()
-    envs.step([GO_ON] * 3)
-    envs.set_attr("obedient", [True, False, True])
-    with pytest.raises(EnvRaised, match="not now"):
-        envs.reset(seed=[5, 6, 7], options=masked([True, True, False]) | {"if": "obedient"})
-    envs.set_attr("obedient", True)
-
-    with pytest.raises(UsageError, match=r"\[0, 1\] have ended"):
-        envs.step([GO_ON] * 3)
-    assert envs.reset(options=masked([True, False, False]))[0][0].tolist() == [0, 0, 2, 0]
-    with pytest.raises(UsageError, match=r"\[1\] have ended"):
-        envs.step([GO_ON] * 3)
-    envs.reset(options=masked([False, True, False]))
-    assert envs.step([GO_ON] * 3)[0].tolist() == [[0, 0, 2, 1], [1, 0, 2, 1], [2, 0, 0, 2]]
+    with pytest.raises(error, match=r"no such level|obs should be"):
+        envs.reset(options=masked(FIRST, **options))
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"call reset\(\)"):
+            envs.reset(options=masked(FIRST))
+        with pytest.raises(UsageError, match="have ended"):
+            envs.step([GO_ON, GO_ON])
+    assert envs.reset()[0].tolist() == [[0, 0, 2, 0], [1, 0, 1, 0]]
+    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 2, 1], [1, 0, 1, 1]]
 
 
 def test_after_a_step_that_failed_only_a_reset_of_all_helps():
@@ -234,7 +217,7 @@ def test_after_a_reset_of_some_in_which_a_worker_died_for_good_a_reset_of_all_he
     with pytest.raises(WorkerDied):
         envs.reset(options=masked(SECOND))
 
-    with pytest.raises(WorkerDied):
+    with pytest.raises(UsageError, match=r"call reset\(\)"):
         envs.reset(options=masked(SECOND))
     assert envs.reset()[0][:, 3].tolist() == [0, 0]
     assert envs.step([GO_ON, GO_ON])[0][:, 3].tolist() == [1, 1]
@@ -246,71 +229,161 @@ def test_a_lost_episode_ends_with_what_was_last_handed_out():
     envs = disabled(SubprocessEnvManager(Obedient, 2, restarts=restarts, infos=True))
     envs.reset()
     envs.step([GO_ON, GO_ON])
-    envs.reset(options=masked(SECOND))  # which the manager does not know of
+    envs.reset(options=masked(SECOND))
 
     obs, reward, _, truncated, infos = envs.step([GO_ON, DIE])
     assert obs.tolist() == [[0, 0, 0, 2], [1, 0, 1, 0]]
     assert (reward.tolist(), truncated.tolist(), infos["lost"].tolist()) == ([0.5, 0.0], SECOND, SECOND)
-    assert envs.reset(options=masked(truncated))[0].tolist() == [[0, 0, 0, 2], [1, 1, 1, 0]]
-    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 0, 3], [1, 1, 1, 1]]
+    assert envs.reset(options=masked(truncated))[0].tolist() == [[0, 0, 0, 2], [1, 1, 0, 0]]
+    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 0, 3], [1, 1, 0, 1]]
     envs.close()
 
 
-def test_a_worker_that_dies_before_its_reset_is_replaced():
-    envs = disabled(SubprocessEnvManager(Obedient, 2, restarts=RestartPolicy(backoff_s=0)))
+def test_the_reset_of_an_environment_whose_worker_has_died_is_of_the_next_one():
+    envs = disabled(SubprocessEnvManager(Obedient, 2, restarts=RestartPolicy(backoff_s=0), infos=True))
     envs.reset()
     os.kill(envs.manager.stats().workers[1].pid, signal.SIGKILL)
 
-    with pytest.raises(WorkerDied, match="SIGKILL"):
-        envs.reset(options=masked(SECOND))
-    with pytest.raises(UsageError, match=r"\[1\] have ended"):
-        envs.step([GO_ON, GO_ON])
-    first = envs.reset(options=masked(SECOND))[0][1]
-    obs, _, _, truncated, _ = envs.step([GO_ON, GO_ON])  # now the manager tells that the worker was replaced
-    assert (obs[1].tolist(), truncated.tolist()) == (first.tolist(), SECOND)
-    before = envs.reset(options=masked(SECOND))[0][1]
-    after = envs.step([GO_ON, GO_ON])[0][1]
-    assert (after - before).tolist() == [0, 0, 0, 1]  # of one episode
-    envs.close()
-
-
-def test_environments_that_are_not_gymnasiums_are_refused(make_manager):
-    with pytest.raises(UsageError, match="one by one"):
-        disabled(make_manager(EchoEnvironment))
-
-
-def test_gymnasiums_statistics_are_those_of_sync_vector_env(make_manager):
-    def wrapped(envs):
-        return gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
-
-    ours, theirs = (
-        wrapped(disabled(make_manager(cart_pole, infos=True))),
-        wrapped(SyncVectorEnv([cart_pole] * 3, autoreset_mode=AutoresetMode.DISABLED)),
-    )
-    ours.reset(seed=1), theirs.reset(seed=1)
-    n_episodes = 0
-    for step in range(60):
-        (*results, info), (*their_results, their_info) = (each.step(np.full(3, step % 2)) for each in (ours, theirs))
-        assert_same((*results, {}), (*their_results, {}))
-        for key in ("r", "l"):
-            np.testing.assert_array_equal(
-                info.get("episode", {}).get(key, 0), their_info.get("episode", {}).get(key, 0)
-            )
-        ended = results[2] | results[3]
-        if ended.any():
-            n_episodes += 1
-            ours.reset(options=masked(ended)), theirs.reset(options=masked(ended))
-    assert n_episodes >= 3
-
-
-def test_of_a_manager_in_this_process_too_an_error_leaves_the_episode_that_began():
-    envs = disabled(SimpleEnvManager(Resettable, 2, infos=True))
-    envs.reset()
-    envs.step([END, END])
-    with pytest.raises(EnvRaised, match="no such level"):
-        envs.reset(options={**masked(FIRST), "raise": True})
-
     obs, infos = envs.reset(options=masked(SECOND))
-    assert obs.tolist() == [[0, 0, 0, 1], [1, 0, 1, 0]]
-    assert infos["episode_number"].tolist() == [0, 1]
+    assert obs.tolist() == [[0, 0, 0, 0], [1, 1, 0, 0]]
+    assert (infos["episode_number"].tolist(), infos["_episode_number"].tolist()) == ([0, 0], SECOND)
+    obs, _, _, truncated, infos = envs.step([GO_ON, GO_ON])
+    assert (obs.tolist(), truncated.tolist()) == ([[0, 0, 0, 1], [1, 1, 0, 1]], [False, False])
+    assert "lost" not in infos
     envs.close()
+
+
+def test_an_episode_that_is_lost_in_a_reset_of_others_ends_in_the_next_step():
+    restarts = RestartPolicy(backoff_s=0)
+    envs = disabled(SubprocessEnvManager(Obedient, 4, n_workers=2, restarts=restarts, infos=True))
+    envs.reset()
+    envs.step([END, GO_ON, GO_ON, GO_ON])
+    os.kill(envs.manager.stats().workers[0].pid, signal.SIGKILL)
+
+    obs, infos = envs.reset(options=masked([True, False, False, False]))
+    assert obs.tolist() == [[0, 1, 0, 0], [1, 0, 0, 1], [2, 0, 0, 1], [3, 0, 0, 1]]
+    assert infos["_episode_number"].tolist() == [True, False, False, False]
+    obs, reward, terminated, truncated, infos = envs.step([GO_ON] * 4)
+    assert obs.tolist() == [[0, 1, 0, 1], [1, 0, 0, 1], [2, 0, 0, 2], [3, 0, 0, 2]]
+    assert (reward.tolist(), terminated.any()) == ([0.5, 0, 0.5, 0.5], False)
+    assert truncated.tolist() == infos["lost"].tolist() == [False, True, False, False]
+    assert envs.reset(options=masked(truncated))[0][1].tolist() == [1, 1, 0, 0]
+    assert not envs.step([GO_ON] * 4)[3].any()
+    os.kill(envs.manager.stats().workers[0].pid, signal.SIGKILL)
+    envs.reset(options=masked([True, False, False, False]))
+    envs.reset(options=masked([False, True, False, False]))  # of one that is yet to be told of
+    assert not envs.step([GO_ON] * 4)[3].any()
+    envs.close()
+
+
+def test_a_lost_environment_begins_again_with_a_new_seed_and_the_same_each_time():
+    def numbers_after_a_loss():
+        restarts = RestartPolicy(backoff_s=0)
+        envs = disabled(SubprocessEnvManager(cart_pole, 2, restarts=restarts))
+        envs.reset(seed=[4, 5])
+        os.kill(envs.manager.stats().workers[1].pid, signal.SIGKILL)
+        assert envs.step([0, 0])[3].tolist() == SECOND
+        obs = envs.reset(options=masked(SECOND))[0][1].tolist()
+        envs.close()
+        return obs
+
+    first = numbers_after_a_loss()
+    assert first == numbers_after_a_loss()
+    assert first != cart_pole().reset(seed=5)[0].tolist()
+
+
+def test_environments_that_cannot_begin_on_demand_are_refused(make_manager):
+    class Restless(FakeEnvironment):
+        can_rest = False
+
+    manager = make_manager(Restless)
+    with pytest.raises(UsageError, match="Disabled"):
+        disabled(manager)
+    as_vector_env(manager).reset()
+
+
+def test_other_bridges_of_the_same_manager_begin_by_themselves_again(make_manager):
+    manager = make_manager(Obedient, 2)
+    disabled(manager).reset()
+    envs = as_vector_env(manager, autoreset_mode="SameStep")
+    envs.reset()
+    assert envs.step([END, GO_ON])[0].tolist() == [[0, 0, 2, 0], [1, 0, 1, 1]]
+    disabled(manager).reset()
+    pytest.importorskip("stable_baselines3")
+    vec_env = as_sb3_vec_env(manager)
+    vec_env.reset()
+    assert vec_env.step([END, GO_ON])[0].tolist() == [[0, 0, 5, 0], [1, 0, 3, 1]]
+
+
+def test_each_mask_after_each_other_gives_what_sync_vector_env_gives(make_manager):
+    ours, theirs = disabled(make_manager(Arm, infos=True)), SyncVectorEnv([Arm] * 3, autoreset_mode="Disabled")
+    theirs.action_space.seed(3)
+    assert_same(ours.reset(seed=[4, 5, 6], options={"level": 1}), theirs.reset(seed=[4, 5, 6], options={"level": 1}))
+    masks = [np.array(mask) for mask in itertools.product([False, True], repeat=3) if any(mask)]
+    for number, (first, second) in enumerate(itertools.permutations(masks, 2)):
+        seed = [None, number, [number, None, 3]][number % 3]
+        for mask in (first, second):
+            assert_same(
+                ours.reset(seed=seed, options=masked(mask, number=number)),
+                theirs.reset(seed=seed, options=masked(mask, number=number)),
+            )
+        actions = theirs.action_space.sample()
+        result = theirs.step(actions)
+        assert_same(ours.step(actions), result)
+        if (ended := result[2] | result[3]).any():
+            assert_same(ours.reset(options=masked(ended)), theirs.reset(options=masked(ended)))
+
+
+def test_a_bad_action_after_a_reset_of_some_changes_nothing(make_manager):
+    envs = disabled(make_manager(Obedient, 2))
+    envs.reset()
+    envs.reset(options=masked(FIRST))
+    with pytest.raises(BadAction):
+        envs.step([GO_ON, 99])
+    assert envs.step([GO_ON, GO_ON])[0].tolist() == [[0, 0, 1, 1], [1, 0, 0, 1]]
+
+
+def test_processes_of_gymnasium_s_give_the_same(make_manager):
+    ours = disabled(make_manager(cart_pole, infos=True))
+    theirs = AsyncVectorEnv([cart_pole] * 3, shared_memory=False, autoreset_mode=AutoresetMode.DISABLED)
+    try:
+        assert_same(ours.reset(seed=7), theirs.reset(seed=7))
+        n_resets = 0
+        while n_resets < 6:
+            result = theirs.step([1, 1, 0])
+            assert_same(ours.step([1, 1, 0]), result)
+            if (ended := result[2] | result[3]).any():
+                n_resets += 1
+                assert_same(ours.reset(options=masked(ended)), theirs.reset(options=masked(ended)))
+    finally:
+        theirs.close()
+        del theirs
+        gc.collect()  # its queue and pipes are only closed with it
+
+
+def test_rewards_that_gymnasium_normalizes_are_those_of_sync_vector_env(make_manager):
+    ours = wrappers.NormalizeReward(disabled(make_manager(cart_pole, infos=True)))
+    theirs = wrappers.NormalizeReward(SyncVectorEnv([cart_pole] * 3, autoreset_mode=AutoresetMode.DISABLED))
+    assert_same(ours.reset(seed=1), theirs.reset(seed=1))
+    for step in range(80):
+        actions = np.array([step % 2, 1, step % 3 == 0], np.int64)
+        result = theirs.step(actions)
+        assert_same(ours.step(actions), result)
+        if (ended := result[2] | result[3]).any():
+            assert_same(ours.reset(options=masked(ended)), theirs.reset(options=masked(ended)))
+
+
+def test_gymnasiums_statistics_are_those_of_whole_episodes(make_manager):
+    # Not compared with SyncVectorEnv, which takes the mask out of the options before the wrapper looks for it.
+    envs = wrappers.RecordEpisodeStatistics(disabled(make_manager(cart_pole)))
+    envs.reset(seed=1)
+    total, n_episodes = np.zeros(3), 0
+    for step in range(80):
+        _, reward, terminated, truncated, infos = envs.step(np.array([step % 2, 1, step % 3 == 0], np.int64))
+        total += reward
+        ended = terminated | truncated
+        if ended.any():
+            assert infos["episode"]["r"].tolist() == infos["episode"]["l"].tolist() == (total * ended).tolist()
+            total[ended], n_episodes = 0, n_episodes + ended.sum()
+            envs.reset(options=masked(ended))
+    assert n_episodes > 10

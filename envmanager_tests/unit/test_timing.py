@@ -23,7 +23,7 @@ class Drawn:
         self.generation = None
         self.spans = []
 
-    def begin(self, generation):
+    def begin(self, generation, tasks=()):
         self.generation = generation
 
     def span(self, name, began_ns, ended_ns):

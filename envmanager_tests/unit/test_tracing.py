@@ -15,7 +15,7 @@ from envmanager.errors import EnvManagerError, UsageError, WorkerDied
 from envmanager.observe import events
 from envmanager.observe.timing import WorkerTimes
 from envmanager.observe.tracing import Tracer
-from envmanager.testing import FakeEnvironment, Raise, faulty
+from envmanager.testing import EchoEnvironment, FakeEnvironment, Raise, faulty
 
 
 @pytest.fixture
@@ -291,3 +291,21 @@ def test_a_manager_that_did_not_start_lets_go_of_its_trace(path):
     for _ in range(2):
         with pytest.raises(EnvManagerError, match="cannot be made"):
             SimpleEnvManager(faulty(Raise(ValueError("cannot be made")), at="start"), 1, trace=str(path))
+
+
+def test_the_spans_of_a_worker_name_the_tasks_that_it_plays_until_the_next_reset(path):
+    with SimpleEnvManager(EchoEnvironment, 2, trace=path) as manager:
+        manager.reset(tasks=[{"task": 0}, {"task": 1}, {"task": 2}])
+        while not manager.tasks.done:
+            batch = manager.recv()
+            manager.send([1] * len(batch), batch.env_ids)
+        manager.reset()
+        batch = manager.recv()
+        manager.send([1] * len(batch), batch.env_ids)
+        manager.recv()
+
+    steps = [event["args"] for event in read(path) if event["name"] == "step" and event["tid"] == 1]
+    told = [args.get("tasks") for args in steps]
+    assert told[:7] == [{"0": 0, "1": 1}] * 7  # environment 0 takes seven steps for an episode, the other eight
+    assert {"0": 2} in told
+    assert told[-1] is None
