@@ -23,6 +23,7 @@ from envmanager.training.controller import TrainerController
 from envmanager.training.curriculum import Curriculum, CurriculumState, LessonBegan, LessonState, parse
 from envmanager.training.runs.figures import read_episodes
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
+from envmanager_tests.envs import Duel
 
 UNTIL_ONE = {"measure": "reward", "threshold": 1, "episodes": 2}
 SAMPLERS = {
@@ -54,7 +55,7 @@ class Walls(gymnasium.Env[Any, Any]):
         return self._obs(), {}
 
     def _obs(self) -> Any:
-        return np.array([self.options["wall"], self.left], np.float32)
+        return np.array([(self.options or {}).get("wall", 0), self.left], np.float32)
 
     def step(self, action: Any) -> Any:
         self.n_steps += 1
@@ -326,11 +327,26 @@ def test_a_training_whose_tasks_end_says_so(tmp_path: Path) -> None:
             controller.train(100)
 
 
-def test_an_environment_without_episodes_on_demand_is_refused(tmp_path: Path) -> None:
-    def vector(context: EnvContext) -> Any:
-        return gymnasium.make_vec("CartPole-v1", num_envs=context.n_envs, vectorization_mode="sync")
+@pytest.mark.parametrize("kind", ["simple", "subprocess"])
+def test_each_row_of_a_vector_has_the_values_of_its_own_episode(kind: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
 
-    plan = TrainingPlan.parse(tables(64, {"wall": 1}, env=vector, n_workers=1), tmp_path)
+    def vector(context: EnvContext) -> Any:
+        rows = [lambda k=k: Walls(EnvContext(k, 0), log=str(log)) for k in range(context.n_envs)]
+        return gymnasium.vector.SyncVectorEnv(rows)
+
+    plan = TrainingPlan.parse(tables(512, env=vector, n_workers=1, kind=kind), tmp_path / "run")
+    assert TrainingRun(plan, Told()).go().lessons == {"wall": 3}
+
+    seen = [json.loads(line) for file in log.iterdir() for line in file.read_text().splitlines() if line != "null"]
+    assert len({options["gravity"] for options in seen}) == len(seen) > 100
+    assert {(each.total, each.length) for each in read_episodes(tmp_path / "run" / "episodes.csv")} == {(1, 4)}
+
+
+def test_an_environment_without_episodes_on_demand_is_refused(tmp_path: Path) -> None:
+    own = {**tables(64, {"wall": 1}, env=Duel), "trainers": {"*": {"kind": "ppo"}}}
+    plan = TrainingPlan.parse(own, tmp_path)
     with pytest.raises(ConfigError, match=r"training\.parameters"):
         TrainingRun(plan, Told()).go()
     with pytest.raises(ConfigError, match=r"training\.parameters"):

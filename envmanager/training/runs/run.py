@@ -256,8 +256,8 @@ class TrainingRun:
         training, known = self.plan.training, list(manager.behavior_specs)
         if not manager.begins_on_demand:
             raise ConfigError(
-                "training.parameters needs episodes that begin on demand, which these environments cannot: it takes "
-                "Gymnasium, PettingZoo or dm_env environments, or an Environment with can_rest, and no vector of them."
+                "training.parameters needs episodes that begin on demand, which these environments cannot: see "
+                "docs/episodes-and-tasks.md. Leave it out."
             )
         curriculum = Curriculum(
             training.parameters,
