@@ -94,7 +94,7 @@ class EnvManager(ABC):
         self._given_back = False
         self._episodes: Episodes | None = None
         self._is_on_demand = episodes == "on_demand"
-        self._can_begin = self._can_prefetch = False
+        self.begins_on_demand = self._can_prefetch = False
         """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
         self._book: TaskBook | None = None
         """Book of the episodes since the last reset, if they begin on demand."""
@@ -139,8 +139,8 @@ class EnvManager(ABC):
             host.steps_some_rows &= all(report.steps_some_rows for report in reports.values())
             for worker_id, report in reports.items():
                 self._table.entries[worker_id].batch_size = report.batch_size
-            self._can_begin = bool(reports) and all(report.begins_on_demand for report in reports.values())
-            self._can_prefetch = self._can_begin and all(report.begins_when_ready for report in reports.values())
+            self.begins_on_demand = bool(reports) and all(report.begins_on_demand for report in reports.values())
+            self._can_prefetch = self.begins_on_demand and all(report.begins_when_ready for report in reports.values())
             if self._is_on_demand:
                 self._require_can_begin()
             host.have_started(self._table.specs, reports)
@@ -306,7 +306,7 @@ class EnvManager(ABC):
         self._is_on_demand = start == "on_demand"
 
     def _require_can_begin(self) -> None:
-        if not self._can_begin:
+        if not self.begins_on_demand:
             raise UsageError(
                 "these environments cannot begin episodes on demand, as tasks, begin() and a vector environment with "
                 'autoreset_mode="Disabled" need. It takes Gymnasium\'s (its SyncVectorEnv and AsyncVectorEnv too), '

@@ -4,20 +4,19 @@
     python docs/examples/plot_returns.py runs/chase-* --behavior hero --seconds --out chase.png
 
 Each line is the mean of the last ``--window`` episodes, each dot one of them, if they are few. A vertical line is where
-somebody froze a behavior, or let it learn again, while it trained (control.toml). Needs matplotlib.
+somebody froze a behavior, or let it learn again, while it trained (control.toml), or where a lesson of an environment
+parameter began. Needs matplotlib.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from envmanager.training.learners import LearnersChanged
 from envmanager.training.runs import checkpoints, figures
 from envmanager.training.runs.figures import EpisodeEnd
 
@@ -40,8 +39,8 @@ def draw_run(axes: Any, directory: Path, color: str, arguments: argparse.Namespa
         axes.plot(at[n - 1 :], means, STYLES[number % len(STYLES)], color=color, label=label)
         if len(own) <= MOST_DOTS:
             axes.plot(at, returns, ".", markersize=4, alpha=0.4, color=color)
-    for change in changes_of(directory):
-        mark(axes, change, where(change.n_steps, episodes, arguments), color)
+    for n_steps, text in changes_of(directory):
+        mark(axes, text, where(n_steps, episodes, arguments), color)
 
 
 def lines_of(episodes: list[EpisodeEnd], behavior: str | None) -> dict[tuple[float, ...], list[str]]:
@@ -76,20 +75,22 @@ def per_step(arguments: argparse.Namespace) -> float:
     return float(arguments.unit.partition("=")[2] or 1)
 
 
-def changes_of(directory: Path) -> Sequence[LearnersChanged]:
-    """Who was frozen when, and who learned again, as the run's last checkpoint tells."""
+def changes_of(directory: Path) -> list[tuple[int, str]]:
+    """Who was frozen when, who learned again, and which lessons began, as the run's last checkpoint tells."""
     folder = directory / "checkpoints"
     if not (folder / checkpoints.LATEST).exists():
         return []
-    return checkpoints.load_latest(folder).training.changes
+    training = checkpoints.load_latest(folder).training
+    changes = [(began.n_steps, f"{began.parameter} {began.lesson + 1}") for began in training.lessons]
+    for change in training.changes:
+        texts = [f"{behavior} frozen" for behavior in change.frozen]
+        changes.append((change.n_steps, "\n".join([*texts, *(f"{behavior} learns" for behavior in change.unfrozen)])))
+    return changes
 
 
-def mark(axes: Any, change: LearnersChanged, at: float, color: str) -> None:
+def mark(axes: Any, text: str, at: float, color: str) -> None:
     """A vertical line; the first run that has such a change says what it is."""
-    texts = [f"{behavior} frozen" for behavior in change.frozen]
-    texts += [f"{behavior} learns" for behavior in change.unfrozen]
     axes.axvline(at, color=color, linestyle=(0, (4, 3)), linewidth=1)
-    text = "\n".join(texts)
     if text not in [one.get_text() for one in axes.texts]:
         axes.annotate(text, (at, 1.01), xycoords=("data", "axes fraction"), ha="center", va="bottom", fontsize=8)
 

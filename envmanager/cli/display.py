@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -129,18 +130,10 @@ class RunDisplay:
         parts = [f"{n_steps / total:>4.0%}", f"{n_steps:,} env steps", f"{rate:,.0f}/s", describe(episodes)]
 
         def draw(height: int) -> list[RenderableType]:
-            left = f"{(total - n_steps) / rate:,.0f} s left" if rate and n_steps < total else ""
-            grid = Table.grid(padding=(0, 2))
-            grid.add_row(
-                ProgressBar(total=total, completed=min(n_steps, total), width=20),
-                Text(f"{n_steps:,}/{total:,} env steps"),
-                Text(f"{rate:,.0f}/s", style="bold"),
-                Text(f"{seconds:,.0f} s, {left}".rstrip(", "), style="dim"),
-            )
             n_shown = max(1, min(MAX_WORKERS_SHOWN, height - LINES_AROUND_ROWS))
             rest = describe_rest(stats.workers, n_shown)
             return [
-                grid,
+                progress_bar(n_steps, total, "env steps", rate, seconds),
                 Text(describe(episodes)),
                 Text(),
                 worker_table(stats, n_shown).drawn(),
@@ -158,6 +151,39 @@ class RunDisplay:
         rest = describe_rest(summary.stats.workers, MAX_WORKERS_SHOWN)
         if rest:
             self._output.line(rest, "dim")
+
+
+class EpisodeProgress:
+    """The progress of ``envmanager evaluate``, which only a terminal shows. ``total``: number of episodes to play."""
+
+    def __init__(self, output: PlainOutput, total: int) -> None:
+        self._output, self._total = output, total
+        self.n_before = 0
+        """Number of episodes in the evaluations that have ended."""
+        self._began = self._due = time.perf_counter()
+
+    def show(self, n_ended: Callable[[], int]) -> bool:
+        """Show the progress if it is due. ``n_ended`` returns the number of episodes that have ended since n_before."""
+        now = time.perf_counter()
+        if now >= self._due:
+            self._due = now + self._output.EVERY_S
+            n, seconds = self.n_before + n_ended(), now - self._began
+            row = progress_bar(n, self._total, "episodes", n / seconds if n else 0.0, seconds)
+            self._output.progress("", lambda _: [row])
+        return False  # the evaluation goes on
+
+
+def progress_bar(n: int, total: int, things: str, rate: float, seconds: float) -> Table:
+    """Return a line with a bar, the numbers, the speed per second, the time so far and an estimate of the time left."""
+    left = f"{(total - n) / rate:,.0f} s left" if rate and n < total else ""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(
+        ProgressBar(total=total, completed=min(n, total), width=20),
+        Text(f"{n:,}/{total:,} {things}"),
+        Text(f"{rate:,.0f}/s", style="bold"),
+        Text(f"{seconds:,.0f} s, {left}".rstrip(", "), style="dim"),
+    )
+    return grid
 
 
 def worker_table(stats: ManagerStats, n_shown: int) -> output.Table:
@@ -222,7 +248,7 @@ def of_behavior(behavior: str, behaviors: Sized) -> str:
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """Return a line per behavior with the mean, spread and range of its returns, and the numbers of episodes."""
     lines = []
-    lost = f", {evaluation.lost:,} lost" if evaluation.lost else ""
+    lost = f", {evaluation.lost:,} lost (incomplete)" if evaluation.lost else ""
     for behavior, returns in evaluation.returns_of.items():
         of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""
         episodes = f"{count(evaluation.n_episodes, 'episode')}{of_behavior(behavior, evaluation.returns_of)}{of_agents}"

@@ -22,6 +22,7 @@ from envmanager.cli.output import NAMES, PlainOutput, describe_notice, print_pai
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, StopSignals, exit_code_of
 from envmanager.errors import EnvManagerError
 from envmanager.training.controller import Update
+from envmanager.training.curriculum import LessonBegan
 from envmanager.training.evaluation import Evaluation
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.runs.figures import Clocks, Report
@@ -113,6 +114,9 @@ class TrainDisplay(Report):
         if not change.is_round:  # rounds may be short and frequent
             self.show_line(str(change))
 
+    def lesson_began(self, run: TrainingRun, began: LessonBegan) -> None:
+        self.show_line(f"lesson      {began.text}, at agent step {began.n_steps:,}")
+
     def saved(self, path: Path) -> None:
         untold, self._untold = self._untold, {}
         for run, update in untold.values():
@@ -176,6 +180,8 @@ def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
         told["round"] = str(controller.round)
     if len(controller.learning) < len(run.trainers):
         told["learning"] = ", ".join(controller.learning)
+    if run.curriculum is not None:
+        told |= run.curriculum.describe()
     return told
 
 

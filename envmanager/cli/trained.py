@@ -10,26 +10,44 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
+from rich.console import Console
 
-from envmanager.cli.display import count, describe_returns, evaluation_lines, json_safe, of_behavior, write_json
+from envmanager.cli.display import (
+    EpisodeProgress,
+    count,
+    describe_returns,
+    evaluation_lines,
+    json_safe,
+    of_behavior,
+    write_json,
+)
 from envmanager.cli.loading import loading
-from envmanager.cli.output import PlainOutput, print_pairs, print_text
+from envmanager.cli.output import NAMES, PlainOutput, output_for, print_pairs, print_text
 from envmanager.cli.plan import check_out
 from envmanager.cli.run import Notices, StopSignals
+from envmanager.cli.task_files import read_tasks, tasks_of_seeds
 from envmanager.errors import ConfigError, UsageError
-from envmanager.registry import make_manager
-from envmanager.training.evaluation import evaluate, mean_and_spread, shares
+from envmanager.registry import ManagerOptions, make_manager
+from envmanager.training.evaluation import (
+    Evaluation,
+    episodes_for,
+    evaluate_until,
+    mean_and_spread,
+    seeded,
+    write_csv,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
     from envmanager.training.policies.playing import PlayedEpisode
+    from envmanager.training.policies.saved import SavedTraining
 
 N_CHECKED = 300
 """Minimum number of recorded observations on which an exported policy must choose the same actions as the original."""
@@ -56,10 +74,21 @@ VerboseOption = Annotated[
 
 
 def evaluate_command(
-    directory: RunArgument,
-    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes, divided among the environments.")] = 100,
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of training runs, such as runs/NAME, or of single checkpoints."),
+    ],
+    episodes: Annotated[int | None, typer.Option(min=1, help="Number of episodes.", show_default="100")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="0:50|3,7,9", help="Seeds of an episode each (50 is left out); from --seed if unset."),
+    ] = None,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv|FILE.jsonl", help="Play each row (seed, id, options); no options if unset."),
+    ] = None,
     checkpoint: CheckpointOption = "latest",
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same episodes, unless a worker is replaced.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Same seed, same episodes, if tasks have no seeds.")] = 0,
     n_envs: Annotated[int | None, typer.Option(min=1, help="Number of environments; the training's if unset.")] = None,
     manager: Annotated[
         str | None, typer.Option(metavar="KIND", help="auto, subprocess, simple, …; the training's if unset.")
@@ -75,37 +104,114 @@ def evaluate_command(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.json", help="Write the same JSON to this file.")] = None,
-    plain: Annotated[  # noqa: ARG001  (for scripts that pass the same options to each command)
-        bool, typer.Option("--plain", help="Print lines of text, as this command always does.")
-    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.csv|FILE.json", help="Write all episodes as a table or JSON; no file if unset."),
+    ] = None,
+    plain: PlainOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Play whole episodes greedily with the policies of a training run, and print the episodes' returns and lengths.
+    """Play whole episodes greedily with the policies of training runs, and print the episodes' returns and lengths.
 
     The exit code is 0 on success, 1 after an error, 2 after a usage error, 3 when
     a file cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
     """
     check_out(out)
+    if [episodes, seeds, tasks].count(None) < 2:
+        raise UsageError("evaluate takes one of --episodes, --seeds and --tasks.")
+    given = tasks_of_seeds(seeds) if seeds is not None else read_tasks(tasks) if tasks is not None else None
+    n_episodes = len(given) if given is not None else episodes or 100
+    if n_envs is not None and n_envs > n_episodes:
+        wanted = f"--episodes {n_episodes}" if given is None else f"the number of tasks, {n_episodes}"
+        raise ConfigError(f"--n-envs {n_envs} is more than {wanted}: some would have nothing to play.")
     with loading():
         from envmanager.training.policies.saved import SavedTraining, with_n_envs
-    with Notices(PlainOutput(), verbose=verbose), StopSignals():
+    output = output_for(Console(highlight=False), plain=plain or as_json)
+    with Notices(output, verbose=verbose), StopSignals(), output.drawing():
         leave_cores()
-        training = SavedTraining.open(directory, checkpoint)
-        if n_envs is not None and n_envs > episodes:
-            raise ConfigError(f"--n-envs {n_envs} is more than --episodes {episodes}: some would have nothing to play.")
-        options = training.manager_options(env=env, kind=manager)
-        options = with_n_envs(options, min(n_envs or options.n_envs, episodes))
-        if restarts is not None:
-            options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
-        envs = count(options.n_envs, "environment")
-        start = f"{options.env_name}: checkpoint {training.path}, {envs}, manager {options.kind}"
-        print_text(start, sys.stderr if as_json else sys.stdout)
+        trainings = [SavedTraining.open(run, checkpoint) for run in runs]
+        options_of = []
+        for training in trainings:
+            options = training.manager_options(env=env, kind=manager)
+            options = attrs.evolve(with_n_envs(options, min(n_envs or options.n_envs, n_episodes)), seed=None)
+            if restarts is not None:
+                options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
+            options_of.append(options)
+        arguments = given if given is None else {"tasks": seeded(given, seed)}
+        evaluations = _play(trainings, options_of, arguments, n_episodes, seed, output, prints=not as_json)
+    table, told = [], []
+    for run, training, options, evaluation in zip(runs, trainings, options_of, evaluations, strict=True):
+        table.append(({"run": str(run), "checkpoint": training.path.name}, evaluation))
+        facts = {
+            "run": str(run),
+            "env": options.env_name,
+            "checkpoint": str(training.path),
+            "n_steps": training.n_steps,
+        }
+        told.append(facts | {"seed": seed, "n_envs": options.n_envs, **_figures(evaluation)})
+    data = json_safe(told[0] if len(told) == 1 else {"runs": told})
+    if as_json:
+        print(json.dumps(data, indent=1, allow_nan=False))
+    if out is not None and out.suffix.lower() == ".csv":
+        write_csv(out, table)
+    elif out is not None:
+        write_json(out, data)
+
+
+def _play(
+    trainings: Sequence[SavedTraining],
+    options_of: Sequence[ManagerOptions],
+    arguments: Mapping[str, Any] | None,
+    n_episodes: int,
+    seed: int,
+    output: PlainOutput,
+    *,
+    prints: bool,
+) -> list[Evaluation]:
+    """Evaluate trainings and return their evaluations. Those with equal ``options_of`` share a manager.
+
+    ``arguments``: those of ``evaluate`` with the given tasks; None: play ``n_episodes``. ``prints``: whether to print.
+    """
+    progress = EpisodeProgress(output, n_episodes * len(trainings))
+    evaluations: dict[int, Evaluation] = {}
+    for first, options in enumerate(options_of):
+        alike = [number for number, own in enumerate(options_of) if own == options]
+        if alike[0] != first:
+            continue
+        what = f"checkpoint {trainings[first].path}" if len(alike) == 1 else f"{len(alike)} checkpoints"
+        start = f"{options.env_name}: {what}, {count(options.n_envs, 'environment')}, manager {options.kind}"
+        output.line(start) if prints else print_text(start, sys.stderr)
         with make_manager(options) as made:
-            policies = training.policies_for(made.behavior_specs)
-            per_env = shares(episodes, made.n_envs)
-            evaluation = evaluate(made, policies, episodes_per_env=per_env, config={"seed": seed})
-    figures = {
+            if arguments is not None and not made.begins_on_demand:
+                raise UsageError(
+                    f"episodes of {options.env_name} cannot begin on demand, so there can be no tasks: pass --episodes "
+                    "in place of --seeds or --tasks."
+                )
+            played = episodes_for(made, n_episodes, seed) if arguments is None else arguments
+            policies_of = [trainings[number].policies_for(made.behavior_specs) for number in alike]
+            for number, policies in zip(alike, policies_of, strict=True):
+                evaluation = evaluate_until(progress.show, made, policies, **played)
+                assert evaluation is not None
+                evaluations[number] = evaluation
+                progress.n_before += n_episodes
+                for line in _lines(evaluation, trainings[number].path if len(trainings) > 1 else "") if prints else ():
+                    output.line(line, indent=NAMES)
+    return [evaluations[number] for number in range(len(trainings))]
+
+
+def _lines(evaluation: Evaluation, path: Path | str) -> Iterator[str]:
+    """Yield lines with the returns and lengths of an evaluation or, after ``path``, with its returns."""
+    for line in evaluation_lines(evaluation):
+        yield f"{path}  {line}" if path else f"{'return':<{NAMES}}{line}"
+    for behavior, lengths in evaluation.lengths_of.items():
+        if lengths and not path:
+            whose = of_behavior(behavior, evaluation.lengths_of)
+            yield f"{'length':<{NAMES}}{describe_returns(lengths)} agent steps{whose}"
+
+
+def _figures(evaluation: Evaluation) -> dict[str, Any]:
+    """Return an evaluation's results for JSON."""
+    behaviors = {
         behavior: {
             "episodes": evaluation.n_episodes,
             "return": _spread_of(returns),
@@ -116,19 +222,8 @@ def evaluate_command(
         for behavior, returns in evaluation.returns_of.items()
         if returns
     }
-    facts = {"env": options.env_name, "checkpoint": str(training.path), "n_steps": training.n_steps, "seed": seed}
-    told = json_safe({**facts, "n_envs": options.n_envs, "lost": evaluation.lost, "behaviors": figures})
-    if as_json:
-        print(json.dumps(told, indent=1, allow_nan=False))
-    else:
-        lines = [("return", line) for line in evaluation_lines(evaluation)]
-        for behavior, lengths in evaluation.lengths_of.items():
-            if lengths:
-                whose = of_behavior(behavior, evaluation.lengths_of)
-                lines.append(("length", f"{describe_returns(lengths)} agent steps{whose}"))
-        print_pairs(lines)
-    if out is not None:
-        write_json(out, told)
+    facts = {"lost": evaluation.lost, "complete": evaluation.is_complete}
+    return {**facts, "behaviors": behaviors, "results": list(evaluation.rows())}
 
 
 def leave_cores() -> None:

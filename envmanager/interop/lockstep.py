@@ -64,7 +64,7 @@ class Lockstep:
         while left:
             batches.append(self._own(self.manager.recv(Wait.all())))
             left.difference_update(batches[-1].env_ids[batches[-1].first].tolist())
-            if not left <= self.manager.tasks.running.keys():
+            if not left <= set(self.manager.tasks.running.values()):
                 raise _dropped(sorted(left))
         self._acting = None
         return batches

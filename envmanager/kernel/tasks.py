@@ -157,10 +157,15 @@ class TaskBook:
         return sorted(self._results, key=lambda result: result.index)
 
     @property
-    def running(self) -> dict[int, int]:
-        """Index of the task that each environment plays or is about to begin, by env_id."""
-        now = {seat.env_id: seat.coming if seat.playing is None else seat.playing for seat in self._seats}
-        return {env_id: drawn.index for env_id, drawn in now.items() if drawn is not None}
+    def running(self) -> dict[int, int | None]:
+        """The env_id in which each task under way plays, or None if it waits to be played again, by the task's index.
+
+        Each task that was drawn is here or in ``results``.
+        """
+        env_ids: dict[int, int | None] = dict.fromkeys([drawn.index for drawn in self._queue])
+        for seat in self._seats:
+            env_ids.update((drawn.index, seat.env_id) for drawn in (seat.playing, seat.coming) if drawn is not None)
+        return dict(sorted(env_ids.items()))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._n_drawn:,} drawn, {len(self.running):,} running, {self.n_lost:,} lost>"

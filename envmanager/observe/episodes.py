@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -32,6 +32,7 @@ _KEPT_OF_A_MANAGER = 10_000
 """Number of episodes that a manager keeps (2 MB). With thousands of environments, many episodes end at once."""
 _UNSEEN = -(1 << 62)
 """Initial length of an episode that began before counting. The length stays negative, so the episode is ignored."""
+_NO_INFO: Mapping[str, Any] = {}
 
 
 class _EpisodeFields(NamedTuple):
@@ -45,10 +46,12 @@ class Episode(_EpisodeFields):
     """A finished episode of one agent. ``total`` is the return: the sum of the agent's rewards.
 
     ``length``: number of the agent's steps; steps in which only other agents acted do not count. ``task``: index of the
-    task with which the environment began the episode, or -1. It is no field, so an episode unpacks to the other four.
+    task with which the environment began the episode, or -1. ``numbers``: those in the agent's info at the end, with
+    tasks and ``infos=True``. These two are no fields, so an episode unpacks to the other four.
     """
 
     task = -1
+    numbers: Mapping[str, float] = _NO_INFO
 
     @property
     def env_id(self) -> int:
@@ -138,7 +141,7 @@ class Episodes:
             self._lengths[_who_acted(info.previous.get(behavior), steps, places, is_same=owners is before)] += 1
             ended = steps.terminated | steps.truncated
             if np.count_nonzero(ended):  # cheaper than any()
-                self._end_episodes(behavior, places[ended])
+                self._end_episodes(behavior, places[ended], _rows_of(steps.info, ended))
 
     def begin_rows(self, n_envs: int, *, brings_first: bool) -> None:
         """Begin a new episode in each of ``n_envs`` environments after a reset, to be counted with ``add_batch``.
@@ -167,7 +170,8 @@ class Episodes:
             return None
         self.lost += int(np.count_nonzero(batch.lost & batch.truncated))
         self._forget(places[batch.lost])
-        self._end_episodes(behavior, places[ended & ~batch.lost])
+        counted = ended & ~batch.lost
+        self._end_episodes(behavior, places[counted], _rows_of(batch.info, counted))
         return ended  # type: ignore[no-any-return]
 
     def ignore_running(self, infos: Iterable[StepInfo], n_envs: int) -> None:
@@ -228,14 +232,17 @@ class Episodes:
 
     # Internals.
 
-    def _end_episodes(self, behavior: str, places: np.ndarray) -> None:
+    def _end_episodes(self, behavior: str, places: np.ndarray, infos: Iterable[Mapping[str, Any]]) -> None:
         totals, lengths = self._running[places].tolist(), self._lengths[places].tolist()
         self._forget(places)
-        for place, total, length in zip(places.tolist(), totals, lengths, strict=True):
+        for place, total, length, info in zip(places.tolist(), totals, lengths, infos, strict=False):
             if length < 0:
                 continue
             episode = Episode(behavior, self._agent_at[place], total, length)
             if self.of_tasks is not None:
+                if info:
+                    numbers = int | float | np.number | np.bool_
+                    episode.numbers = {name: float(own) for name, own in info.items() if isinstance(own, numbers)}
                 self.of_tasks(episode)
             self.count += 1
             if self.keeps_returns:
@@ -302,6 +309,10 @@ class Episodes:
                 agent_id = self._agent_at[place]
                 del self._places_of[agent_id >> AGENT_BITS][agent_id]
                 self._free.append(place)
+
+
+def _rows_of(infos: Sequence[Mapping[str, Any]] | None, rows: np.ndarray) -> Iterable[Mapping[str, Any]]:
+    return itertools.repeat(_NO_INFO) if infos is None else itertools.compress(infos, rows)
 
 
 def _who_acted(before: AgentSteps | None, now: AgentSteps, places: np.ndarray, *, is_same: bool) -> np.ndarray:

@@ -51,8 +51,10 @@ class TrainerController:
     Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for. An
     update waits while it would make a step in flight more than ``max_policy_lag`` versions old. With 0 each update
     waits for all steps in flight; with None the trainer's own limit applies. ``rounds`` says which behaviors learn in
-    which round; without it all unfrozen behaviors learn. ``on_update`` is called after each update, ``on_change`` when
-    the frozen or learning behaviors change. ``reset``, ``step`` and ``train`` also raise the manager's errors.
+    which round; without it all unfrozen behaviors learn. ``tasks``, passed to the manager's ``reset``, is an endless
+    source that always has a task, such as a Curriculum; None for episodes without tasks. ``on_update`` is called after
+    each update, ``on_change`` when the frozen or learning behaviors change. ``reset``, ``step`` and ``train`` also
+    raise the manager's errors.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class TrainerController:
         wait: Wait | str | int | None = None,
         max_policy_lag: int | None = None,
         rounds: Rounds | None = None,
+        tasks: Any = None,
         on_update: Callable[[Update], Any] | None = None,
         on_change: Callable[[LearnersChanged], Any] | None = None,
     ) -> None:
@@ -75,6 +78,7 @@ class TrainerController:
         self.n_steps = 0
         """Number of agent steps that the trainers have received to learn from."""
         self.rounds = rounds
+        self.tasks = tasks
         self._wait = None if wait is None else Wait.parse(wait)
         self._max_policy_lag = max_policy_lag
         self._on_update = on_update
@@ -169,7 +173,7 @@ class TrainerController:
     def reset(self, config: ResetConfig | Mapping[str, Any] | None = None) -> None:
         """Set the manager's policies, reset all environments, and pass their first observations to the trainers."""
         self._learners.begin()
-        infos = self.manager.reset(config)
+        infos = self.manager.reset(config, tasks=self.tasks)
         self._ready = []
         self._take(infos)
 
@@ -203,7 +207,10 @@ class TrainerController:
     def _step(self, wait: Wait | None) -> None:
         self._learners.sent([worker_id for worker_id in self._ready if worker_id not in self._dropped])
         self._ready = []
-        self._take(self.manager.step(wait))
+        infos = self.manager.step(wait)
+        if not infos and self.tasks is not None and self.manager.tasks.done:
+            raise UsageError(f"there are no more tasks after {self.n_steps:,} agent steps: give an endless source.")
+        self._take(infos)
         self._note_dropped()
 
     def _take(self, infos: list[StepInfo]) -> None:

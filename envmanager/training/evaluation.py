@@ -1,7 +1,9 @@
-"""Evaluation of policies over a fixed number of episodes, which is divided among the environments in advance.
+"""Evaluation of policies over a set of episodes that is fixed in advance: tasks, or a share for each environment.
 
-Counting whichever episodes end first would favour short episodes. Instead, a fixed number of episodes is counted for
-each seat of each environment, however long they take. An agent that joins takes the seat of an agent that has left.
+Counting whichever episodes end first would favour short episodes. With tasks, any free environment plays the next one,
+and one that was lost with its worker is played again. Where episodes cannot begin on demand, a fixed number of episodes
+is counted for each seat of each environment, however long they take. An agent that joins takes the seat of an agent
+that has left.
 
 An ``Evaluator`` evaluates while a training is paused, in environments of its own::
 
@@ -15,34 +17,42 @@ flight and PyTorch's random generators (CPU and CUDA) are unchanged afterwards.
 from __future__ import annotations
 
 import csv
-import itertools
+import io
 import json
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 
-from envmanager.data.seeding import derive_seed
+from envmanager.data.seeding import derive_seed, task_seed
 from envmanager.data.steps import AGENT_BITS, StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episode, Episodes
+from envmanager.observe.files import write_atomically
 from envmanager.options import Wait, plain
 from envmanager.policy import Policy
 from envmanager.registry import ManagerOptions, make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.machine import count_cores
-from envmanager.tasks import TaskResult
+from envmanager.tasks import Task, TaskResult
+from envmanager.training.curriculum import Curriculum
 from envmanager.training.trainer import Trainer
 
 _GENERATION = 2**31 - 1
 """Generation for ``derive_seed`` that no worker reaches, so that evaluations share no seed with the training."""
+COLUMNS = ("task", "id", "seed", "options", "env_id", "behavior", "agent", "return", "length", "terminated",
+           "attempts", "error")  # fmt: skip
+"""Columns of the table of an evaluation."""
+_N_TOLD = 3
+"""Number of lost tasks that a warning tells the errors of."""
 _logger = logging.getLogger("envmanager")
 
 
@@ -61,24 +71,44 @@ class Evaluation:
     results: Sequence[TaskResult] = ()
     """Results of the tasks, in their order, if the evaluation had tasks. A lost task has no return; see its error."""
     lost: int = 0
-    """Number of episodes that failed workers have cut. Long episodes are lost more often than short ones, so the other
-    episodes played instead can have other returns. Episodes of dropped workers are lost too, and not played again."""
+    """Number of tasks that were given up. Without tasks, number of episodes that failed workers have cut: others were
+    played instead, but not those of dropped workers. Long episodes are lost more often than short ones."""
+    episodes: Sequence[Episode] = ()
+    """Evaluated episode of each agent."""
+
+    @classmethod
+    def of(cls, episodes: Sequence[Episode], behaviors: Iterable[str], **more: Any) -> Evaluation:
+        """Return an Evaluation of ``episodes``. ``more``: its other fields."""
+        returns_of: dict[str, list[float]] = {behavior: [] for behavior in behaviors}
+        lengths_of: dict[str, list[int]] = {behavior: [] for behavior in returns_of}
+        for episode in episodes:
+            returns_of.setdefault(episode.behavior, []).append(episode.total)
+            lengths_of.setdefault(episode.behavior, []).append(episode.length)
+        return cls(returns_of, lengths_of, episodes=episodes, **more)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no episode was lost. Means of incomplete evaluations cannot be compared with others."""
+        return not self.lost
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield a row of COLUMNS for each agent of each task, or of each episode if there were no tasks.
+
+        Rows may lack columns. A lost task has one row, with its error.
+        """
+        for each in self.results:
+            row = {"task": each.index, "id": each.task.id, "seed": each.task.seed, "options": each.task.options}
+            row |= {"env_id": each.env_id, "terminated": each.terminated, "attempts": each.attempts}
+            row |= {"error": _headline(each)}
+            yield from ({**row, **_of_agent(episode)} for episode in each.episodes)
+            if not each.episodes:
+                yield row
+        if not self.results:
+            yield from map(_of_agent, self.episodes)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a table of ``results``, with a row for each agent of each task. Options and ids are written as JSON."""
-        names = ("task", "id", "seed", "options", "env_id", "behavior", "agent", "return", "length", "terminated",
-                 "attempts", "error")  # fmt: skip
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(names)
-            for each in self.results:
-                task = (each.index, *map(_text, (each.task.id, each.task.seed, each.task.options)), each.env_id)
-                end = (each.terminated, each.attempts, "" if each.error is None else str(each.error).partition("\n")[0])
-                for episode in each.episodes:
-                    agent = episode.agent_id & (1 << AGENT_BITS) - 1
-                    table.writerow((*task, episode.behavior, agent, episode.total, episode.length, *end))
-                if not each.episodes:
-                    table.writerow((*task, "", "", "", "", *end))
+        """Write a table of ``rows``. Options and ids are written as JSON. Raises NotWritten."""
+        write_csv(path, [({}, self)])
 
     @property
     def returns(self) -> list[float]:
@@ -101,8 +131,30 @@ class Evaluation:
         return mean_and_spread(self.returns)[1]
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+def _of_agent(episode: Episode) -> dict[str, Any]:
+    agent = episode.agent_id & (1 << AGENT_BITS) - 1
+    facts = {"env_id": episode.env_id, "behavior": episode.behavior, "agent": agent}
+    return {**facts, "return": episode.total, "length": episode.length}
+
+
+def _headline(result: TaskResult) -> str | None:
+    return None if result.error is None else str(result.error).partition("\n")[0].removesuffix(".")
+
+
+def write_csv(path: str | os.PathLike[str], evaluations: Sequence[tuple[Mapping[str, Any], Evaluation]]) -> None:
+    """Write one table of several evaluations, each with the first cells of its rows by column. Raises NotWritten."""
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, [*evaluations[0][0], *COLUMNS])
+    table.writeheader()
+    for first, evaluation in evaluations:
+        for row in evaluation.rows():
+            table.writerow({name: _text(value) for name, value in {**first, **row}.items()})
+    write_atomically(Path(path), text.getvalue())
+
+
+def _text(value: Any) -> Any:
+    is_number_or_text = value is None or isinstance(value, str | int | float)
+    return value if is_number_or_text else json.dumps(value, default=str)
 
 
 def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
@@ -134,72 +186,80 @@ def evaluate(
     ``manager.reset``. The manager plays another episode for each episode lost with a failed worker; all episodes of a
     dropped worker are left out. ``Evaluation.lost`` counts both. Raises UsageError for an invalid ``episodes_per_env``.
     """
-    if tasks is not None:
-        if episodes_per_env is not None:
-            raise UsageError("evaluate() takes tasks or episodes_per_env, not both.")
-        for behavior, policy in policies.items():
-            manager.set_policy(behavior, policy)
-        with logged_as_evaluation():
-            manager.reset(config, tasks=list(tasks))
-            while not manager.tasks.done:
-                manager.step()
-        results, n_lost = manager.tasks.results, manager.tasks.n_lost
-        ended = [episode for result in results for episode in result.episodes]
-        behaviors = dict.fromkeys([*policies, *(episode.behavior for episode in ended)])
-        returns_of = {each: [episode.total for episode in ended if episode.behavior == each] for each in behaviors}
-        lengths_of = {each: [episode.length for episode in ended if episode.behavior == each] for each in behaviors}
-        return Evaluation(returns_of, lengths_of, len(results) - n_lost, results, n_lost)
-    if episodes_per_env is None:
-        raise UsageError("evaluate() needs tasks or episodes_per_env.")
-    evaluation = evaluate_until(lambda: False, manager, policies, episodes_per_env=episodes_per_env, config=config)
+    evaluation = evaluate_until(
+        lambda _: False, manager, policies, episodes_per_env=episodes_per_env, tasks=tasks, config=config
+    )
     assert evaluation is not None
     return evaluation
 
 
 def evaluate_until(
-    is_over: Callable[[], bool],
+    is_over: Callable[[Callable[[], int]], bool],
     manager: EnvManager,
     policies: Mapping[str, Policy],
     *,
-    episodes_per_env: int | Sequence[int],
+    episodes_per_env: int | Sequence[int] | None = None,
+    tasks: Iterable[Any] | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Evaluation | None:
-    """Evaluate as ``evaluate`` does, but check ``is_over()`` before each step and return None once it is True."""
-    given = plain(episodes_per_env)
-    wanted = [given] * manager.n_envs if isinstance(given, int) else list(given)
-    if len(wanted) != manager.n_envs or min(wanted) < 0 or not any(wanted):
-        raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")
+    """Evaluate as ``evaluate`` does, but call ``is_over`` before each step and return None once it returns True.
+
+    Its argument is a function that returns the number of episodes that have ended. Logs a warning about lost episodes.
+    """
+    if (tasks is None) == (episodes_per_env is None):
+        raise UsageError("evaluate() takes either tasks or episodes_per_env.")
+    shares = None if episodes_per_env is None else _Shares(manager, episodes_per_env)
+    count = shares.count if shares is not None else lambda: len(manager.tasks.results)
     for behavior, policy in policies.items():
         manager.set_policy(behavior, policy)
-    envs = [_EnvEpisodes(n) for n in wanted]
-    ended: list[Episode] = []
-    episodes = Episodes(on_end=ended.append, keeps_returns=False)
-    n_dropped = -1  # so that the first check includes workers dropped earlier
     with logged_as_evaluation():
-        infos = manager.reset(config)
-        for now in itertools.count():
-            for info in infos:
-                episodes.add(info)
-                _add(envs, info, ended, now)
-                ended.clear()
-            if manager.events.count(events.Dropped) > n_dropped:
-                n_dropped = manager.events.count(events.Dropped)
-                for worker in manager.stats().workers:
-                    for env_id in worker.env_ids if worker.dropped else ():
-                        envs[env_id].lost += envs[env_id].wanted
-                        envs[env_id].wanted = 0
-            if all(env.is_over for env in envs):
-                break
-            if is_over():
+        infos = manager.reset(config, tasks=None if tasks is None else list(tasks))
+        while not (manager.tasks.done if shares is None else shares.are_played(infos)):
+            if is_over(count):
                 return None
             infos = manager.step()
-    returns_of: dict[str, list[float]] = {behavior: [] for behavior in policies}
-    lengths_of: dict[str, list[int]] = {behavior: [] for behavior in policies}
-    for env in envs:
-        for episode in (episode for seat in env.seats.values() for episode in seat.episodes[: env.wanted]):
-            returns_of.setdefault(episode.behavior, []).append(episode.total)
-            lengths_of.setdefault(episode.behavior, []).append(episode.length)
-    return Evaluation(returns_of, lengths_of, sum(env.wanted for env in envs), lost=sum(env.lost for env in envs))
+        if shares is not None:
+            evaluation = shares.evaluation(policies)
+        else:
+            results, n_lost = manager.tasks.results, manager.tasks.n_lost
+            episodes = [episode for result in results for episode in result.episodes]
+            n_ended = len(results) - n_lost
+            evaluation = Evaluation.of(episodes, policies, n_episodes=n_ended, results=results, lost=n_lost)
+        if evaluation.lost:
+            _logger.warning("%s", _losses(evaluation))
+    return evaluation
+
+
+def _losses(evaluation: Evaluation) -> str:
+    """Return a sentence about the lost episodes of an evaluation."""
+    if not evaluation.results:
+        return f"{evaluation.lost:,} episodes were lost with failed workers, so the results are incomplete."
+    lost, n = [each for each in evaluation.results if each.error], len(evaluation.results)
+    told = [f"task {each.index} (seed {each.task.seed}): {_headline(each)}" for each in lost[:_N_TOLD]]
+    more = "; and others" if len(lost) > _N_TOLD else ""
+    return f"{len(lost):,} of {n:,} tasks were lost, so the results are incomplete. {'; '.join(told)}{more}"
+
+
+def episodes_for(
+    manager: EnvManager, n_episodes: int, seed: int | None, curriculum: Curriculum | None = None
+) -> dict[str, Any]:
+    """Return the arguments with which ``evaluate`` plays ``n_episodes`` episodes that ``seed`` determines.
+
+    These are tasks or, where episodes cannot begin on demand, a share for each environment. The tasks have the values
+    of the last lessons of ``curriculum``.
+    """
+    if manager.begins_on_demand:
+        tasks = [Task()] * n_episodes if curriculum is None else curriculum.final_tasks(n_episodes)
+        return {"tasks": seeded(tasks, seed)}
+    return {"episodes_per_env": shares(n_episodes, manager.n_envs), "config": {"seed": seed}}
+
+
+def seeded(tasks: Sequence[Task], seed: int | None) -> list[Task]:
+    """Return ``tasks`` with the seeds that a manager with ``seed`` derives for those that have none."""
+    if seed is None:
+        return list(tasks)
+    seeds = (task_seed(seed, index) if task.seed is None else task.seed for index, task in enumerate(tasks))
+    return [attrs.evolve(task, seed=own) for task, own in zip(tasks, seeds, strict=True)]
 
 
 @contextmanager
@@ -264,41 +324,99 @@ class _EnvEpisodes:
         return self.seats[agent_id]
 
 
-def _add(envs: Sequence[_EnvEpisodes], info: StepInfo, ended: Sequence[Episode], now: int) -> None:
-    """Add a StepInfo of step ``now`` to the episodes of its environments. ``ended``: the episodes that end in it."""
-    if info.lost is not None:
-        for env_id in {env_id for steps in info.current.values() for env_id in steps.env_id[steps.truncated].tolist()}:
-            envs[env_id].lost += not envs[env_id].is_over
-            for seat in envs[env_id].seats.values():
-                seat.began = None
-    for episode in ended:
-        env = envs[episode.env_id]
-        seat = env.seat(episode.behavior, episode.agent_id)
-        seat.episodes.append(episode)
-        env.newest, seat.began = max(env.newest, seat.began or 0), None
-        env.seats[episode.agent_id] = env.seats.pop(episode.agent_id)  # behind the seats that are free already
-    for behavior, steps in info.current.items():
-        present = steps.agent_id if steps.acting is None else steps.agent_id[steps.acting | ~steps.ended]
-        # Agents with a seat come first, so that new agents do not take it.
-        for agent_id in sorted(
-            present.tolist(), key=lambda agent_id: agent_id not in envs[agent_id >> AGENT_BITS].seats
-        ):
-            seat = envs[agent_id >> AGENT_BITS].seat(behavior, agent_id)
-            seat.seen, seat.began = now, now if seat.began is None else seat.began
+class _Shares:
+    """An evaluation in progress that plays a fixed number of episodes in each environment."""
+
+    def __init__(self, manager: EnvManager, episodes_per_env: int | Sequence[int]) -> None:
+        given = plain(episodes_per_env)
+        wanted = [given] * manager.n_envs if isinstance(given, int) else list(given)
+        if len(wanted) != manager.n_envs or min(wanted) < 0 or not any(wanted):
+            raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")
+        self._manager = manager
+        self._envs = [_EnvEpisodes(n) for n in wanted]
+        self._ended: list[Episode] = []
+        """Episodes that end in the StepInfo that is added."""
+        self._episodes = Episodes(on_end=self._ended.append, keeps_returns=False)
+        self._now = 0
+        """Number of the step."""
+        self._n_dropped = -1  # so that the first check includes workers dropped earlier
+
+    def are_played(self, infos: Iterable[StepInfo]) -> bool:
+        """Add the steps that the manager has returned, and return whether all episodes are played."""
+        for info in infos:
+            self._ended.clear()
+            self._episodes.add(info)
+            self._add(info)
+        self._now += 1
+        manager = self._manager
+        if manager.events.count(events.Dropped) > self._n_dropped:
+            self._n_dropped = manager.events.count(events.Dropped)
+            for worker in manager.stats().workers:
+                for env_id in worker.env_ids if worker.dropped else ():
+                    self._envs[env_id].lost += self._envs[env_id].wanted
+                    self._envs[env_id].wanted = 0
+        return all(env.is_over for env in self._envs)
+
+    def count(self) -> int:
+        """Return the number of episodes played so far."""
+        most = [max((len(seat.episodes) for seat in env.seats.values()), default=0) for env in self._envs]
+        return sum(min(env.wanted, n) for env, n in zip(self._envs, most, strict=True))
+
+    def evaluation(self, behaviors: Iterable[str]) -> Evaluation:
+        seats = [(env, seat) for env in self._envs for seat in env.seats.values()]
+        episodes = [episode for env, seat in seats for episode in seat.episodes[: env.wanted]]
+        n_episodes, n_lost = sum(env.wanted for env in self._envs), sum(env.lost for env in self._envs)
+        return Evaluation.of(episodes, behaviors, n_episodes=n_episodes, lost=n_lost)
+
+    def _add(self, info: StepInfo) -> None:
+        envs, now = self._envs, self._now
+        if info.lost is not None:
+            ended = [steps.env_id[steps.truncated].tolist() for steps in info.current.values()]
+            for env_id in {env_id for own in ended for env_id in own}:
+                envs[env_id].lost += not envs[env_id].is_over
+                for seat in envs[env_id].seats.values():
+                    seat.began = None
+        for episode in self._ended:
+            env = envs[episode.env_id]
+            seat = env.seat(episode.behavior, episode.agent_id)
+            seat.episodes.append(episode)
+            env.newest, seat.began = max(env.newest, seat.began or 0), None
+            env.seats[episode.agent_id] = env.seats.pop(episode.agent_id)  # behind the seats that are free already
+        for behavior, steps in info.current.items():
+            present = steps.agent_id if steps.acting is None else steps.agent_id[steps.acting | ~steps.ended]
+            # Agents with a seat come first, so that new agents do not take it.
+            for agent_id in sorted(
+                present.tolist(), key=lambda agent_id: agent_id not in envs[agent_id >> AGENT_BITS].seats
+            ):
+                seat = envs[agent_id >> AGENT_BITS].seat(behavior, agent_id)
+                seat.seen, seat.began = now, now if seat.began is None else seat.began
+
+
+def evaluation_seed(seed: int) -> int:
+    """Return the seed of the evaluations of a training that has ``seed``."""
+    return derive_seed(seed, 0, generation=_GENERATION)
 
 
 class Evaluator:
-    """A context manager that evaluates greedy policies in its own environments, with the same seeds each time.
+    """A context manager that evaluates greedy policies in its own environments, on the same episodes each time.
 
-    ``options``, ``manager`` and ``seed`` are those of the training. The evaluator makes a second manager and closes it
-    on exit. Each evaluation plays ``n_episodes`` episodes. Raises the errors of ``options_for`` and ``make_manager``.
+    ``options``, ``manager``, ``seed``, ``curriculum``: those of the training. The evaluator makes a second manager
+    and closes it on exit. Each evaluation plays ``n_episodes`` episodes. Raises the errors of ``options_for`` and
+    ``make_manager``.
     """
 
-    def __init__(self, options: ManagerOptions, manager: EnvManager, *, n_episodes: int, seed: int) -> None:
-        self._seed = derive_seed(seed, 0, generation=_GENERATION)
+    def __init__(
+        self,
+        options: ManagerOptions,
+        manager: EnvManager,
+        *,
+        n_episodes: int,
+        seed: int,
+        curriculum: Curriculum | None = None,
+    ) -> None:
         with logged_as_evaluation():
             self._manager = make_manager(options_for(options, manager, n_episodes=n_episodes))
-        self._episodes_per_env = shares(n_episodes, self._manager.n_envs)
+        self._episodes = episodes_for(self._manager, n_episodes, evaluation_seed(seed), curriculum)
 
     def __enter__(self) -> Evaluator:
         return self
@@ -313,13 +431,7 @@ class Evaluator:
         policies = {behavior: trainer.greedy_policy() for behavior, trainer in trainers.items()}
         before = generator_states()
         try:
-            return evaluate_until(
-                is_over,
-                self._manager,
-                policies,
-                episodes_per_env=self._episodes_per_env,
-                config={"seed": self._seed},
-            )
+            return evaluate_until(lambda _: is_over(), self._manager, policies, **self._episodes)
         finally:
             restore_generators(before)
 

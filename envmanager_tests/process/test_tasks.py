@@ -261,12 +261,31 @@ def test_begin_without_tasks_passes_the_options_of_the_reset(make: Make) -> None
 
 
 @KINDS
+def test_each_task_drawn_is_running_or_has_a_result(make: Make) -> None:
+    drawn: list[int] = []
+
+    class Endless:
+        def next_task(self, env_id: int) -> dict[str, int]:
+            drawn.append(env_id)
+            return {"length": 2 + len(drawn) % 3}
+
+    with make(Level) as manager:
+        manager.reset(tasks=Endless())
+        for _ in range(20):
+            batch = manager.recv()
+            manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+            running = manager.tasks.running
+            assert set(running.values()) <= {0, 1, 2}
+            assert sorted([*running, *(result.index for result in manager.tasks.results)]) == list(range(len(drawn)))
+
+
+@KINDS
 def test_step_after_begin_is_refused_and_recv_is_not(make: Make) -> None:
     with make(Level, **ON_DEMAND) as manager:
         manager.set_policy("default", Zeros())
         manager.reset()
         manager.begin([1], [{"level": 7}])
-        assert manager.tasks.running == {1: 0}
+        assert manager.tasks.running == {0: 1}
         with pytest.raises(UsageError, match="begin"):
             manager.step()
         batch = manager.recv(Wait.all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +15,11 @@ import pytest
 
 pytest.importorskip("torch")
 
-from envmanager import ConfigError, SimpleEnvManager, UsageError, Wait
+from envmanager import ConfigError, RestartPolicy, SimpleEnvManager, UsageError, Wait
+from envmanager.data.seeding import task_seed
 from envmanager.registry import ManagerOptions
-from envmanager.training import evaluation
-from envmanager.training.evaluation import Evaluation, Evaluator, options_for
+from envmanager.training.algorithms.trainers import make_trainer
+from envmanager.training.evaluation import Evaluation, Evaluator, evaluation_seed, options_for
 from envmanager.training.policies.saved import find
 from envmanager.training.runs import checkpoints, figures
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
@@ -95,8 +97,6 @@ def test_evaluations_of_a_training_that_was_resumed_are_those_it_would_have_had(
 def test_the_same_policy_brings_the_same_each_time() -> None:
     options = ManagerOptions(**{**CARTPOLE, "wait": Wait.all(), "seed": 3})
     with SimpleEnvManager("CartPole-v1", 4) as manager:
-        from envmanager.training.algorithms.trainers import make_trainer
-
         trainer = make_trainer("default", manager.behavior_specs["default"], PPO, seed=0, device="cpu")
         with Evaluator(options, manager, n_episodes=4, seed=3) as evaluator:
             results = [evaluator.evaluate({"default": trainer}, lambda: False) for _ in range(3)]
@@ -135,11 +135,9 @@ class Stairs(gymnasium.Env):  # type: ignore[misc]
 @pytest.fixture
 def brings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """``brings(1, 5, 3)``: a manager's table; the first evaluation brings 1, the next 5, all others 3."""
-    from envmanager.data.seeding import derive_seed
 
     def table(*returns: float) -> dict[str, Any]:
-        seed = derive_seed(0, 0, generation=evaluation._GENERATION)
-        monkeypatch.setattr(Stairs, "seed_of_evaluations", derive_seed(seed, 0))
+        monkeypatch.setattr(Stairs, "seed_of_evaluations", task_seed(evaluation_seed(0), 0))
         monkeypatch.setattr(Stairs, "BRINGS", returns)
         monkeypatch.setattr(Stairs, "n_resets", 0)
         return {"env": Stairs, "n_envs": 1}
@@ -229,10 +227,10 @@ def test_without_an_evaluation_there_is_no_best(tmp_path: Path) -> None:
 def test_a_run_that_is_killed_while_it_marks_the_best_leaves_the_one_before(
     tmp_path: Path, brings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def mark(path: Path, mean: float, lost: int) -> None:
+    def mark(path: Path, mean: float) -> None:
         if mean == 5.0:
             raise OSError(28, "No space left on device")
-        real(path, mean, lost)
+        real(path, mean)
 
     real = checkpoints.mark_best
     monkeypatch.setattr(checkpoints, "mark_best", mark)
@@ -262,7 +260,7 @@ def dies_once(context: Any) -> Any:
     return OneStep()
 
 
-def test_the_best_says_how_many_episodes_of_its_evaluation_were_lost(
+def test_an_episode_of_an_evaluation_that_was_lost_is_played_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     manager = {"kind": "subprocess", "env": dies_once, "n_envs": 2}
@@ -270,12 +268,83 @@ def test_the_best_says_how_many_episodes_of_its_evaluation_were_lost(
     result = run.go()
 
     assert report.evaluations == [(64, 1.0, True)]
-    assert (tmp_path / "checkpoints" / "best").read_text() == "000000000064\n1.0\nepisodes lost: 1\n"
-    assert checkpoints.best_mean(tmp_path / "checkpoints", run._id) == 1.0
+    assert (tmp_path / "checkpoints" / "best").read_text() == "000000000064\n1.0\n"
     assert result.evaluation is not None
     assert result.to_json()["evaluation"]["lost"] == result.evaluation.lost == 0
+    assert result.to_json()["evaluation"]["complete"] is True
     lines = [record.getMessage() for record in caplog.records if "restart 1" in record.getMessage()]
     assert [line.startswith("evaluation: worker 0 ") for line in lines] == [False, False, True]
+
+
+def of_seeds(deadly: frozenset[int]) -> Any:
+    """An environment whose episodes are one step and worth 1. Its process is killed in an episode with such a seed."""
+
+    class OfSeeds(gymnasium.Env):  # type: ignore[misc]
+        observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self._dies = seed in deadly
+            return np.zeros(1, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            if self._dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return np.zeros(1, np.float32), 1.0, True, False, {}
+
+    return OfSeeds
+
+
+def test_an_evaluation_that_has_lost_a_task_is_incomplete_and_never_the_best(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    deadly = task_seed(evaluation_seed(0), 2)
+    manager = {"kind": "subprocess", "env": of_seeds(frozenset({deadly})), "n_envs": 2}
+    manager["restarts"] = {"backoff_s": 0, "max_restarts": 100}
+    run, report = run_of(tmp_path, manager=manager, evaluate_every=64, evaluation_episodes=5, steps=128)
+    result = run.go()
+
+    assert report.evaluations == [(64, 1.0, False)]
+    assert result.evaluation is not None
+    assert (result.evaluation.n_episodes, result.evaluation.lost, result.evaluation.is_complete) == (4, 1, False)
+    assert result.to_json()["evaluation"]["complete"] is False
+    assert not (tmp_path / "checkpoints" / "best").exists()
+    told = [record.getMessage() for record in caplog.records if "tasks were lost" in record.getMessage()]
+    assert len(told) == 2
+    assert all("1 of 5 tasks were lost" in line and f"task 2 (seed {deadly})" in line for line in told)
+
+
+def killed_early(context: Any) -> Any:
+    """CartPole whose first process is killed in its twelfth step."""
+
+    class KilledEarly(gymnasium.Wrapper):  # type: ignore[misc]
+        n_left = 12 if context.generation == 0 else -1
+
+        def step(self, action: Any) -> Any:
+            self.n_left -= 1
+            if self.n_left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().step(action)
+
+    return KilledEarly(gymnasium.make("CartPole-v1"))
+
+
+def test_an_evaluation_whose_workers_are_killed_brings_what_it_would_have_brought() -> None:
+    found: list[Evaluation] = []
+    with SimpleEnvManager("CartPole-v1", 1) as manager:
+        trainer = make_trainer("default", manager.behavior_specs["default"], PPO, seed=0, device="cpu")
+        for env in ("CartPole-v1", killed_early):
+            options = ManagerOptions(env=env, n_envs=3, restarts=RestartPolicy(backoff_s=0))
+            with Evaluator(options, manager, n_episodes=10, seed=3) as evaluator:
+                for _ in range(2):
+                    evaluation = evaluator.evaluate({"default": trainer}, lambda: False)
+                    assert evaluation is not None
+                    found.append(evaluation)
+    assert [max(result.attempts for result in each.results) for each in found] == [1, 1, 2, 1]
+    assert [each.is_complete for each in found] == [True] * 4
+    assert len(set(found[0].returns)) > 1
+    for each in found[1:]:
+        assert (each.returns_of, each.lengths_of) == (found[0].returns_of, found[0].lengths_of)
 
 
 # When, and with what.

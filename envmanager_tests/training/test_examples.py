@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from envmanager import TaskResult
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.godot.games import find_major
 from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog
@@ -73,6 +74,7 @@ def test_a_config_trains(path: Path, tmp_path: Path) -> None:
             marks=pytest.mark.load,
         ),
         pytest.param("dqn_speedups", "--steps 40 --rounds 1", "(d) fast preprocessing", marks=pytest.mark.load),
+        ("level_replay", "--levels 5 --episodes 30", "episodes, mean return"),
         ("own_trainer", "--steps 800 --manager simple", "updates, mean return"),
         ("ppo_send_recv", "--steps 1200", "steps in"),
     ],
@@ -90,6 +92,20 @@ def test_a_script_runs(
     monkeypatch.chdir(tmp_path)
     run_script(name, arguments, monkeypatch)
     assert told in capsys.readouterr().out
+
+
+def test_levels_whose_return_was_not_expected_are_replayed_and_old_ones_are_not_forgotten() -> None:
+    source = runpy.run_path(str(EXAMPLES / "level_replay.py"))["LevelReplay"]([70, 71, 72, 73])
+    drawn = []
+    for number in range(400):
+        task = source.next_task(0)
+        drawn.append(task.seed)
+        total = 10.0 * (number % 2) if task.seed == 72 else 5.0  # only the return of 72 varies
+        source.ended(TaskResult(number, task, 0, total, 1, True, 1))
+
+    counts = {level: drawn[40:].count(level) for level in source.levels}
+    assert counts[72] > 3 * max(counts[level] for level in (70, 71, 73))
+    assert min(counts.values()) > 0
 
 
 @pytest.mark.usefixtures("fonts_are_open")

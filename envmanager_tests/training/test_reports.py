@@ -19,6 +19,7 @@ from envmanager.cli.train import TrainDisplay, state_of
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
+from envmanager.training.curriculum import Curriculum
 from envmanager.training.evaluation import Evaluation
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.runs.figures import Figures
@@ -79,6 +80,7 @@ def run_of(
         plan=SimpleNamespace(training=SimpleNamespace(steps=1000)),
         began=0.0,
         n_steps_before=before,
+        curriculum=None,
     )
 
 
@@ -156,6 +158,22 @@ def test_the_last_update_of_each_behavior_is_told_with_the_checkpoint() -> None:
     assert writer.steps_of("speaker/loss") == writer.steps_of("listener/loss") == [10, 20]
     assert writer.steps_of("return/mean")[-1] == 20
     assert shown.updates == [(behavior, n) for n in (10, 20) for behavior in ("speaker", "listener")]
+
+
+def test_lessons_and_the_last_values_of_parameters_are_shown_and_written(clock: SimpleNamespace) -> None:
+    until = {"measure": "reward", "threshold": 1}
+    run, writer = run_of(), Writer()
+    lessons = [{"value": 0.5, "until": until}, {"value": "high"}]
+    run.curriculum = Curriculum({"wall": {"lessons": lessons}, "size": 3}, seed=0)
+    figures = Figures(run.controller, {"ours": writer}, run.curriculum)
+
+    run.curriculum.next_task(0)
+    figures.updated(run, update("speaker", 10))
+
+    shown = state_of(run, Rate(0.0), 1.0)
+    assert (shown["wall"], shown["size"]) == ("0.5 (lesson 1/2)", "3")
+    names = ("curriculum/wall/lesson", "curriculum/wall/value", "curriculum/size/value")
+    assert [writer.values_of(name) for name in names] == [[1], [0.5], [3]]
 
 
 def test_there_is_no_return_before_an_episode_has_ended(clock: SimpleNamespace) -> None:
@@ -248,13 +266,13 @@ def test_a_display_says_what_evaluations_brought_and_which_is_the_best() -> None
     shown = Shown()
     shown.evaluated(run_of(n_steps=3000), Evaluation({"default": [1.0, 3.0]}, n_episodes=2), is_best=True)
     shown.evaluated(run_of(n_steps=4000), Evaluation({"a": [1.0, 2.0], "b": [2.0]}, n_episodes=1), is_best=False)
-    shown.evaluated(run_of(n_steps=5000), Evaluation({"default": [4.0]}, n_episodes=1, lost=3), is_best=True)
+    shown.evaluated(run_of(n_steps=5000), Evaluation({"default": [4.0]}, n_episodes=1, lost=3), is_best=False)
 
     assert shown.lines == [
         "evaluation  2 ± 1, from 1 to 3, 2 episodes, after 3,000 agent steps, the best so far",
         "evaluation  1.5 ± 0.5, from 1 to 2, 1 episode of 'a', 2 returns, after 4,000 agent steps",
         "evaluation  2, 1 episode of 'b', after 4,000 agent steps",
-        "evaluation  4, 1 episode, 3 lost, after 5,000 agent steps, the best so far",
+        "evaluation  4, 1 episode, 3 lost (incomplete), after 5,000 agent steps",
     ]
 
 

@@ -38,6 +38,7 @@ from envmanager.observe.episodes import Episode
 from envmanager.observe.files import write_atomically
 from envmanager.options import at_least
 from envmanager.training.algorithms.states import checksum_of, from_plain, to_plain
+from envmanager.training.curriculum import CurriculumState, LessonBegan
 from envmanager.training.learners import LearnersChanged, LearnersState
 from envmanager.training.runs.plan import LATEST, SavedPlan
 from envmanager.training.trainer import Arrays, Trainer
@@ -67,6 +68,10 @@ class TrainingState:
     frozen_in_config: tuple[str, ...] = ()
     changes: tuple[LearnersChanged, ...] = ()
     """Requested changes of the frozen behaviors, oldest first."""
+    curriculum: CurriculumState = attrs.field(factory=CurriculumState)
+    """Lessons, and number of tasks, of the environment parameters."""
+    lessons: tuple[LessonBegan, ...] = ()
+    """Lessons that have begun, oldest first, but for the first ones."""
     control: tuple[int, ...] | None = None
     """``ControlFile.state``, which identifies the version of ``control.toml`` that was read last."""
     plan: SavedPlan | None = None
@@ -190,9 +195,9 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
             remove(path, facts)
 
 
-def mark_best(path: Path, mean: float, lost: int = 0) -> None:
-    """Record the best checkpoint with its ``mean`` return and the number of ``lost`` episodes. Raises NotWritten."""
-    write_atomically(path.parent / BEST, f"{path.name}\n{mean!r}\n" + (f"episodes lost: {lost}\n" if lost else ""))
+def mark_best(path: Path, mean: float) -> None:
+    """Record the best checkpoint with its ``mean`` return. Raises NotWritten."""
+    write_atomically(path.parent / BEST, f"{path.name}\n{mean!r}\n")
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:

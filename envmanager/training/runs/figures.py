@@ -5,6 +5,7 @@
     default/loss …           figures of an update                        evaluation/return, evaluation/length
     default/return, length   means of the last hundred episodes          default/evaluation_return, …
     default/frozen           0 or 1                                      training/steps_per_s
+    curriculum/NAME/lesson, curriculum/NAME/value: lesson, from 1, and last value of a parameter
     return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
 
 Updates are reported at most every ``Figures.EVERY_S`` seconds, and at checkpoints. Each behavior, such as ``default``
@@ -31,6 +32,7 @@ from envmanager.data.steps import AGENT_BITS
 from envmanager.errors import UsageError
 from envmanager.observe.tensorboard import scalars_of
 from envmanager.training.controller import TrainerController, Update
+from envmanager.training.curriculum import Curriculum, LessonBegan
 from envmanager.training.evaluation import Evaluation, mean_and_spread
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.runs.writers import CsvFile, MetricsWriter, rows_of
@@ -71,6 +73,9 @@ class Report:
 
     def changed(self, run: Any, change: LearnersChanged) -> None:
         """Report that behaviors were frozen or unfrozen, by a request or by a new round."""
+
+    def lesson_began(self, run: Any, began: LessonBegan) -> None:
+        """Report that the next lesson of an environment parameter began."""
 
     def episode_ended(self, end: EpisodeEnd) -> None:
         """Report the end of an agent's episode. ``end.seconds`` does not include earlier runs of the training."""
@@ -171,8 +176,13 @@ class Figures(Report):
 
     EVERY_S = 0.5
 
-    def __init__(self, controller: TrainerController, writers: Mapping[str, MetricsWriter]) -> None:
-        self._controller = controller
+    def __init__(
+        self,
+        controller: TrainerController,
+        writers: Mapping[str, MetricsWriter],
+        curriculum: Curriculum | None = None,
+    ) -> None:
+        self._controller, self._curriculum = controller, curriculum
         self._writers = dict(writers)
         self._clocks = Clocks(self.EVERY_S)
         self._untold: dict[str, Update] = {}
@@ -202,6 +212,9 @@ class Figures(Report):
 
     def changed(self, run: Any, change: LearnersChanged) -> None:
         self._write(_who_is_frozen(self._controller), change.n_steps)
+
+    def lesson_began(self, run: Any, began: LessonBegan) -> None:
+        self._write({f"curriculum/{began.parameter}/lesson": began.lesson + 1}, began.n_steps)
 
     def saved(self, path: Path) -> None:
         untold = list(self._untold.values())
@@ -236,6 +249,7 @@ class Figures(Report):
         episodes = self._controller.episodes
         scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
         scalars |= self._rate(now)
+        scalars |= {} if self._curriculum is None else self._curriculum.figures()
         scalars |= {f"envmanager/{name}": value for name, value in scalars_of(self._controller.manager.stats()).items()}
         self._write(_numbers(scalars, "return/mean", "length/mean"), n_steps)
 

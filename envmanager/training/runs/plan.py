@@ -19,8 +19,10 @@ import attrs
 
 from envmanager.adapters.other_names import other_names
 from envmanager.errors import ConfigError, UsageError
+from envmanager.importing import nearest
 from envmanager.options import at_least, plain_numbers
 from envmanager.registry import ManagerOptions, structure
+from envmanager.training import curriculum
 from envmanager.training.learners import Rounds
 from envmanager.training.runs.metrics import parse as parse_metrics
 
@@ -58,6 +60,8 @@ class TrainingOptions:
     """Metrics writers (such as tensorboard, csv, wandb, mlflow), as a list of names or as ``{name: options}``."""
     rounds: Rounds | None = None
     """Rounds in which behaviors learn in turn; without rounds all unfrozen behaviors learn at the same time."""
+    parameters: Mapping[str, Any] = attrs.field(factory=dict)
+    """Environment parameters by name: constants, samplers or lessons. See ``envmanager.training.curriculum``."""
 
     def __attrs_post_init__(self) -> None:
         if self.evaluate_every is not None and not self.evaluation_episodes:
@@ -121,6 +125,7 @@ class TrainingPlan:
                 raise ConfigError(f"trainers.{behavior} should be a mapping, but is {table!r}.")
         if tables.get("rounds") is not None:
             training = attrs.evolve(training, rounds=_rounds(tables["rounds"], trainers))
+        _check_parameters(training.parameters, manager)
         return cls(manager, training, trainers, directory, resume, force)
 
     def saved(self) -> SavedPlan | None:
@@ -169,3 +174,19 @@ def _rounds(table: Any, trainers: Mapping[str, Any]) -> Rounds:
         except UsageError as error:
             raise ConfigError(str(error)) from error
     return rounds
+
+
+def _check_parameters(parameters: Any, manager: ManagerOptions) -> None:
+    """Raise ConfigError for mistakes in ``training.parameters``, and for what they need of the other tables."""
+    where = "training.parameters"
+    ends = curriculum.ends_of(curriculum.parse(parameters, where=where))
+    if parameters and manager.kind == "godot":
+        raise ConfigError(
+            f"{where} needs episodes that begin on demand, which Godot games cannot: use engine.parameters."
+        )
+    for path, until in ends.items():
+        if until.measure not in curriculum.MEASURES and not manager.infos:
+            raise ConfigError(
+                f"{where}.{path}.measure is {until.measure!r}{nearest(until.measure, curriculum.MEASURES)} "
+                f"Measures are {', '.join(curriculum.MEASURES)} and, with manager.infos: true, numbers in infos."
+            )

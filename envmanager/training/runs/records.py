@@ -174,7 +174,7 @@ def _wrong(before: Mapping[str, Any], plan: TrainingPlan) -> Iterator[str]:
 
 
 def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """Return a phrase for each trainer or environment option that differs between configs; [] if ``before`` is None."""
+    """Return a phrase for each option of environments, parameters or trainers that differs; [] without ``before``."""
     if before is None:
         return []
     was_played, is_played = (
@@ -182,7 +182,8 @@ def changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[st
         for config in (before, now)
     )
     of_trainers = differences(_table(before, "trainers"), _table(now, "trainers"), "trainers")
-    return [*differences(was_played, is_played, "manager"), *of_trainers]
+    had, has = (_table(_table(config, "training"), "parameters") for config in (before, now))
+    return [*differences(was_played, is_played, "manager"), *differences(had, has, "training.parameters"), *of_trainers]
 
 
 def _table(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -31,14 +31,16 @@ from envmanager.options import ResetConfig, Wait
 from envmanager.registry import make_manager
 from envmanager.training.algorithms.trainers import check_tables, make_trainer
 from envmanager.training.controller import TrainerController, Update
+from envmanager.training.curriculum import PROGRESS, Curriculum, CurriculumState, LessonBegan, ends_of
 from envmanager.training.evaluation import (
     Evaluation,
     Evaluator,
+    episodes_for,
     evaluate_until,
+    evaluation_seed,
     generator_states,
     mean_and_spread,
     restore_generators,
-    shares,
 )
 from envmanager.training.learners import KEPT, LearnersChanged, unknown_behavior
 from envmanager.training.runs import checkpoints, folder, metrics, records
@@ -76,6 +78,8 @@ class TrainingResult:
     stats: ManagerStats
     n_steps_before: int = 0
     mean_return_of: Mapping[str, float] = attrs.field(factory=dict)
+    lessons: Mapping[str, int] = attrs.field(factory=dict)
+    """Present lesson, counted from 1, of each environment parameter that has several."""
 
     @property
     def steps_per_s(self) -> float:
@@ -91,11 +95,13 @@ class TrainingResult:
             "steps_per_s": self.steps_per_s,
             "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
             "mean_return_of": dict(self.mean_return_of),
+            "lessons": dict(self.lessons),
             "evaluation": None
             if self.evaluation is None
             else {
                 "episodes": self.evaluation.n_episodes,
                 "lost": self.evaluation.lost,
+                "complete": self.evaluation.is_complete,
                 "mean": self.evaluation.mean,
                 "spread": self.evaluation.spread,
                 "mean_length": mean_and_spread(self.evaluation.lengths)[0] if self.evaluation.lengths else None,
@@ -114,6 +120,8 @@ class TrainingRun:
         self.manager: EnvManager | None = None
         self.trainers: dict[str, Trainer] = {}
         self.controller: TrainerController | None = None
+        self.curriculum: Curriculum | None = None
+        """Environment parameters, if the plan has any."""
         self.began = 0.0
         self.n_steps_before = 0
         """Number of agent steps that earlier runs of this training have taken."""
@@ -132,6 +140,7 @@ class TrainingRun:
         self._control: ControlFile | None = None
         # Requested changes of the frozen behaviors, including those of earlier runs, for plots.
         self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
+        self._lessons: list[LessonBegan] = []
 
     def stop(self) -> None:
         """Make ``go`` cancel any evaluation, finish the steps in progress, save a checkpoint and return."""
@@ -186,6 +195,7 @@ class TrainingRun:
                 manager.stats(),
                 self.n_steps_before,
                 {behavior: mean for behavior, mean in means.items() if not math.isnan(mean)},
+                {} if self.curriculum is None else self.curriculum.lessons,
             )
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
@@ -193,11 +203,14 @@ class TrainingRun:
         plan, training, directory = self.plan, self.plan.training, self.plan.directory
         self.manager = manager
         self.trainers = self._make_trainers(manager, stack)
+        if training.parameters:
+            self.curriculum = self._make_curriculum(manager)
         controller = self.controller = TrainerController(
             manager,
             self.trainers,
             max_policy_lag=training.max_policy_lag,
             rounds=training.rounds,
+            tasks=self.curriculum,
             on_update=self._updated,
             on_change=self._changed,
         )
@@ -212,12 +225,14 @@ class TrainingRun:
             if changes:
                 _logger.warning("this training goes on with a changed config: %s.", ", ".join(changes))
         if training.evaluate_every is not None:
-            n_episodes = training.evaluation_episodes
-            evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=training.seed)
+            n_episodes, seed = training.evaluation_episodes, training.seed
+            evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=seed, curriculum=self.curriculum)
             self._evaluator = stack.enter_context(evaluator)
         resumed_at = controller.n_steps if plan.resume else None
         facts = RunFacts(directory, self._id, config, resumed_at)
-        figures = stack.enter_context(Figures(controller, metrics.open_writers(training.metrics, facts)))
+        figures = stack.enter_context(
+            Figures(controller, metrics.open_writers(training.metrics, facts), self.curriculum)
+        )
         records.write(directory, config)
         log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at))
         self._reports = [figures, log, *self._reports]
@@ -236,6 +251,28 @@ class TrainingRun:
             made[behavior] = make_trainer(behavior, spec, table, seed=training.seed + number, device=training.device)
             stack.callback(made[behavior].close)
         return made
+
+    def _make_curriculum(self, manager: EnvManager) -> Curriculum:
+        training, known = self.plan.training, list(manager.behavior_specs)
+        if not manager.begins_on_demand:
+            raise ConfigError(
+                "training.parameters needs episodes that begin on demand, which these environments cannot: it takes "
+                "Gymnasium, PettingZoo or dm_env environments, or an Environment with can_rest, and no vector of them."
+            )
+        curriculum = Curriculum(
+            training.parameters,
+            seed=training.seed,
+            progress=lambda: self.controller.n_steps / training.steps if self.controller is not None else 0.0,
+            on_lesson=self._lesson_began,
+        )
+        for path, until in ends_of(curriculum.parameters).items():
+            if until.behavior is None and len(known) > 1 and until.measure != PROGRESS:
+                raise ConfigError(
+                    f"training.parameters.{path}.behavior is missing: which of {', '.join(known)} counts?"
+                )
+            if until.behavior not in (None, *known):
+                raise ConfigError(f"training.parameters.{path} is for {unknown_behavior(until.behavior, known)}")
+        return curriculum
 
     def _is_over(self) -> bool:
         controller, every = self.controller, self.plan.training.checkpoint_every
@@ -266,6 +303,12 @@ class TrainingRun:
             self._changes.append(change)
         for report in self._reports:
             report.changed(self, change)
+
+    def _lesson_began(self, began: LessonBegan) -> None:
+        assert self.controller is not None
+        self._lessons.append(attrs.evolve(began, n_steps=self.controller.n_steps))
+        for report in self._reports:
+            report.lesson_began(self, self._lessons[-1])
 
     def _episode_ended(self, episode: Episode) -> None:
         assert self.controller is not None
@@ -302,8 +345,9 @@ class TrainingRun:
             evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
         else:
             policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
-            per_env = shares(n_episodes, manager.n_envs)
-            evaluation = evaluate_until(lambda: self._stops, manager, policies, episodes_per_env=per_env)
+            seed = None if self.plan.manager.seed is None else evaluation_seed(self.plan.training.seed)
+            episodes = episodes_for(manager, n_episodes, seed, self.curriculum)
+            evaluation = evaluate_until(lambda _: self._stops, manager, policies, **episodes)
         if evaluation is not None:
             if self._is_best(evaluation):
                 self._mark_best(evaluation)
@@ -313,13 +357,13 @@ class TrainingRun:
 
     def _is_best(self, evaluation: Evaluation) -> bool:
         mean = evaluation.mean
-        return not math.isnan(mean) and (self._best is None or mean > self._best)
+        return evaluation.is_complete and not math.isnan(mean) and (self._best is None or mean > self._best)
 
     def _mark_best(self, evaluation: Evaluation) -> None:
         """Mark the last checkpoint as the best, and remove checkpoints that no longer need to be kept."""
         assert self._saved is not None
         self._best = evaluation.mean
-        checkpoints.mark_best(self._saved, self._best, evaluation.lost)
+        checkpoints.mark_best(self._saved, self._best)
         checkpoints.prune(self.plan.checkpoints, self._id, keep=self.plan.training.keep)
 
     # Checkpoints.
@@ -332,6 +376,8 @@ class TrainingRun:
             learners=controller.state(),
             frozen_in_config=tuple(sorted(self._frozen_in_config)),
             changes=tuple(self._changes),
+            curriculum=CurriculumState() if self.curriculum is None else self.curriculum.state(),
+            lessons=tuple(self._lessons),
             control=None if self._control is None else self._control.state,
             plan=self._plan,
             specs={behavior: self.manager.behavior_specs[behavior] for behavior in self.trainers},
@@ -366,6 +412,9 @@ class TrainingRun:
             frozen = (set(training.learners.frozen) - differs) | (self._frozen_in_config & differs)
             controller.restore(attrs.evolve(training.learners, frozen=tuple(sorted(frozen))))
             restore_generators(checkpoint.generators)
+        if self.curriculum is not None:
+            self.curriculum.restore(training.curriculum)
+        self._lessons = list(training.lessons)
         self._changes = deque(training.changes, maxlen=KEPT)  # the resume itself is not recorded as a change
         self._control = ControlFile(self.plan.control, self.trainers, seen=training.control)
         self._id = checkpoint.run or self._id
