@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import vector as wrappers
 
-from envmanager import RestartPolicy, SubprocessEnvManager
+from envmanager import RestartPolicy, SimpleEnvManager, SubprocessEnvManager
 from envmanager.errors import BadAction, BadObservation, EnvRaised, UsageError, WorkerDied
 from envmanager.interop import as_sb3_vec_env, as_vector_env
 from envmanager.testing import FakeEnvironment
@@ -359,6 +359,42 @@ def test_processes_of_gymnasium_s_give_the_same(make_manager):
         theirs.close()
         del theirs
         gc.collect()  # its queue and pipes are only closed with it
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+def test_vectors_in_workers_give_what_sync_vector_env_gives(kind, mode):
+    class Counting(Talker):
+        n_resets = 0
+
+        def reset(self, **given):
+            self.n_resets += 1
+            return super().reset(**given)
+
+    def make(context):
+        return SyncVectorEnv([Counting] * context.n_envs, autoreset_mode=mode)
+
+    options = {"n_workers": 2} if kind is SubprocessEnvManager else {}
+    ours = disabled(kind(make, 4, **options))
+    theirs = SyncVectorEnv([Counting] * 4, autoreset_mode=AutoresetMode.DISABLED)
+    theirs.action_space.seed(5)
+    assert_alike(ours.reset(seed=7), theirs.reset(seed=7))
+    n_resets = 0
+    while n_resets < 12:
+        actions = theirs.action_space.sample()
+        result = theirs.step(actions)
+        assert_alike(ours.step(actions), result)
+        if (ended := result[2] | result[3]).any():
+            n_resets += 1
+            seed = [n_resets, 2, 3, 4]  # a vector in SAME_STEP resets once more, which costs it random numbers
+            assert_alike(ours.reset(seed=seed, options=masked(ended)), theirs.reset(seed=seed, options=masked(ended)))
+    if mode is not AutoresetMode.SAME_STEP:
+        assert ours.get_attr("n_resets") == theirs.get_attr("n_resets")
+    ours.close()
+
+
+def assert_alike(ours, theirs):
+    assert_same((*ours[:-1], {}), (*theirs[:-1], {}))  # a vector's infos are arrays, whose numbers are NumPy's
 
 
 def test_rewards_that_gymnasium_normalizes_are_those_of_sync_vector_env(make_manager):

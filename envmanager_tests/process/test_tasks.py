@@ -434,3 +434,42 @@ def test_a_source_may_call_the_environments_even_if_a_call_kills_one_inside_the_
 
 def _exit(env: Any) -> None:
     os._exit(3)
+
+
+@KINDS
+def test_recv_begins_episodes_beside_others_that_play_if_nothing_is_in_flight(make: Make) -> None:
+    with make(Level, **ON_DEMAND) as manager:
+        manager.reset(options={"length": 9})
+        manager.recv(Wait.all())
+        manager.begin([1, 2], [{"level": 4}, {"level": 5}])
+        rows: dict[int, Any] = {}
+        while len(rows) < 2:
+            batch = manager.recv(Wait.all())
+            rows.update(zip(batch.env_ids.tolist(), batch.obs[:, :2].tolist(), strict=True))
+            assert batch.first.all()
+        assert rows == {1: [4, 0], 2: [5, 0]}
+        manager.send([1, 1, 1], [0, 1, 2])
+        assert manager.recv(Wait.all()).obs[:, :2].tolist() == [[-1, 1], [4, 1], [5, 1]]
+
+
+@KINDS
+def test_on_demand_a_reset_without_a_seed_repeats_no_seed(make: Make) -> None:
+    with make(Level, **ON_DEMAND) as manager:
+        manager.reset(seed=[7, 8, 9])
+        assert manager.recv(Wait.all()).obs[:, 2].tolist() == [7, 8, 9]
+        manager.reset()
+        assert manager.recv(Wait.all()).obs[:, 2].tolist() == [0, 0, 0]
+
+
+@KINDS
+def test_after_a_reset_with_a_seed_for_some_begin_derives_seeds_for_these_alone(make: Make) -> None:
+    with make(Level, **ON_DEMAND) as manager:
+        manager.reset(seed=[7, None, 8])
+        manager.recv(Wait.all())
+        manager.begin([0, 1, 2])
+        seeds: dict[int, float] = {}
+        while len(seeds) < 3:
+            batch = manager.recv(Wait.all())
+            seeds.update(zip(batch.env_ids.tolist(), batch.obs[:, 2].tolist(), strict=True))
+        assert seeds[1] == 0
+        assert len({7, 8, seeds[0], seeds[2]}) == 4

@@ -20,6 +20,7 @@ from envmanager.adapters.choosing import as_environment, build_group
 from envmanager.adapters.gymnasium_vector import VectorGroup, info_rows
 from envmanager.adapters.late_vector import LateVectorGroup
 from envmanager.data.specs import SpecMismatch
+from envmanager.data.steps import Begin
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 modes = pytest.mark.parametrize("mode", MODES)
@@ -258,6 +259,58 @@ def test_next_step_of_an_unknown_class_is_not_asked_for_a_reset_of_some_rows(met
     assert isinstance(build_group([vector_env], [0, 1]), LateVectorGroup)
 
 
+# Episodes on demand.
+
+
+def on_demand(group, *begins):
+    return group.reset_on_demand([Begin(row, True, seed, options) for row, seed, options in begins])["default"]
+
+
+@modes
+def test_episodes_on_demand_begin_with_seeds_and_options_of_their_own(mode):
+    group = countdowns(mode, [2, 3, 4])
+    steps = on_demand(group, (0, 5, {"level": 1}), (2, None, {"level": 2}))
+    assert (steps.env_id.tolist(), [env.options for env in group.subjects][::2]) == (
+        [0, 2],
+        [{"level": 1}, {"level": 2}],
+    )
+    assert group.subjects[0].np_random_seed == 5
+    go = (np.full(2, 2), np.array(["go"] * 2, dtype=object))
+    group.step({"default": go})
+    steps = group.step({"default": go})["default"]
+    assert (steps.env_id.tolist(), steps.terminated.tolist()) == ([0, 2], [True, False])
+    assert steps.obs["count"][:, 0].tolist() == [2, 2]
+    assert (steps.acting.tolist(), steps.final_obs["count"][:, 0].tolist()) == ([False, True], [2])
+    assert (steps.info[0]["count"], steps.reset_info) == (2, [{}])
+    group.on_demand.add([Begin(1, True, 6, {"level": 3})])
+    steps = group.step({"default": (go[0][:1], go[1][:1])})["default"]
+    assert (steps.env_id.tolist(), steps.obs["count"][:, 0].tolist()) == ([1, 2], [0, 3])
+    assert (steps.reward.tolist(), steps.terminated.tolist()) == ([0, 2], [False, False])
+    assert (group.subjects[1].options, group.subjects[1].np_random_seed) == ({"level": 3}, 6)
+    group.on_demand.add([Begin(0, True), Begin(2, True)])
+    steps = group.step({"default": None}, np.zeros(0, np.int64))["default"]
+    assert (steps.env_id.tolist(), steps.obs["count"][:, 0].tolist()) == ([0, 2], [0, 0])
+    assert [env.count for env in group.subjects] == [0, 0, 0]
+
+
+@modes
+def test_episodes_with_equal_options_begin_in_one_reset(mode):
+    vector_env = countdown_vector(mode, [2, 3, 4])
+    group, masks, reset = group_of(vector_env), [], vector_env.reset
+    vector_env.reset = lambda **given: masks.append(given["options"]["reset_mask"].tolist()) or reset(**given)
+    group = group_of(vector_env)
+    on_demand(group, (0, 1, {"level": np.ones(2)}), (1, 2, {"level": np.ones(2)}), (2, None, {"level": np.ones(2)}))
+    assert masks == [[True] * 3]
+    group.on_demand.add([Begin(row, True, 1, {"level": row % 2}) for row in range(3)])
+    group.step({"default": None}, np.zeros(0, np.int64))
+    assert masks[1:] == [[True, False, True], [False, True, False]]
+
+
+@pytest.mark.parametrize("vector_env", [Numbers(2, "SameStep"), Numbers(2), Numbers(2, "NextStep")])
+def test_vectors_of_a_class_of_their_own_do_not_begin_on_demand(vector_env):
+    assert not build_group([vector_env], [0, 1]).begins_on_demand
+
+
 # Seeds, wrappers, and Gymnasium's processes.
 
 
@@ -491,6 +544,18 @@ def test_partial_env_ids_are_refused_before_anything_is_sent(make_manager):
         manager.send(np.arange(n), range(n))
         batch = manager.recv(Wait.all())
         assert sorted(zip(batch.env_ids.tolist(), batch.reward.tolist(), strict=True)) == [(i, i) for i in range(n)]
+
+
+def test_on_demand_the_environments_that_play_move_together():
+    with SubprocessEnvManager(lambda: cartpoles("Disabled"), 3, n_workers=1, episodes="on_demand") as manager:
+        manager.reset(seed=1)
+        manager.recv(Wait.all())
+        manager.begin([0])
+        with pytest.raises(BadAction, match=r"1 of the 2 environments .*all of \[1, 2\]\. Nothing was sent"):
+            manager.send(np.zeros(1, np.int64), [1])
+        manager.send(np.zeros(2, np.int64), [1, 2])
+        batch = manager.recv(Wait.all())
+        assert (sorted(batch.env_ids.tolist()), batch.env_ids[batch.first].tolist()) == ([0, 1, 2], [0])
 
 
 def test_actions_in_any_order_reach_their_environments():
