@@ -98,11 +98,17 @@ def mark(axes: Any, text: str, at: float, color: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("runs", nargs="+", type=Path, help="directories that training runs left")
-    parser.add_argument("--out", type=Path, default=Path("returns.png"))
-    parser.add_argument("--unit", default="steps of agents=1", help="what to count, and how many of it are in a step")
-    parser.add_argument("--seconds", action="store_true", help="draw them over the time that it took")
-    parser.add_argument("--behavior", help="only this one")
-    parser.add_argument("--window", type=int, default=20, help="over how many episodes the mean is taken")
+    parser.add_argument("--out", type=Path, default=Path("returns.png"), help="the file to write; returns.png if unset")
+    parser.add_argument(
+        "--unit",
+        default="steps of agents=1",
+        help="unit of the horizontal axis, and its number per step, such as frames=4",
+    )
+    parser.add_argument("--seconds", action="store_true", help="draw the returns over the seconds of the training")
+    parser.add_argument("--behavior", help="draw only this behavior")
+    parser.add_argument(
+        "--window", type=int, default=20, help="number of episodes of which the mean is drawn; 20 if unset"
+    )
     parser.add_argument("--goal", type=float, help="a return to draw a line at")
     arguments = parser.parse_args()
     figure = Figure(figsize=(8, 4.5), layout="constrained")

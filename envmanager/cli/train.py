@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
+from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
@@ -147,7 +148,8 @@ class TrainDisplay(Report):
         line = "  ".join(state) if now >= self._due else ""
         if line:
             self._due = now + self._output.EVERY_S
-        self._output.progress(line, lambda _: [Text("   ".join(state)), self._table()])
+        parts = Columns([Text(part, no_wrap=True) for part in state], padding=(0, 3))
+        self._output.progress(line, lambda _: [parts, self._table()])
 
     def _table(self) -> Table:
         """Return a table with the figures of each behavior's last update."""

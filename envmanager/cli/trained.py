@@ -53,6 +53,9 @@ N_CHECKED = 300
 """Minimum number of recorded observations on which an exported policy must choose the same actions as the original."""
 VIDEO = ".mp4"
 """Suffix of the videos that Gymnasium writes."""
+WITHOUT_PARAMETERS = (
+    "episodes begin without the training's environment parameters; evaluate --tasks FILE gives options."
+)
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a training run, such as runs/NAME, or of one checkpoint.")
@@ -81,7 +84,7 @@ def evaluate_command(
     episodes: Annotated[int | None, typer.Option(min=1, help="Number of episodes.", show_default="100")] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="0:50|3,7,9", help="Seeds of an episode each (50 is left out); from --seed if unset."),
+        typer.Option(metavar="0:50|3,7,9", help="Play each seed (50 is left out); derived from --seed if unset."),
     ] = None,
     tasks: Annotated[
         Path | None,
@@ -130,6 +133,8 @@ def evaluate_command(
     with Notices(output, verbose=verbose), StopSignals(), output.drawing():
         leave_cores()
         trainings = [SavedTraining.open(run, checkpoint) for run in runs]
+        if tasks is None and any(training.had_parameters for training in trainings):
+            output.show_notice("note", WITHOUT_PARAMETERS)
         options_of = []
         for training in trainings:
             options = training.manager_options(env=env, kind=manager)
@@ -173,6 +178,7 @@ def _play(
     ``arguments``: those of ``evaluate`` with the given tasks; None: play ``n_episodes``. ``prints``: whether to print.
     """
     progress = EpisodeProgress(output, n_episodes * len(trainings))
+    width = max(len(str(training.path)) for training in trainings)
     evaluations: dict[int, Evaluation] = {}
     for first, options in enumerate(options_of):
         alike = [number for number, own in enumerate(options_of) if own == options]
@@ -194,12 +200,13 @@ def _play(
                 assert evaluation is not None
                 evaluations[number] = evaluation
                 progress.n_before += n_episodes
-                for line in _lines(evaluation, trainings[number].path if len(trainings) > 1 else "") if prints else ():
+                path = f"{trainings[number].path!s:<{width}}" if len(trainings) > 1 else ""
+                for line in _lines(evaluation, path) if prints else ():
                     output.line(line, indent=NAMES)
     return [evaluations[number] for number in range(len(trainings))]
 
 
-def _lines(evaluation: Evaluation, path: Path | str) -> Iterator[str]:
+def _lines(evaluation: Evaluation, path: str) -> Iterator[str]:
     """Yield lines with the returns and lengths of an evaluation or, after ``path``, with its returns."""
     for line in evaluation_lines(evaluation):
         yield f"{path}  {line}" if path else f"{'return':<{NAMES}}{line}"
@@ -272,7 +279,10 @@ def play_command(
     training = SavedTraining.open(directory, checkpoint)
     show = Show(training.name, video, fps)
     mode = WINDOW if video is None else FRAMES
-    with Notices(PlainOutput()), StopSignals():
+    output = PlainOutput()
+    if training.had_parameters:
+        output.show_notice("note", WITHOUT_PARAMETERS)
+    with Notices(output), StopSignals():
         print_text(f"{training.manager_options(env=env).env_name}: checkpoint {training.path} plays")
         play(training, n_episodes=episodes, mode=mode, on_episode=show.ended, seed=seed, env=env)
         show.finish()

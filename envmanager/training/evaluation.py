@@ -76,6 +76,10 @@ class Evaluation:
     episodes: Sequence[Episode] = ()
     """Evaluated episode of each agent."""
 
+    def __repr__(self) -> str:
+        mean = f"mean return {self.mean:.4g}" if self.returns else "no return"
+        return f"<Evaluation: {self.n_episodes:,} episodes, {mean}, {self.lost:,} lost>"
+
     @classmethod
     def of(cls, episodes: Sequence[Episode], behaviors: Iterable[str], **more: Any) -> Evaluation:
         """Return an Evaluation of ``episodes``. ``more``: its other fields."""

@@ -22,7 +22,9 @@ from envmanager import Task, UsageError
 from envmanager.cli.app import run_command_line
 from envmanager.cli.task_files import read_tasks, tasks_of_seeds
 from envmanager.training.policies.saved import SavedTraining
-from envmanager_tests.training.puzzles import SMALL_PPO, trained
+from envmanager.training.runs.plan import TrainingPlan
+from envmanager.training.runs.run import TrainingRun
+from envmanager_tests.training.puzzles import SMALL_PPO, Quiet, trained
 
 END_S = 300
 HERE = __name__
@@ -84,8 +86,30 @@ def test_runs_in_different_environments_have_a_manager_each_and_the_table_is_in_
     rows = table_of(out)
     assert [row["run"] for row in rows] == [str(run) for run in given for _ in range(2)]
     assert [row["return"] for row in rows[:2]] == [row["return"] for row in rows[-2:]], "the same run twice"
-    starts = [line for line in capsys.readouterr().out.splitlines() if ", manager " in line]
+    lines = capsys.readouterr().out.splitlines()
+    starts = [line for line in lines if ", manager " in line]
     assert [line.partition(":")[0] for line in starts] == ["CartPole-v1", "Acrobot-v1"]
+    assert len({line.rindex("  ") for line in lines if line not in starts}) == 1, "the returns are in one column"
+
+
+def test_episodes_without_the_environment_parameters_of_the_training_are_noted(
+    tmp_path: Path, runs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = {
+        "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 2, "wait": "all"},
+        "training": {"steps": 64, "evaluation_episodes": 0, "device": "cpu", "parameters": {"low": -0.01, "high": 0}},
+        "trainers": {"default": SMALL_PPO},
+    }
+    TrainingRun(TrainingPlan.parse(tables, tmp_path / "run"), Quiet()).go()
+    (tmp_path / "tasks.csv").write_text("low,high\n-0.01,0\n")
+
+    noted = []
+    for arguments in ([runs[0], "--seeds", "1"], [tmp_path / "run", "--seeds", "1", "--json"]):
+        assert evaluate(*arguments) == 0
+        noted.append("environment parameters" in capsys.readouterr().err)
+    assert evaluate(tmp_path / "run", "--tasks", tmp_path / "tasks.csv") == 0
+    noted.append("environment parameters" in capsys.readouterr().err)
+    assert noted == [False, True, False]
 
 
 def test_json_has_an_object_per_run(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

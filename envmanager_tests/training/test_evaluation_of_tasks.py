@@ -20,7 +20,7 @@ from envmanager import (
     WorkerError,
 )
 from envmanager.testing import Die, EchoEnvironment
-from envmanager.training.evaluation import evaluate
+from envmanager.training.evaluation import Evaluation, evaluate
 
 
 class Leaning:
@@ -58,6 +58,9 @@ def test_a_lost_task_is_in_the_table_and_has_no_return(tmp_path: Path) -> None:
         evaluation = evaluate(manager, {"default": Ones()}, tasks=tasks)
     assert (evaluation.n_episodes, evaluation.lost, len(evaluation.returns)) == (2, 1, 2)
     assert isinstance(evaluation.results[1].error, WorkerError)
+    assert len(repr(evaluation)) < 80
+    assert "2 episodes" in repr(evaluation)
+    assert "1 lost" in repr(evaluation)
     evaluation.to_csv(tmp_path / "results.csv")
     with open(tmp_path / "results.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -70,6 +73,10 @@ def test_a_lost_task_is_in_the_table_and_has_no_return(tmp_path: Path) -> None:
     assert (rows[1]["return"], rows[1]["seed"]) == ("", "7")
     assert "died" in rows[1]["error"]
     assert rows[2]["options"] == '{"task": 5}'
+
+
+def test_an_evaluation_without_returns_has_a_repr() -> None:
+    assert "no return" in repr(Evaluation.of([], ["default"], lost=3))
 
 
 def test_tasks_and_a_number_of_episodes_exclude_each_other() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 from collections.abc import Mapping
@@ -10,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("torch")
 
 from envmanager.cli.display import Rate
-from envmanager.cli.output import PlainOutput
+from envmanager.cli.output import LiveOutput, PlainOutput
 from envmanager.cli.train import TrainDisplay, state_of
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.stats import ManagerStats
@@ -174,6 +176,24 @@ def test_lessons_and_the_last_values_of_parameters_are_shown_and_written(clock: 
     assert (shown["wall"], shown["size"]) == ("0.5 (lesson 1/2)", "3")
     names = ("curriculum/wall/lesson", "curriculum/wall/value", "curriculum/size/value")
     assert [writer.values_of(name) for name in names] == [[1], [0.5], [3]]
+
+
+def test_a_narrow_terminal_does_not_part_a_name_from_its_value() -> None:
+    for width in range(40, 120, 5):
+        console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40, highlight=False)
+        output = LiveOutput(console, console)
+        run = run_of()
+        run.curriculum = Curriculum({f"parameter {k}": k + 0.25 for k in range(5)}, seed=0)
+        run.curriculum.next_task(0)
+        run.manager.placement = ""
+        run.plan.manager = SimpleNamespace(env_name="walls", n_envs=1, kind="simple", engine=None)
+        display = TrainDisplay(output)
+        display.started(run)
+        with display.drawing():
+            display.updated(run, update("speaker", 10))
+            text = console.file.getvalue()
+        for k in range(5):
+            assert f"parameter {k} {k}.25" in text, width
 
 
 def test_there_is_no_return_before_an_episode_has_ended(clock: SimpleNamespace) -> None:

@@ -158,6 +158,11 @@ class SavedTraining:
         """
         return {behavior: self._policy(behavior, spec, device) for behavior, spec in specs.items()}
 
+    @property
+    def had_parameters(self) -> bool:
+        """Whether episodes of the training began with environment parameters."""
+        return self.checkpoint.training.curriculum.n_tasks > 0
+
     def manager_options(self, *, env: str | None = None, kind: str | None = None) -> ManagerOptions:
         """Return the manager options of the training, overridden by the arguments that are not None.
 
