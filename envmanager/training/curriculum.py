@@ -165,7 +165,11 @@ def _sampler(value: Any, _: Any) -> Sampler:
         return Choice(values=(plain(value),))
     kind, options = value.get("sampler"), {name: own for name, own in value.items() if name != "sampler"}
     if not isinstance(kind, str) or kind not in SAMPLERS:
-        what = f"sampler is {kind!r}, which is not known" if "sampler" in value else "sampler is missing"
+        what = (
+            f"sampler is {kind!r}, which is not known"
+            if "sampler" in value
+            else "sampler is missing (a parameter with lessons has the key lessons)"
+        )
         raise UsageError(f"{what}{nearest(str(kind), list(SAMPLERS))} Known samplers: {', '.join(SAMPLERS)}.")
     return _CONVERTER.structure(options, SAMPLERS[kind])
 

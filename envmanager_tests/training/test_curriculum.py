@@ -218,6 +218,11 @@ def test_a_mistake_is_named_by_its_key(table: Any, key: str) -> None:
     assert f"training.parameters.{key}" in str(raised.value)
 
 
+def test_a_table_without_a_sampler_is_told_of_lessons() -> None:
+    with pytest.raises(ConfigError, match=r"training\.parameters\.g\.sampler is missing.*key lessons"):
+        parse({"g": {"curriculum": [{"value": 1}]}}, where="training.parameters")
+
+
 @pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
 def test_a_curriculum_gives_a_manager_its_tasks(kind: Any) -> None:
     until = {"measure": "success", "threshold": 1, "episodes": 5}
