@@ -187,9 +187,10 @@ def _play(
                     f"episodes of {options.env_name} cannot begin on demand, so there can be no tasks: pass --episodes "
                     "in place of --seeds or --tasks."
                 )
-            played = episodes_for(made, n_episodes, seed) if arguments is None else arguments
             policies_of = [trainings[number].policies_for(made.behavior_specs) for number in alike]
             for number, policies in zip(alike, policies_of, strict=True):
+                curriculum = trainings[number].curriculum(seed=seed) if arguments is None else None
+                played = arguments or episodes_for(made, n_episodes, seed, curriculum)
                 evaluation = evaluate_until(progress.show, made, policies, **played)
                 assert evaluation is not None
                 evaluations[number] = evaluation

@@ -27,6 +27,7 @@ from envmanager.errors import UsageError
 from envmanager.policy import Policy
 from envmanager.registry import ManagerOptions, structure
 from envmanager.training.algorithms.trainers import make_trainer
+from envmanager.training.curriculum import Curriculum
 from envmanager.training.learners import unknown_behavior
 from envmanager.training.runs import checkpoints
 from envmanager.training.runs.checkpoints import BEST, STATE, Checkpoint, pointed_at, restoring
@@ -145,6 +146,11 @@ class SavedTraining:
                 "objects. Train from a config."
             )
         return plan
+
+    def curriculum(self, *, seed: int) -> Curriculum | None:
+        """Return the environment parameters of the training, drawn from ``seed``, or None if it had none."""
+        parameters = self.plan.parameters
+        return Curriculum(parameters, seed=seed, progress=lambda: 1.0) if parameters else None
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
         """Return the policy of ``behavior`` (None: the only behavior). Raises UsageError if it cannot be built."""
