@@ -434,17 +434,14 @@ class EnvManager(ABC):
                     except WorkerError as error:
                         self._undelivered = error
                     else:
-                        if book is not None:
+                        if self._episodes is not None:
+                            counter = self._episodes if book is None else book
                             if use is _STEP:
-                                book.note_infos(self._undelivered)
+                                counter.add_all(self._undelivered)
                             else:
-                                book.note_batch(self._row_steps.behavior, self._undelivered, self._row_steps.cuts)
-                            book.tell()
-                        elif self._episodes is not None:
-                            if use is _STEP:
-                                self._episodes.add_all(self._undelivered)
-                            else:
-                                self._episodes.add_batch(self._row_steps.behavior, self._undelivered)
+                                counter.add_batch(self._row_steps.behavior, self._undelivered)
+                            if book is not None:
+                                book.tell()
                 made = self._undelivered
                 is_error = isinstance(made, WorkerError)
             except BaseException as error:

@@ -53,9 +53,6 @@ N_CHECKED = 300
 """Minimum number of recorded observations on which an exported policy must choose the same actions as the original."""
 VIDEO = ".mp4"
 """Suffix of the videos that Gymnasium writes."""
-WITHOUT_PARAMETERS = (
-    "episodes begin without the training's environment parameters; evaluate --tasks FILE gives options."
-)
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a training run, such as runs/NAME, or of one checkpoint.")
@@ -133,8 +130,8 @@ def evaluate_command(
     with Notices(output, verbose=verbose), StopSignals(), output.drawing():
         leave_cores()
         trainings = [SavedTraining.open(run, checkpoint) for run in runs]
-        if tasks is None and any(training.had_parameters for training in trainings):
-            output.show_notice("note", WITHOUT_PARAMETERS)
+        if seeds is not None and any(training.plan.parameters for training in trainings):
+            output.show_notice("note", "with --seeds, episodes begin without the training's environment parameters.")
         options_of = []
         for training in trainings:
             options = training.manager_options(env=env, kind=manager)
@@ -193,9 +190,10 @@ def _play(
                     f"episodes of {options.env_name} cannot begin on demand, so there can be no tasks: pass --episodes "
                     "in place of --seeds or --tasks."
                 )
-            played = episodes_for(made, n_episodes, seed) if arguments is None else arguments
             policies_of = [trainings[number].policies_for(made.behavior_specs) for number in alike]
             for number, policies in zip(alike, policies_of, strict=True):
+                curriculum = trainings[number].curriculum(seed=seed) if arguments is None else None
+                played = arguments or episodes_for(made, n_episodes, seed, curriculum)
                 evaluation = evaluate_until(progress.show, made, policies, **played)
                 assert evaluation is not None
                 evaluations[number] = evaluation
@@ -279,10 +277,7 @@ def play_command(
     training = SavedTraining.open(directory, checkpoint)
     show = Show(training.name, video, fps)
     mode = WINDOW if video is None else FRAMES
-    output = PlainOutput()
-    if training.had_parameters:
-        output.show_notice("note", WITHOUT_PARAMETERS)
-    with Notices(output), StopSignals():
+    with Notices(PlainOutput()), StopSignals():
         print_text(f"{training.manager_options(env=env).env_name}: checkpoint {training.path} plays")
         play(training, n_episodes=episodes, mode=mode, on_episode=show.ended, seed=seed, env=env)
         show.finish()

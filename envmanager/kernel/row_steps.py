@@ -20,7 +20,7 @@ from envmanager.data.env_rows import EnvIndex, EnvsOfWorker
 from envmanager.data.specs import BehaviorSpec, zeros
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
-from envmanager.errors import BadAction, EnvManagerError, UsageError
+from envmanager.errors import BadAction, UsageError
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
@@ -39,8 +39,6 @@ class BatchStepper:
         self.host: WorkerHost
         self.book: TaskBook | None = None
         """Book of the episodes, if they begin on demand."""
-        self.cuts: list[tuple[Entry, EnvManagerError]] = []
-        """Workers whose replacement the last batch tells of, and the causes."""
         self.behavior = "default"
         """Name of the only behavior, set by the first ``send`` or ``recv``."""
         self._spec: BehaviorSpec | None = None
@@ -216,7 +214,7 @@ class BatchStepper:
         lost_env_ids: tuple[int, ...] = ()
         book = self.book
         if book is not None:
-            self.cuts = []
+            book.cuts.clear()
         parts: list[AgentSteps] = []
         for entry in entries:
             payload = entry.outbox[0].payload
@@ -227,7 +225,7 @@ class BatchStepper:
                 lost_env_ids += entry.env_ids
                 payload = cut[0]
                 if book is not None:
-                    self.cuts.append((entry, cut[1].cause))
+                    book.cuts.append((entry, cut[1].cause))
             steps = payload.get(self.behavior)
             if book is not None:
                 if steps is None:

@@ -117,6 +117,8 @@ class TaskBook:
         """Tasks to begin again, by index."""
         self._reserved: int | None = None
         """Worker in which nothing begins until all its environments rest, because a task is to begin alone there."""
+        self.cuts: list[tuple[Entry, EnvManagerError]] = []
+        """Workers whose replacement the batch tells of that is delivered next, and the causes."""
         self.has_unsent: set[int] = set()
         """Workers that do not know all that their environments are to begin, by worker_id."""
         self._n_charged = 0
@@ -388,8 +390,8 @@ class TaskBook:
             self._set_begun(seat, not seat.cuts)
         return np.flatnonzero([not seat.cuts for seat in seats])
 
-    def note_batch(self, behavior: str, batch: Batch, cuts: Sequence[tuple[Entry, EnvManagerError]]) -> None:
-        """Set the tasks of a batch that is delivered, and advance the book. ``cuts``: replaced workers, and causes."""
+    def add_batch(self, behavior: str, batch: Batch) -> None:
+        """Set the tasks of a batch that is delivered, and advance the book."""
         self._is_paused = False
         env_ids = batch.env_ids
         first = final = None
@@ -406,10 +408,10 @@ class TaskBook:
                 if self._end(self._seats[env_id], is_terminated=bool(batch.terminated[place])):
                     task[place] = self._index[env_id]
         batch.of_tasks = first, task, final
-        for entry, cause in cuts:
+        for entry, cause in self.cuts:
             self.lose(entry, cause)
 
-    def note_infos(self, infos: Iterable[StepInfo]) -> None:
+    def add_all(self, infos: Iterable[StepInfo]) -> None:
         """Set the tasks of StepInfos that are delivered, and advance the book."""
         self._is_paused = False
         for info in infos:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager import ActionInfo, AgentSteps, EnvContext, SimpleEnvManager, SubprocessEnvManager, TaskResult
+from envmanager.cli.app import run_command_line
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.episodes import Episode
 from envmanager.training.algorithms.trainers import make_trainer
@@ -307,6 +309,7 @@ def test_evaluations_play_the_last_lesson(every: int | None, tmp_path: Path) -> 
     }
     own = tables(128, parameters, env_kwargs={"log": str(log)})
     own["training"] |= {"evaluation_episodes": 6, "evaluate_every": every}
+    own["manager"]["env"] = f"{__name__}:Walls"
 
     result = TrainingRun(TrainingPlan.parse(own, tmp_path / "run"), Told()).go()
 
@@ -318,6 +321,16 @@ def test_evaluations_play_the_last_lesson(every: int | None, tmp_path: Path) -> 
     n_evaluations = 1 if every is None else 2  # the last one is at the end
     assert len(set(evaluated)) == 6
     assert len(evaluated) == 6 * n_evaluations
+
+    for file in log.iterdir():
+        file.unlink()
+    out = tmp_path / "table.csv"
+    assert run_command_line(["evaluate", str(tmp_path / "run"), "--episodes", "5", "--out", str(out)]) == 0
+    evaluated = [json.loads(line)["wall"] for file in log.iterdir() for line in file.read_text().splitlines()]
+    with open(out, newline="") as table:
+        assert sorted(json.loads(row["options"])["wall"] for row in csv.DictReader(table)) == sorted(evaluated)
+    assert all(7 <= wall <= 8 for wall in evaluated)
+    assert len(set(evaluated)) == 5
 
 
 def test_a_training_whose_tasks_end_says_so(tmp_path: Path) -> None:

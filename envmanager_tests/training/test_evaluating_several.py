@@ -92,7 +92,7 @@ def test_runs_in_different_environments_have_a_manager_each_and_the_table_is_in_
     assert len({line.rindex("  ") for line in lines if line not in starts}) == 1, "the returns are in one column"
 
 
-def test_episodes_without_the_environment_parameters_of_the_training_are_noted(
+def test_seeds_without_the_environment_parameters_of_the_training_are_noted(
     tmp_path: Path, runs: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = {
@@ -107,9 +107,10 @@ def test_episodes_without_the_environment_parameters_of_the_training_are_noted(
     for arguments in ([runs[0], "--seeds", "1"], [tmp_path / "run", "--seeds", "1", "--json"]):
         assert evaluate(*arguments) == 0
         noted.append("environment parameters" in capsys.readouterr().err)
-    assert evaluate(tmp_path / "run", "--tasks", tmp_path / "tasks.csv") == 0
-    noted.append("environment parameters" in capsys.readouterr().err)
-    assert noted == [False, True, False]
+    for arguments in (["--tasks", tmp_path / "tasks.csv"], ["--episodes", 2]):
+        assert evaluate(tmp_path / "run", *arguments) == 0
+        noted.append("environment parameters" in capsys.readouterr().err)
+    assert noted == [False, True, False, False]
 
 
 def test_json_has_an_object_per_run(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,7 +84,9 @@ def play(
     with SimpleEnvManager(lambda: environment) as manager:
         for behavior, policy in training.policies_for(manager.behavior_specs).items():
             manager.set_policy(behavior, policy)
-        episodes.add_all(manager.reset({"seed": seed}))
+        curriculum = training.curriculum(seed=seed)
+        given = None if curriculum is None else curriculum.final_tasks(1)[0].options
+        episodes.add_all(manager.reset({"seed": seed, "options": given}))
         for number in range(n_episodes):
             while not camera.has_whole_scene:
                 episodes.add_all(manager.step())

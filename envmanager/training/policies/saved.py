@@ -27,6 +27,7 @@ from envmanager.errors import UsageError
 from envmanager.policy import Policy
 from envmanager.registry import ManagerOptions, structure
 from envmanager.training.algorithms.trainers import make_trainer
+from envmanager.training.curriculum import Curriculum
 from envmanager.training.learners import unknown_behavior
 from envmanager.training.runs import checkpoints
 from envmanager.training.runs.checkpoints import BEST, STATE, Checkpoint, pointed_at, restoring
@@ -146,6 +147,11 @@ class SavedTraining:
             )
         return plan
 
+    def curriculum(self, *, seed: int) -> Curriculum | None:
+        """Return the environment parameters of the training, drawn from ``seed``, or None if it had none."""
+        parameters = self.plan.parameters
+        return Curriculum(parameters, seed=seed, progress=lambda: 1.0) if parameters else None
+
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
         """Return the policy of ``behavior`` (None: the only behavior). Raises UsageError if it cannot be built."""
         chosen = self._chosen(behavior)
@@ -157,11 +163,6 @@ class SavedTraining:
         Raises UsageError for a behavior that was not trained, or whose saved weights do not fit the specs.
         """
         return {behavior: self._policy(behavior, spec, device) for behavior, spec in specs.items()}
-
-    @property
-    def had_parameters(self) -> bool:
-        """Whether episodes of the training began with environment parameters."""
-        return self.checkpoint.training.curriculum.n_tasks > 0
 
     def manager_options(self, *, env: str | None = None, kind: str | None = None) -> ManagerOptions:
         """Return the manager options of the training, overridden by the arguments that are not None.

@@ -84,6 +84,7 @@ class SavedPlan:
     manager: dict[str, Any] | None = attrs.field(validator=attrs.validators.optional(_require_environment))
     trainers: dict[str, dict[str, Any]]
     directory: str
+    parameters: dict[str, Any] = attrs.field(factory=dict)
 
 
 @attrs.frozen
@@ -135,6 +136,7 @@ class TrainingPlan:
             if isinstance(self.manager.env, str):
                 manager = attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
             told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
+            told["parameters"] = dict(self.training.parameters)
             text = json.dumps(told, default=lambda own: dict(own) if isinstance(own, Mapping) else os.fspath(own))
             return SavedPlan(**json.loads(text))
         except (TypeError, ValueError, FileNotFoundError):  # FileNotFoundError: the working directory was deleted
