@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.data.steps import Batch, CommandName, StepInfo
-from envmanager.data.trees import Tree
+from envmanager.data.trees import Tree, snapshot
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.kernel.calls import Calls, Use, weak_callback
 from envmanager.kernel.collecting import Collector
@@ -279,9 +279,9 @@ class EnvManager(ABC):
             raise UsageError("with tasks, seed must be one number: put the seeds into the tasks.")
         if self._episodes is None:
             self._episodes = Episodes.of_manager([], self.n_envs)
-        prefetch = prefetch if self._can_prefetch else False
+        prefetch, options = prefetch if self._can_prefetch else False, snapshot(parsed.options)
         if self._book is not None and tasks is not None and self._book.given is tasks and self._use is _RESETTING:
-            return self._book.again(seed=seed, options=parsed.options, attempts=attempts, prefetch=prefetch)
+            return self._book.again(seed=seed, options=options, attempts=attempts, prefetch=prefetch)
         return TaskBook(
             tasks,
             self._table,
@@ -290,7 +290,7 @@ class EnvManager(ABC):
             self._some_host.check_can_travel,
             weak_callback(self._has_undelivered),
             seed=seed,
-            options=parsed.options,
+            options=options,
             attempts=attempts,
             prefetch=prefetch,
         )

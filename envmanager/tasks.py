@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import attrs
 
 from envmanager.data.specs import describe_value
+from envmanager.data.trees import snapshot
 from envmanager.errors import UsageError
 from envmanager.observe.episodes import Episode
 from envmanager.options import a_mapping, plain
@@ -26,12 +27,12 @@ class Task:
     """The arguments with which an episode begins. ``id`` is a name of the user's, which is not sent anywhere.
 
     ``seed`` is passed to the environment's ``reset`` unchanged. If it is None, a seed is derived from the manager's
-    seed and the number of the task. ``options`` are merged over the options of the manager's ``reset``.
+    seed and the number of the task. ``options`` are copied, and merged over the options of the manager's ``reset``.
     """
 
     seed: int | None = attrs.field(default=None, converter=plain, validator=_seed)
     options: Mapping[str, Any] | None = attrs.field(
-        default=None, validator=attrs.validators.optional(a_mapping), hash=False
+        default=None, converter=snapshot, validator=attrs.validators.optional(a_mapping), hash=False
     )
     id: Any = None
     inherits: ClassVar[bool] = True

@@ -74,6 +74,7 @@ class Commands:
         table, recovery, workers = self._table, self._recovery, self.host.workers
         if book is not None:
             book.draw_first()
+            self._calls.require_open("reset")
         self._collector.drain()  # a failure does not matter: the reset revives the worker
         for entry in table.entries:
             entry.actions, entry.batches, entry.ignores_action = None, (), False

@@ -64,6 +64,7 @@ class PolicyStepper:
             held_back += [entry for entry in idle if book.rests_in(entry.worker_id)]
             idle = [entry for entry in idle if not book.rests_in(entry.worker_id)]
         if not idle:
+            self._returned = dict.fromkeys(held_back)
             return
         infos = []
         for entry in idle:

@@ -30,6 +30,7 @@ from envmanager.kernel.host import EnvWorker
 from envmanager.kernel.table import RECYCLED, Entry, WorkerState, WorkerTable
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.events import EventLog, TaskLost
+from envmanager.system.interrupts import allow_interrupts
 from envmanager.tasks import Task, TaskResult, source_of
 
 _KEPT = 10_000
@@ -95,6 +96,10 @@ class TaskBook:
         """Number of tasks that were given up."""
         self._source: Any
         self._source, self._is_finite = (None, False) if tasks is None else source_of(tasks)
+        self._is_listed = self._source is not tasks
+        """Whether tasks come from an iterable, which an interrupt must not end."""
+        self._given: list[Any] = []
+        """What the source has given, if an interrupt came before it was used."""
         self._is_exhausted = tasks is None
         self._is_paused = False
         """Whether the source gave no task when it was last asked, and no row was delivered since."""
@@ -330,12 +335,16 @@ class TaskBook:
         """Ask the source for the next task."""
         if self._is_exhausted or self._is_paused:
             return None
-        assert self._source is not None
         try:
-            given = self._source.next_task(env_id)
+            if self._is_listed:
+                self._given.append(self._source.next_task(env_id))
+            elif not self._given:
+                with allow_interrupts():  # the user's code may wait for long
+                    self._given.append(self._source.next_task(env_id))
         except StopIteration:
             self._is_exhausted = True
             return None
+        given = self._given.pop()
         if given is None:
             self._is_paused = True
             return None
@@ -554,11 +563,12 @@ class TaskBook:
     def tell(self) -> None:
         """Tell the source the results that it does not know. Raises the errors of its methods."""
         while self._untold:
-            result = self._untold.popleft()
-            if result.error is None:
-                getattr(self._source, "ended", _ignore)(result)
-            else:
-                getattr(self._source, "lost", _ignore)(result.task, result.error)
+            with allow_interrupts():
+                result = self._untold.popleft()
+                if result.error is None:
+                    getattr(self._source, "ended", _ignore)(result)
+                else:
+                    getattr(self._source, "lost", _ignore)(result.task, result.error)
 
     def _episode_ended(self, episode: Episode) -> None:
         episode.task = int(self._index[episode.env_id])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from envmanager import (
     RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
+    TaskResult,
     Wait,
 )
 from envmanager.adapters.gymnasium import GymnasiumEnvironment
@@ -473,3 +475,80 @@ def test_after_a_reset_with_a_seed_for_some_begin_derives_seeds_for_these_alone(
             seeds.update(zip(batch.env_ids.tolist(), batch.obs[:, 2].tolist(), strict=True))
         assert seeds[1] == 0
         assert len({7, 8, seeds[0], seeds[2]}) == 4
+
+
+@KINDS
+def test_a_task_keeps_its_options_when_the_mapping_that_gave_them_is_changed(make: Make) -> None:
+    given: dict[str, Any] = {"more": 5}
+
+    def levels() -> Iterator[dict[str, Any]]:
+        own: dict[str, Any] = {}
+        for level in range(9):
+            own["level"] = level
+            yield own
+
+    with make(Level) as manager:
+        manager.reset(tasks=levels(), options=given)
+        given["more"] = 6
+        while not manager.tasks.done:
+            batch = manager.recv()
+            assert batch.obs[:, 0].tolist() == batch.task.tolist()
+            assert {own["more"] for own in manager.get_attr("given", batch.env_ids)} <= {5}
+            manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        assert [result.task.options for result in manager.tasks.results] == [{"level": level} for level in range(9)]
+
+
+@KINDS
+def test_step_plays_tasks_that_come_after_it_has_returned_nothing(make: Make) -> None:
+    answers = iter([None, None, None, {"level": 1}, {"level": 2}])
+
+    class Late:
+        def next_task(self, env_id: int) -> Any:
+            return next(answers)
+
+    with make(Level) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset(tasks=Late())
+        assert manager.step() == []
+        while not manager.tasks.done:
+            manager.step()
+        assert [result.length for result in manager.tasks.results] == [3, 4]
+
+
+@KINDS
+def test_an_interrupt_reaches_a_source_that_waits_and_loses_no_task(make: Make) -> None:
+    interrupted: list[str] = []
+
+    class Waiting:
+        n_given = 0
+
+        def next_task(self, env_id: int) -> Any:
+            if self.n_given == 4 and not interrupted:
+                self.interrupt("next_task")
+            if self.n_given == 8:
+                raise StopIteration
+            self.n_given += 1
+            return {"level": self.n_given - 1}
+
+        def ended(self, result: TaskResult) -> None:
+            if result.index == 6:
+                self.interrupt("ended")
+
+        def interrupt(self, where: str) -> None:
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                interrupted.append(where)
+                raise
+
+    with make(Level) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset(tasks=Waiting())
+        n_raised = 0
+        while not manager.tasks.done:
+            try:
+                manager.step()
+            except KeyboardInterrupt:
+                n_raised += 1
+        assert (interrupted, n_raised) == (["next_task", "ended"], 2)
+        assert [result.task.options for result in manager.tasks.results] == [{"level": level} for level in range(8)]
