@@ -284,7 +284,10 @@ class Recovery:
         replacement = entry.replacement
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None
-        last = last_steps(entry) if acts is None else {name: last_rows(entry, acts) for name in self._table.specs}
+        if acts is None:
+            last = last_steps(entry)
+        else:  # a worker that rests may have had no rows at all
+            last = {name: last_rows(entry, acts) for name in self._table.specs if entry.n_acting}
         old = lost(last, with_new=not replacement.is_planned)
         return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, replacement.generation)
 

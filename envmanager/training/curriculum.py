@@ -129,6 +129,11 @@ class Until:
     episodes: int = attrs.field(validator=at_least(1))
     behavior: str | None = None
 
+    @property
+    def what(self) -> str:
+        """Text that says what is measured, and of whom."""
+        return self.measure if self.behavior is None else f"{self.measure} of {self.behavior}"
+
     @episodes.default
     def _enough(self) -> int:
         return 1 if self.measure == PROGRESS else 100
@@ -221,10 +226,11 @@ class LessonBegan:
 
 @attrs.define(kw_only=True)
 class LessonState:
-    """The present lesson of a parameter, by index, and the ``measures`` of its last episodes."""
+    """The present lesson of a parameter, by index, and the ``measures`` of its last episodes, which are ``of`` what."""
 
     lesson: int = attrs.field(default=0, validator=at_least(0))
     measures: Sequence[float] = ()
+    of: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -292,7 +298,8 @@ class Curriculum:
             measure = None if until is None or lesson != at.lesson else self._measure(until, result)
             if until is None or measure is None:
                 continue
-            at.measures = [*at.measures, measure][-until.episodes :]
+            before = at.measures if at.of == until.what else ()  # a restored lesson may have measured something else
+            at.measures, at.of = [*before, measure][-until.episodes :], until.what
             reached = measure if until.measure == PROGRESS else sum(at.measures) / len(at.measures)
             if len(at.measures) == until.episodes and reached >= until.threshold:
                 self._at[name], following = LessonState(lesson=lesson + 1), own.lessons[lesson + 1].name

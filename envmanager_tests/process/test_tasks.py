@@ -552,3 +552,24 @@ def test_an_interrupt_reaches_a_source_that_waits_and_loses_no_task(make: Make) 
                 n_raised += 1
         assert (interrupted, n_raised) == (["next_task", "ended"], 2)
         assert [result.task.options for result in manager.tasks.results] == [{"level": level} for level in range(8)]
+
+
+def vector(context: EnvContext) -> Any:
+    return gymnasium.vector.SyncVectorEnv([lambda: Level(context)] * context.n_envs)
+
+
+@pytest.mark.parametrize("factory", [Level, vector])
+def test_a_replaced_worker_that_rested_takes_no_infos_from_the_rows_of_others(factory: Any) -> None:
+    with one_each(factory, 2, infos=True, restarts=RestartPolicy(backoff_s=0)) as manager:
+        manager.reset(tasks=[{"level": 1, "length": 4}])
+        batch = manager.recv(Wait.all())
+        with pytest.raises(WorkerError):
+            manager.call(lambda env: os._exit(3), env_ids=[1])
+        while len(batch):
+            assert batch.info is not None
+            assert batch.info[0]["step"] == batch.obs[0, 1]
+            manager.send(np.zeros(1, np.int64), [0])
+            batch = manager.recv(Wait.all())
+            if manager.tasks.done:
+                break
+        assert manager.tasks.results[0].length == 4

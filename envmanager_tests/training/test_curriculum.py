@@ -186,6 +186,20 @@ def test_a_restored_curriculum_goes_on_in_its_lessons_and_with_what_it_measured(
     assert draws(fewer, 1) == [{"wall": 5}]
 
 
+def test_a_restored_lesson_that_measures_something_else_now_begins_its_measures_anew() -> None:
+    def lessons(**until: Any) -> dict[str, Any]:
+        return {"wall": {"lessons": [{"value": 1, "until": {**until, "episodes": 2}}, {"value": 2}]}}
+
+    one = Curriculum(lessons(measure="reward", threshold=500), seed=1)
+    one.ended(result(one, 200))
+    other = Curriculum(lessons(measure="reward", threshold=0.8, behavior="default"), seed=1)
+    other.restore(one.state())
+    other.ended(result(other, 0))
+    assert other.lessons == {"wall": 1}
+    other.ended(result(other, 2))
+    assert other.lessons == {"wall": 2}
+
+
 @pytest.mark.parametrize(
     ("table", "key"),
     [
