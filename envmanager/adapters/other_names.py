@@ -21,6 +21,13 @@ _OTHERS = {
     "hidden": "policy_kwargs net_arch network_settings num_layers hidden_units",
     "normalize_observations": "normalize norm_obs",
     "normalize_rewards": "norm_reward",
+    "sampler": "sampler_type",
+    "min": "min_value",
+    "max": "max_value",
+    "std": "st_dev",
+    "ranges": "intervals",
+    "until": "completion_criteria",
+    "episodes": "min_lesson_length",
     "manager.env": "env_id env_name",
     "manager.n_envs": "num_envs",
     "training.steps": "total_timesteps max_steps",
@@ -28,6 +35,7 @@ _OTHERS = {
     "training.keep": "keep_checkpoints",
     "training.metrics": "tb_log_name tensorboard_log track",
     "training.rounds": "self_play",
+    "training.parameters": "environment_parameters",
     "trainers.NAME": "hyperparameters",
 }
 """Names in other libraries by the name here. A name with a table's name before it is found in that table."""

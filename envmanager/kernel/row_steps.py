@@ -265,8 +265,9 @@ class BatchStepper:
         if not parts:
             return Batch.of(self._no_steps(), is_view=False)
         if sum([len(steps.agent_id) for steps in parts]) < self._env_rows.n_envs:
-            # Workers without a row are left out, because rows that nobody returned have no infos.
-            return Batch.joined([steps for steps in parts if len(steps.agent_id)] or parts[:1])
+            if self.book is not None:  # else each has rows; a part without rows has no infos
+                parts = [steps for steps in parts if len(steps.agent_id)] or parts[:1]
+            return Batch.joined(parts)
         by_worker = {entry.worker_id: steps for entry, steps in zip(entries, parts, strict=True)}
         parts = [by_worker[worker_id] for worker_id in sorted(by_worker)]
         env_ids = self._env_rows.all_env_ids

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.adapters.other_names import other_names
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
 from envmanager.options import at_least, must_be, plain, plain_numbers
@@ -35,6 +36,8 @@ _positive = must_be("a number above 0", lambda value: isinstance(value, int | fl
 
 class Sampler:
     """The base class of samplers, which give a parameter's value for each episode."""
+
+    other_names = staticmethod(other_names)
 
     def draw(self, rng: np.random.Generator) -> Any:
         """Return a value, drawn with ``rng``."""
@@ -124,6 +127,8 @@ class Until:
     ``episodes``: 100 by default, and 1 for ``"progress"``.
     """
 
+    other_names = staticmethod(other_names)
+
     measure: str
     threshold: float = attrs.field(validator=_finite)
     episodes: int = attrs.field(validator=at_least(1))
@@ -142,6 +147,8 @@ class Until:
 @attrs.frozen(kw_only=True)
 class Lesson:
     """A part of a curriculum, in which a parameter has the values of one sampler. The last one has no ``until``."""
+
+    other_names = staticmethod(other_names)
 
     value: Sampler
     until: Until | None = None

@@ -359,6 +359,13 @@ def test_a_training_whose_tasks_end_says_so(tmp_path: Path) -> None:
             controller.train(100)
 
 
+def test_the_names_of_mlagents_are_translated() -> None:
+    with pytest.raises(ConfigError, match=r"parameters\.g\.max_value: here it is parameters\.g\.max "):
+        parse({"g": {"sampler": "uniform", "min": 1, "max_value": 2}})
+    with pytest.raises(ConfigError, match="completion_criteria: here it is .*until"):
+        parse({"g": {"lessons": [{"value": 1, "completion_criteria": {}}]}})
+
+
 @pytest.mark.parametrize("kind", ["simple", "subprocess"])
 def test_each_row_of_a_vector_has_the_values_of_its_own_episode(kind: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
