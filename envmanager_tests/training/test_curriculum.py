@@ -362,7 +362,7 @@ def test_a_training_whose_tasks_end_says_so(tmp_path: Path) -> None:
 def test_the_names_of_mlagents_are_translated() -> None:
     with pytest.raises(ConfigError, match=r"parameters\.g\.max_value: here it is parameters\.g\.max "):
         parse({"g": {"sampler": "uniform", "min": 1, "max_value": 2}})
-    with pytest.raises(ConfigError, match="completion_criteria: here it is .*until"):
+    with pytest.raises(ConfigError, match=r"completion_criteria: here it is .*until"):
         parse({"g": {"lessons": [{"value": 1, "completion_criteria": {}}]}})
 
 
