@@ -56,24 +56,31 @@ def assert_same(ours, theirs):
     assert data_equivalence(ours, theirs), f"\n{ours}\ninstead of\n{theirs}"
 
 
+def play_beside(ours, theirs, *, n_resets, seed_of=lambda _: None, actions=None, same=assert_same):
+    """Step both, reset what has ended, ``n_resets`` times, and compare all that they return. ``seed_of(k)``: its seed.
+
+    ``actions``: those of each step, by default samples.
+    """
+    same(ours.reset(seed=7), theirs.reset(seed=7))
+    k = 0
+    while k < n_resets:
+        given = theirs.action_space.sample() if actions is None else actions
+        result = theirs.step(given)
+        same(ours.step(given), result)
+        ended = result[2] | result[3]
+        if ended.any():
+            k += 1
+            seed = seed_of(k)
+            same(ours.reset(seed=seed, options=masked(ended)), theirs.reset(seed=seed, options=masked(ended)))
+
+
 @pytest.mark.parametrize("factory", [cart_pole, frozen_lake, Talker, Tupled, Arm], ids=lambda factory: factory.__name__)
 def test_every_step_and_reset_is_that_of_sync_vector_env(make_manager, factory):
     ours = disabled(make_manager(factory, infos=True))
     theirs = SyncVectorEnv([factory] * 3, autoreset_mode=AutoresetMode.DISABLED)
     theirs.action_space.seed(5)
     assert ours.metadata == theirs.metadata
-    assert_same(ours.reset(seed=7), theirs.reset(seed=7))
-
-    n_resets = 0
-    while n_resets < 12:
-        actions = theirs.action_space.sample()
-        result = theirs.step(actions)
-        assert_same(ours.step(actions), result)
-        ended = result[2] | result[3]
-        if ended.any():
-            n_resets += 1
-            seed = [n_resets, None, 4] if n_resets % 3 == 0 else None
-            assert_same(ours.reset(seed=seed, options=masked(ended)), theirs.reset(seed=seed, options=masked(ended)))
+    play_beside(ours, theirs, n_resets=12, seed_of=lambda k: [k, None, 4] if k % 3 == 0 else None)
 
 
 def test_running_environments_can_be_reset_alone_and_the_others_go_on(make_manager):
@@ -347,14 +354,7 @@ def test_processes_of_gymnasium_s_give_the_same(make_manager):
     ours = disabled(make_manager(cart_pole, infos=True))
     theirs = AsyncVectorEnv([cart_pole] * 3, shared_memory=False, autoreset_mode=AutoresetMode.DISABLED)
     try:
-        assert_same(ours.reset(seed=7), theirs.reset(seed=7))
-        n_resets = 0
-        while n_resets < 6:
-            result = theirs.step([1, 1, 0])
-            assert_same(ours.step([1, 1, 0]), result)
-            if (ended := result[2] | result[3]).any():
-                n_resets += 1
-                assert_same(ours.reset(options=masked(ended)), theirs.reset(options=masked(ended)))
+        play_beside(ours, theirs, n_resets=6, actions=[1, 1, 0])
     finally:
         theirs.close()
         del theirs
@@ -378,16 +378,8 @@ def test_vectors_in_workers_give_what_sync_vector_env_gives(kind, mode):
     ours = disabled(kind(make, 4, **options))
     theirs = SyncVectorEnv([Counting] * 4, autoreset_mode=AutoresetMode.DISABLED)
     theirs.action_space.seed(5)
-    assert_alike(ours.reset(seed=7), theirs.reset(seed=7))
-    n_resets = 0
-    while n_resets < 12:
-        actions = theirs.action_space.sample()
-        result = theirs.step(actions)
-        assert_alike(ours.step(actions), result)
-        if (ended := result[2] | result[3]).any():
-            n_resets += 1
-            seed = [n_resets, 2, 3, 4]  # a vector in SAME_STEP resets once more, which costs it random numbers
-            assert_alike(ours.reset(seed=seed, options=masked(ended)), theirs.reset(seed=seed, options=masked(ended)))
+    # Each environment has a seed, because a vector in SAME_STEP resets once more, which costs it random numbers.
+    play_beside(ours, theirs, n_resets=12, seed_of=lambda k: [k, 2, 3, 4], same=assert_alike)
     if mode is not AutoresetMode.SAME_STEP:
         assert ours.get_attr("n_resets") == theirs.get_attr("n_resets")
     ours.close()
