@@ -113,8 +113,8 @@ class ProcessLink(Link):
         ticket = self.ticket + 1
         message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
         if self.begins:
-            data, begins, self.begins = data + self.begins, self.begins, b""
-            message = COMMAND.pack(ticket, CODES[command], slot, flags, len(begins), len(data) - len(begins)) + data
+            begins, self.begins = self.begins, b""
+            message = COMMAND.pack(ticket, CODES[command], slot, flags, len(begins), len(data)) + data + begins
         self.ticket = ticket  # here, because to pack the message may raise MemoryError
         try:
             n_written = descriptors.write(self.channel.fd, message)
