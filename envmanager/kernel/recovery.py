@@ -138,8 +138,8 @@ class Recovery:
         """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
-        self.begins_of: Callable[[Entry], list[Begin]] | None = None
-        """Function that returns what a replacement begins, if episodes begin on demand."""
+        self.begins_of: Callable[[Entry, int], list[Begin]] | None = None
+        """Function that returns what a replacement, with seeds of a generation, begins if episodes begin on demand."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -252,11 +252,13 @@ class Recovery:
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
         entry.has_attributes = not entry.attributes
+        of_seeds, entry.keeps_seed = 0 if entry.keeps_seed else entry.generation, False
         config: Any
         if self.begins_of is not None:
-            config = self.begins_of(entry)
+            config = self.begins_of(entry, of_seeds)
         else:
-            config = attrs.evolve(self.last_config, seed=reseeded(self.last_config.seed, entry.generation))
+            seed = reseeded(self.last_config.seed, of_seeds)
+            config = attrs.evolve(self.last_config, seed=seed, generation=of_seeds)
         try:
             host.workers[worker_id] = host.launch(worker_id, entry.generation)
             response = host.begin_again(worker_id, config)

@@ -97,6 +97,8 @@ class Entry:
     ignores_action: bool = False
     """Whether to discard the next action, because the worker failed or was recycled after its last observation."""
     generation: int = 0
+    keeps_seed: bool = False
+    """Whether the next generation gets the seed of the last reset unchanged, because a reset found the worker dead."""
     steps_of_generation: int = 0
     restarts: int = 0
     previous_step: StepInfo | None = None

@@ -211,14 +211,14 @@ class TaskBook:
             if self._source is not None and not seat.entry.is_dropped:
                 self._assign(seat)
 
-    def first(self, entries: Iterable[Entry], seed: Any) -> dict[int, list[Begin]]:
+    def first(self, entries: Iterable[Entry], seed: Any, generation: int = 0) -> dict[int, list[Begin]]:
         """Return what workers begin in a reset, by worker_id: tasks or, without a source, an episode from ``seed``."""
         if self._source is not None:
             return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
         begins = {}
         for entry in entries:
             seats = self._of_worker[entry.worker_id]
-            seeds = derive_seeds(seed, entry.env_ids, entry.generation)
+            seeds = derive_seeds(seed, entry.env_ids, generation)
             begins[entry.worker_id] = [
                 Begin(seat.row, True, seed, self._options) for seat, seed in zip(seats, seeds, strict=True)
             ]
@@ -227,11 +227,14 @@ class TaskBook:
                 self._set_begun(seat, True)
         return begins
 
-    def first_of_replacement(self, entry: Entry) -> list[Begin]:
-        """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker."""
+    def first_of_replacement(self, entry: Entry, generation: int) -> list[Begin]:
+        """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker.
+
+        ``generation``: that from which its seeds are derived.
+        """
         if self._source is not None or not self._is_resetting:
             return []
-        return self.first([entry], reseeded(self._seed, entry.generation))[entry.worker_id]
+        return self.first([entry], reseeded(self._seed, generation), generation)[entry.worker_id]
 
     def again(self, *, seed: Any, options: Mapping[str, Any] | None, attempts: int, prefetch: bool | None) -> TaskBook:
         """Take back all tasks that have not ended, for another try of a reset that has failed. Return the book."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager.data.seeding import derive_seed
+from envmanager.data.seeding import derive_seed, derive_seeds
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerDied, WorkerError, WorkerTimedOut
@@ -144,6 +144,18 @@ class RestartsAfterFaults(FaultyManagers):
             trainer.reset({"seed": 4})
             trainer.until_lost()
             assert trainer.manager.get_attr("seeds")[1] == [derive_seed(4, 1, 1)]
+
+    @pytest.mark.parametrize("seed", [7, [5, None, 6]], ids=["a number", "a list"])
+    def test_case_20_a_reset_with_a_seed_gives_the_same_seeds_whatever_was_replaced_before(self, seed: Any) -> None:
+        expected = derive_seeds(seed, [0, 1, 2])
+        with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
+            trainer.until_lost()
+            trainer.manager.reset(seed=seed)
+            assert [seeds[-1] for seeds in trainer.manager.get_attr("seeds")] == expected
+            if self.has_processes:
+                os.kill(trainer.pid_of(1), SIGKILL)
+                trainer.manager.reset(seed=seed)
+                assert [seeds[-1] for seeds in trainer.manager.get_attr("seeds")] == expected
 
     def test_case_20_attributes_that_were_set_hold_in_the_replacement(self) -> None:
         with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
