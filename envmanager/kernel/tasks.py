@@ -141,7 +141,7 @@ class TaskBook:
         """Whether each environment takes an action, or has taken one and the result was not delivered: bool[n_envs]."""
         self.n_begun = [0] * n_workers
         """Sums of ``_begun`` by worker_id."""
-        self._n_acting = self._n_begun = 0
+        self.n_acting = self._n_begun = 0
         """Sums of ``acts`` and ``_begun``."""
         self._index = np.full(n_envs, -1, np.int64)
         """Index of the task that each environment plays."""
@@ -188,13 +188,10 @@ class TaskBook:
         """Whether no environment plays or has a task coming, although tasks that are left have a worker."""
         return not self._n_active and (self.done or any(entry.error is None for entry in self._table.entries))
 
-    @property
-    def all_act(self) -> bool:
-        """Whether each environment takes an action."""
-        return self._n_acting == len(self._seats)
-
     def draw(self) -> None:
         """Assign tasks to environments that may get one and whose worker is idle. Raises the errors of the source."""
+        if not (self._free or self.untold or self._table.unusual):
+            return
         if self.untold:
             self.tell()
         if self._table.unusual:
@@ -443,8 +440,10 @@ class TaskBook:
                     assert seat.playing is not None
                     task[place] = seat.playing.index
         batch.of_tasks = first, task, final
-        for entry, cause in self.cuts:
-            self.lose(entry, cause)
+        if self.cuts:
+            for entry, cause in self.cuts:
+                self.lose(entry, cause)
+            self.cuts = []
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
         """Set the tasks of StepInfos that are delivered, and advance the book."""
@@ -607,7 +606,7 @@ class TaskBook:
         more = acts - int(self.acts[seat.env_id])
         self.acts[seat.env_id] = acts
         seat.entry.n_acting += more
-        self._n_acting += more
+        self.n_acting += more
 
     def _set_index(self, seat: _Seat) -> None:
         self._index[seat.env_id] = -1 if seat.playing is None else seat.playing.index
