@@ -440,7 +440,7 @@ class EnvManager(ABC):
                                 counter.add_all(self._undelivered)
                             else:
                                 counter.add_batch(self._row_steps.behavior, self._undelivered)
-                            if book is not None:
+                            if book is not None and book.untold:
                                 book.tell()
                 made = self._undelivered
                 is_error = isinstance(made, WorkerError)

@@ -90,7 +90,7 @@ def result(curriculum: Curriculum, total: float, *, of: str = "default", **numbe
     """The end of the next task: an episode with this return, and these numbers in its info."""
     episode = Episode(of, 0, total, 1)
     episode.numbers = numbers
-    return TaskResult(0, curriculum.next_task(0), 0, total, 1, True, 1, episodes=(episode,))
+    return TaskResult(0, curriculum.next_task(0), 0, True, 1, episodes=(episode,))
 
 
 def test_samples_have_their_distribution() -> None:
