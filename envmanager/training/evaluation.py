@@ -110,7 +110,7 @@ class Evaluation:
             if index not in results:
                 error = EnvManagerError(f"{'not finished' if index in running else 'not played'}: {why}")
                 task, env_id = Task.of(tasks[index]), running.get(index)
-                results[index] = TaskResult(index, task, -1 if env_id is None else env_id, 0.0, 0, False, 0, error)
+                results[index] = TaskResult(index, task, -1 if env_id is None else env_id, False, 0, error)
         return cls.of(
             [episode for result in results.values() for episode in result.episodes],
             behaviors,
