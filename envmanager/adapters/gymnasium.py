@@ -6,6 +6,7 @@ and shapes, are prepared once rather than in each step, and views of a buffer's 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -127,7 +128,7 @@ class GymnasiumEnvironment(RowGroup):
             obs, info = self._restart(row, seeds[row], self._options)
             self._write_obs(self._views.obs[row], obs, self.casting)
             infos.append(snapshot(info) if self._infos else None)
-        steps.final_obs = steps.reset_info = steps.acting = None
+        steps.final_obs = steps.reset_info = None
         steps.info = infos if self._infos else None
         return {BEHAVIOR: steps}
 
@@ -162,7 +163,6 @@ class GymnasiumEnvironment(RowGroup):
                 envs, out = list(map(self._environments.__getitem__, chosen)), self._new_views(chosen)
             if begins or given is not None:
                 envs, given = self._stand_ins(envs, chosen, begins, actions, given)
-            out.steps.acting = None
         write_obs, plain_obs, plain_class, rewards = self._write_obs, out.plain_obs, out.plain_class, out.rewards
         plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
         least, most = -LARGEST_REWARD, LARGEST_REWARD
@@ -221,6 +221,7 @@ class GymnasiumEnvironment(RowGroup):
         if ended:
             steps.final_obs = take_rows(out.all_final_obs, slice(len(ended)))
             if self.rests and resting:
+                steps = copy.copy(steps)  # later steps reuse the other, and may have no row that rests
                 steps.acting = np.isin(out.rows, resting, invert=True)
         return {BEHAVIOR: steps}
 

@@ -158,7 +158,7 @@ class TaskBook:
     @property
     def done(self) -> bool:
         """Whether there are no more tasks, each has ended or was given up, and the trainer and the source know it."""
-        has_tasks = not self._is_exhausted or self._queue or self._n_active
+        has_tasks = not self._is_exhausted or self._given or self._queue or self._n_active
         return not (has_tasks or self.untold or self._has_undelivered())
 
     @property
@@ -200,7 +200,8 @@ class TaskBook:
             for entry in [each for each in self._table.unusual if not each.outbox]:
                 if entry.error is not None:
                     self.lose(entry, entry.error)
-        if not self._free or (not self._queue and (self._is_exhausted or (self._is_paused and self._n_active))):
+        gives_none = (self._is_exhausted and not self._given) or (self._is_paused and self._n_active)
+        if not self._free or (gives_none and not self._queue):
             return
         self._is_paused = False
         seats = [self._seats[env_id] for env_id in self._free]

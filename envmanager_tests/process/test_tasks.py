@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -356,6 +357,31 @@ def test_a_failed_reset_loses_no_task_and_the_next_one_may_differ(make: Make, ki
 def test_a_list_has_no_task_none(make: Make) -> None:
     with make(Level) as manager, pytest.raises(UsageError, match="None"):
         manager.reset(tasks=[None])
+
+
+@pytest.mark.parametrize("make", [all_in_one, one_each])
+def test_a_task_that_cannot_be_sent_takes_none_of_the_last_tasks_along(make: Make) -> None:
+    tasks = [{"level": 0}, {"level": threading.Lock()}, {"level": 2}]
+    with make(Level, 4) as manager:
+        with pytest.raises(UsageError, match="pickled"):
+            manager.reset(tasks=tasks)
+        manager.reset(tasks=tasks)
+        play(manager, "recv", "any")
+        assert [result.task.options for result in manager.tasks.results] == [{"level": 0}, {"level": 2}]
+
+
+@pytest.mark.parametrize("options", [{}, {"zero_copy": True}])
+@pytest.mark.parametrize("make", [in_process, all_in_one])
+def test_after_tasks_a_plain_reset_lets_no_environment_rest(make: Make, options: Any) -> None:
+    with make(Level, 2, **options) as manager:
+        for length in (3, 4, 5):  # of the two, so that one rests while the other plays
+            manager.reset(tasks=[{"length": 2}, {"length": length}])
+            play(manager, "recv", "all")
+            manager.reset()
+            for _ in range(10):
+                batch = manager.recv("all")
+                assert len(batch) == 2
+                manager.send(np.zeros(2, np.int64), batch.env_ids)
 
 
 @KINDS
