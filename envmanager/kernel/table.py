@@ -101,7 +101,7 @@ class Entry:
     """Whether the next generation gets the seed of the last reset unchanged, because a reset found the worker dead."""
     steps_of_generation: int = 0
     is_old: bool = False
-    """Whether the generation has taken ``recycle_after_steps``, so that it is replaced when no episode is lost by it."""
+    """Whether the generation has taken ``recycle_after_steps``, and is to be replaced when its environments rest."""
     restarts: int = 0
     n_lost_tasks: int = 0
     """Number of tasks that were given up in the worker since one has ended there, or since the last reset."""
