@@ -289,6 +289,7 @@ class EnvManager(ABC):
             self._episodes,
             self._some_host.check_can_travel,
             weak_callback(self._has_undelivered),
+            weak_callback(self._recovery.excuse),
             seed=seed,
             options=options,
             attempts=attempts,

@@ -125,7 +125,6 @@ class EnvGroup(Environment):
     """Whether the group obeys a Begin that is not ``at_once``. Then each environment must have one agent."""
     on_demand: OnDemand | None = None
     """State of the environments while episodes begin on demand; None while they begin by themselves."""
-    generation = 0
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
 

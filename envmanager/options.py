@@ -216,10 +216,14 @@ def _one_seed(value: Any) -> int | None:
 
 @attrs.frozen
 class ResetConfig:
-    """The arguments of a reset. ``seed`` is None, an int, or a sequence with an int or None for each environment."""
+    """The arguments of a reset. ``seed`` is None, an int, or a sequence with an int or None for each environment.
+
+    ``generation``: set by managers for a worker's replacement, which gets seeds of its own; 0 for other workers.
+    """
 
     seed: int | Sequence[int | None] | None = attrs.field(default=None, converter=_seed)
     options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping))
+    generation: int = 0
 
     @classmethod
     def of(cls, config: Any, *, n_envs: int | None = None) -> ResetConfig:

@@ -123,6 +123,12 @@ class Supervisor:
         longest = min(policy.backoff_s * 2.0 ** min(number - 2, 60), LONGEST_BACKOFF_S)
         return Replace(longest * self._jitter.uniform(0.5, 1.0), number)
 
+    def excuse(self, errors: Sequence[Exception]) -> None:
+        """Do not count the restarts after ``errors``."""
+        for worker_id in {error.worker_id for error in errors if isinstance(error, WorkerError)}:
+            recent = self._recent[worker_id]
+            self._recent[worker_id] = deque(each for each in recent if each[1] not in errors)
+
     def forgive(self, worker_id: int) -> None:
         """Restore the full restart budget of a worker."""
         self._recent[worker_id].clear()
@@ -138,8 +144,10 @@ class Recovery:
         """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
-        self.begins_of: Callable[[Entry], list[Begin]] | None = None
-        """Function that returns what a replacement begins, if episodes begin on demand."""
+        self.begins_of: Callable[[Entry, int], list[Begin]] | None = None
+        """Function that returns what a replacement, with seeds of a generation, begins if episodes begin on demand."""
+        self.tasks_of: Callable[[int], tuple[int, ...]] | None = None
+        """Function that returns the indices of the tasks under way in a worker, if episodes begin on demand."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -177,7 +185,8 @@ class Recovery:
     def fail(self, entry: Entry, error: Exception) -> None:
         """Record ``error`` as a worker's failure. Plan a replacement, or give up the worker if none is allowed."""
         kind = _FAILURES.get(type(error), events.Raised)
-        self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
+        tasks = () if self.tasks_of is None else self.tasks_of(entry.worker_id)
+        self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error, tasks=tasks))
         if entry.is_given_up:
             return
         if entry.state is WorkerState.IDLE:
@@ -214,6 +223,14 @@ class Recovery:
                 policy=self._policy,
             )
         )
+
+    def excuse(self, entry: Entry, errors: Sequence[Exception]) -> None:
+        """Do not count the restarts after ``errors``, for which a task that was lost in a worker accounts.
+
+        If more tasks in a row were given up there than it may restart, they count: it is the worker that fails.
+        """
+        if entry.n_lost_tasks <= self._policy.max_restarts:
+            self._supervisor.excuse(errors)
 
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
         """Record failures without queueing errors, because the caller raises one of them. Start due replacements."""
@@ -252,11 +269,13 @@ class Recovery:
         replacement.is_started = True
         entry.generation, entry.steps_of_generation = replacement.generation, 0
         entry.has_attributes = not entry.attributes
+        of_seeds, entry.keeps_seed = 0 if entry.keeps_seed else entry.generation, False
         config: Any
         if self.begins_of is not None:
-            config = self.begins_of(entry)
+            config = self.begins_of(entry, of_seeds)
         else:
-            config = attrs.evolve(self.last_config, seed=reseeded(self.last_config.seed, entry.generation))
+            seed = reseeded(self.last_config.seed, of_seeds)
+            config = attrs.evolve(self.last_config, seed=seed, generation=of_seeds)
         try:
             host.workers[worker_id] = host.launch(worker_id, entry.generation)
             response = host.begin_again(worker_id, config)

@@ -47,8 +47,8 @@ class _Drawn:
     task: Task
     attempts: int = 0
     """Number of times that it was begun."""
-    losses: int = 0
-    """Number of attempts whose loss is charged to it."""
+    charges: list[Exception] = attrs.field(factory=list)
+    """Errors of the attempts whose loss is charged to it."""
 
 
 @attrs.define(eq=False)
@@ -84,6 +84,7 @@ class TaskBook:
         episodes: Episodes,
         check: Callable[[Any], None],
         has_undelivered: Callable[[], Any],
+        excuse: Callable[[Entry, Sequence[Exception]], Any],
         *,
         seed: Any,
         options: Mapping[str, Any] | None,
@@ -91,7 +92,8 @@ class TaskBook:
         prefetch: bool | None,
     ) -> None:
         """Draw no task yet. ``tasks`` is None if only ``add`` gives tasks. ``check`` raises if options cannot be sent.
-        ``has_undelivered`` says whether rows that this book has noted are yet to be returned to the trainer.
+        ``has_undelivered`` says whether rows that this book has noted are yet to be returned to the trainer. ``excuse``
+        is called with a worker and the failures for which the task that was lost there accounts.
 
         ``seed`` and ``options`` are those of the reset. ``attempts``, ``prefetch``: see ``EnvManager.reset``.
         """
@@ -113,7 +115,7 @@ class TaskBook:
         self._attempts = attempts
         self._seed, self._options = seed, options
         self._table, self._events, self._episodes, self._check = table, events, episodes, check
-        self._has_undelivered = has_undelivered
+        self._has_undelivered, self._excuse = has_undelivered, excuse
         episodes.of_tasks = self._episode_ended
         self._n_drawn = 0
         self._is_resetting = True
@@ -213,14 +215,14 @@ class TaskBook:
         if self._source is not None:
             self._assign_all([seat for seat in self._seats if not seat.entry.is_dropped])
 
-    def first(self, entries: Iterable[Entry], seed: Any) -> dict[int, list[Begin]]:
+    def first(self, entries: Iterable[Entry], seed: Any, generation: int = 0) -> dict[int, list[Begin]]:
         """Return what workers begin in a reset, by worker_id: tasks or, without a source, an episode from ``seed``."""
         if self._source is not None:
             return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
         begins = {}
         for entry in entries:
             seats = self._of_worker[entry.worker_id]
-            seeds = derive_seeds(seed, entry.env_ids, entry.generation)
+            seeds = derive_seeds(seed, entry.env_ids, generation)
             begins[entry.worker_id] = [
                 Begin(seat.row, True, seed, self._options) for seat, seed in zip(seats, seeds, strict=True)
             ]
@@ -229,11 +231,14 @@ class TaskBook:
                 self._set_begun(seat, True)
         return begins
 
-    def first_of_replacement(self, entry: Entry) -> list[Begin]:
-        """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker."""
+    def first_of_replacement(self, entry: Entry, generation: int) -> list[Begin]:
+        """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker.
+
+        ``generation``: that from which its seeds are derived.
+        """
         if self._source is not None or not self._is_resetting:
             return []
-        return self.first([entry], reseeded(self._seed, entry.generation))[entry.worker_id]
+        return self.first([entry], reseeded(self._seed, generation), generation)[entry.worker_id]
 
     def again(self, *, seed: Any, options: Mapping[str, Any] | None, attempts: int, prefetch: bool | None) -> TaskBook:
         """Take back all tasks that have not ended, for another try of a reset that has failed. Return the book."""
@@ -340,7 +345,7 @@ class TaskBook:
             self._come(seat, drawn)
 
     def _is_suspect(self, drawn: _Drawn | None) -> bool:
-        return drawn is not None and 0 < min(self._attempts - 1, 2) <= drawn.losses
+        return drawn is not None and 0 < min(self._attempts - 1, 2) <= len(drawn.charges)
 
     def _ask(self, seats: Sequence[_Seat]) -> None:
         """Ask the source for a task for each environment, unless it has given enough, none now, or the last."""
@@ -492,6 +497,7 @@ class TaskBook:
         """Take note of an episode's end. Return whether the worker has begun the next one."""
         if seat.playing is not None:
             self._finish(seat, seat.playing, terminated=terminated)
+            seat.entry.n_lost_tasks = 0
         seat.ended.clear()
         coming = seat.coming
         goes_on = seat.is_sent
@@ -534,6 +540,12 @@ class TaskBook:
             if self._reserved == entry.worker_id:
                 self._reserved = None
 
+    def under_way(self, worker_id: int) -> tuple[int, ...]:
+        """Return the indices of the tasks that play in a worker, or whose episodes it has begun."""
+        seats = self._of_worker[worker_id]
+        begun = [seat.coming for seat in seats if seat.is_sent and self._begun[seat.env_id]]
+        return tuple(drawn.index for drawn in (*(seat.playing for seat in seats), *begun) if drawn is not None)
+
     def _vacate(self, seat: _Seat) -> tuple[_Drawn | None, _Drawn | None, bool]:
         """Let an environment rest. Return the tasks that were playing and coming, and whether the latter was begun."""
         playing, coming, was_begun = seat.playing, seat.coming, bool(self._begun[seat.env_id])
@@ -546,13 +558,18 @@ class TaskBook:
         return playing, coming, was_begun
 
     def _take_back(self, seat: _Seat, drawn: _Drawn, error: Exception, *, charge: bool) -> None:
-        drawn.losses += charge
-        self._n_charged += charge
-        is_given_up = self._source is None or drawn.losses >= self._attempts
+        if charge:
+            drawn.charges.append(error)
+            self._n_charged += 1
+        losses = len(drawn.charges)
+        is_given_up = self._source is None or losses >= self._attempts
         facts = {"worker_id": seat.entry.worker_id, "generation": seat.entry.generation, "env_id": seat.env_id}
-        self._events.add(TaskLost(**facts, index=drawn.index, losses=drawn.losses, is_given_up=is_given_up))
+        if self._source is not None:
+            self._excuse(seat.entry, drawn.charges[0 if is_given_up else 1 :])
+        self._events.add(TaskLost(**facts, index=drawn.index, losses=losses, is_given_up=is_given_up))
         if is_given_up:
             self.n_lost += 1
+            seat.entry.n_lost_tasks += 1
             self._finish(seat, drawn, error=error)
         else:
             bisect.insort(self._queue, drawn, key=lambda each: each.index)

@@ -146,6 +146,24 @@ def test_an_episode_counts_only_in_the_lesson_in_which_it_was_drawn() -> None:
         assert curriculum.lessons == {"wall": lesson}
 
 
+def test_an_error_while_a_lesson_is_told_leaves_no_parameter_uncounted_and_no_lesson_untold() -> None:
+    told = []
+
+    def tell(began: LessonBegan) -> None:
+        told.append(began.parameter)
+        if len(told) % 2:
+            raise OSError("no space left")
+
+    once = {"lessons": [{"value": 1, "until": {**UNTIL_ONE, "episodes": 1}}, {"value": 2}]}
+    curriculum = Curriculum({"wall": once, "wind": once, "size": once}, seed=0, on_lesson=tell)
+    with pytest.raises(OSError, match="no space"):
+        curriculum.ended(result(curriculum, 1))
+    assert (curriculum.lessons, told) == ({"wall": 2, "wind": 2, "size": 2}, ["wall"])
+    with pytest.raises(OSError, match="no space"):
+        curriculum.ended(result(curriculum, 1))
+    assert told == ["wall", "wind", "size"]
+
+
 def test_a_lesson_can_end_by_a_number_in_the_infos_of_one_behavior() -> None:
     until = {"measure": "success", "threshold": 0.5, "episodes": 2, "behavior": "ant"}
     curriculum = Curriculum({"wall": {"lessons": [{"value": 1, "until": until}, {"value": 2}]}}, seed=0)
