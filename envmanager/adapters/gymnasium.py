@@ -237,17 +237,13 @@ class GymnasiumEnvironment(RowGroup):
 
         It is a result of the caller's if there are ``results``, a Begin where an episode begins, else an action.
         """
-        n, known = len(chosen) - len(begins), self._known_actions
+        n = len(chosen) - len(begins)
         given: Iterable[Any] = ()
         if results is not None:
             given = [result for _, result in zip(range(n), results, strict=True)]
             envs = [_Stepped] * len(chosen)
         elif n:
-            given = (
-                self._read_actions(actions[BEHAVIOR], n) if known is None else map(known, actions[BEHAVIOR].tolist())
-            )
-        if not begins:
-            return envs, given
+            given = self._read_actions(actions[BEHAVIOR], n)
         own = iter(given)
         return (
             [_Beginner(self) if row in begins else env for row, env in zip(chosen, envs, strict=True)],

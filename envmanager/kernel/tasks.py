@@ -16,6 +16,7 @@ also drawn for each environment that plays, and the worker begins it right after
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,11 +102,11 @@ class TaskBook:
         """Number of tasks that were given up."""
         self._source: Any
         self._source, self._is_finite = (None, False) if tasks is None else source_of(tasks)
-        self._is_listed = self._source is not tasks
-        """Whether tasks come from an iterable, which an interrupt must not end."""
+        self._around_source: Any = allow_interrupts if self._source is tasks else contextlib.nullcontext
+        """Context in which the source gives a task. It may wait for long; an interrupt would end a generator."""
         self._given: deque[Any] = deque()
         """What the source has given and is not used, because an interrupt or an error came first."""
-        self._is_told = callable(getattr(self._source, "ended", None)) or callable(getattr(self._source, "lost", None))
+        self._is_told = hasattr(self._source, "ended") or hasattr(self._source, "lost")
         """Whether the source has methods to be told of results."""
         self._is_exhausted = tasks is None
         self._is_paused = False
@@ -348,21 +349,16 @@ class TaskBook:
 
     def _ask(self, seats: Sequence[_Seat]) -> None:
         """Ask the source for a task for each environment, unless it has given enough, none now, or the last."""
-        given, next_task = self._given, self._source.next_task
-        if self._is_exhausted or self._is_paused or len(given) >= len(seats):
+        if self._is_exhausted or self._is_paused:
             return
-        try:
-            if self._is_listed:
-                for seat in itertools.islice(seats, len(given), None):
-                    given.append(next_task(seat.env_id))
-            else:
-                with allow_interrupts():  # the user's code may wait for long
-                    for seat in itertools.islice(seats, len(given), None):
-                        given.append(next_task(seat.env_id))
-                        if given[-1] is None:
-                            break
-        except StopIteration:
-            self._is_exhausted = True
+        given = self._given
+        with contextlib.suppress(StopIteration), self._around_source():
+            for seat in itertools.islice(seats, len(given), None):
+                given.append(self._source.next_task(seat.env_id))
+                if given[-1] is None:
+                    return
+            return
+        self._is_exhausted = True
 
     def _next(self) -> _Drawn | None:
         """Return the next of the tasks that the source has given, or None if there is none."""
@@ -442,7 +438,7 @@ class TaskBook:
             terminated = batch.terminated
             for place in np.flatnonzero(ended).tolist():
                 seat = self._seats[env_ids[place]]
-                if self._end(seat, is_terminated=bool(terminated[place])):
+                if self._end(seat, terminated=bool(terminated[place])):
                     assert seat.playing is not None
                     task[place] = seat.playing.index
         batch.of_tasks = first, task, final
@@ -482,7 +478,7 @@ class TaskBook:
                 if env_id not in acting or is_laid:
                     if env_id in tasks:
                         final[env_id] = tasks[env_id]
-                    self._end(seat, is_terminated=env_id in terminated)
+                    self._end(seat, terminated=env_id in terminated)
             info.of_tasks = {**final, **self._tasks(worker_id)} if final else tasks, final
 
     def _begin(self, seat: _Seat) -> None:
@@ -497,14 +493,14 @@ class TaskBook:
         self._set_acts(seat, not seat.cuts)
         self._set_index(seat)
 
-    def _end(self, seat: _Seat, *, is_terminated: bool) -> bool:
+    def _end(self, seat: _Seat, *, terminated: bool) -> bool:
         """Take note of an episode's end. Return whether the worker has begun the next one."""
         if seat.playing is not None:
-            self._finish(seat, seat.playing, is_terminated=is_terminated)
+            self._finish(seat, seat.playing, terminated=terminated)
             seat.entry.n_lost_tasks = 0
         seat.ended.clear()
         coming = seat.coming
-        goes_on = coming is not None and seat.is_sent
+        goes_on = seat.is_sent
         if goes_on:
             assert coming is not None
             coming.attempts += 1
@@ -579,16 +575,10 @@ class TaskBook:
             bisect.insort(self._queue, drawn, key=lambda each: each.index)
 
     def _finish(
-        self,
-        seat: _Seat,
-        drawn: _Drawn,
-        *,
-        is_terminated: bool = False,
-        error: Exception | None = None,
-        cut: bool = False,
+        self, seat: _Seat, drawn: _Drawn, *, terminated: bool = False, error: Exception | None = None, cut: bool = False
     ) -> None:
         episodes = () if error is not None or cut else tuple(seat.ended)
-        result = TaskResult(drawn.index, drawn.task, seat.env_id, is_terminated, drawn.attempts, error, cut, episodes)
+        result = TaskResult(drawn.index, drawn.task, seat.env_id, terminated, drawn.attempts, error, cut, episodes)
         self._results.append(result)
         if self._is_told:
             self.untold.append(result)
@@ -598,10 +588,10 @@ class TaskBook:
         with allow_interrupts():
             while self.untold:
                 result = self.untold.popleft()
-                if result.error is None:
-                    getattr(self._source, "ended", _ignore)(result)
-                else:
-                    getattr(self._source, "lost", _ignore)(result.task, result.error)
+                if result.error is None and hasattr(self._source, "ended"):
+                    self._source.ended(result)
+                elif result.error is not None and hasattr(self._source, "lost"):
+                    self._source.lost(result.task, result.error)
 
     def _episode_ended(self, episode: Episode) -> None:
         seat = self._seats[episode.env_id]
@@ -639,7 +629,3 @@ class TaskBook:
             tasks = {seat.env_id: seat.playing.index for seat in seats if seat.playing is not None}
             self._tasks_of[worker_id] = tasks
         return tasks
-
-
-def _ignore(*_: Any) -> None:
-    """What a source does that has no method ``ended`` or ``lost``."""
