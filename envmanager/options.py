@@ -182,7 +182,8 @@ class RestartPolicy:
     ``on_exception``: with ``"raise"``, EnvRaised and BadObservation are raised; with ``"restart"``, they are faults.
     ``then``: if no restart is left, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the worker, if
     others are left. ``recycle_after_steps``: replace a healthy worker at the first end of an episode after this many
-    steps, for environments that leak memory. The other episodes of the worker are lost, as after a fault.
+    steps, for environments that leak memory. The other episodes of the worker are lost, as after a fault; with tasks it
+    is replaced only when all its environments rest.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))

@@ -146,6 +146,8 @@ def evaluate_command(
             for training in trainings:
                 options = training.manager_options(env=env, kind=manager)
                 options = attrs.evolve(with_n_envs(options, min(n_envs or options.n_envs, n_episodes)), seed=None)
+                if given is not None and options.kind == "godot":
+                    raise _without_tasks(options)
                 if restarts is not None:
                     options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
                 options_of.append(options)
@@ -211,10 +213,7 @@ def _play(
             output.line(start) if prints else print_text(start, sys.stderr)
             with make_manager(options) as made:
                 if tasks is not None and not made.begins_on_demand:
-                    raise UsageError(
-                        f"episodes of {options.env_name} cannot begin on demand, so there can be no tasks: pass "
-                        "--episodes in place of --seeds or --tasks."
-                    )
+                    raise _without_tasks(options)
                 policies_of = [trainings[number].policies_for(made.behavior_specs) for number in alike]
                 for number, policies in zip(alike, policies_of, strict=True):
                     played: Mapping[str, Any] = {"tasks": tasks}
@@ -230,6 +229,13 @@ def _play(
                 own = tasks if tasks is not None else tasks_for(n_episodes, seed, curriculum(number))
                 store(number, Evaluation.of_tasks(own, training.behaviors, None, error))
         raise
+
+
+def _without_tasks(options: ManagerOptions) -> UsageError:
+    return UsageError(
+        f"episodes of {options.env_name} cannot begin on demand, so there can be no tasks: pass --episodes in place of "
+        "--seeds or --tasks."
+    )
 
 
 def _lines(evaluation: Evaluation, path: str) -> Iterator[str]:

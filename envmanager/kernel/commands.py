@@ -94,6 +94,7 @@ class Commands:
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
         recovery.begins_of = None if book is None else book.first_of_replacement
+        recovery.drains = book is not None and book.given is not None
         recovery.tasks_of = None if book is None else book.under_way
         begins = None if book is None else book.first(asked, parsed.seed)
         for entry in asked:

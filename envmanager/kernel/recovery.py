@@ -148,6 +148,8 @@ class Recovery:
         """Function that returns what a replacement, with seeds of a generation, begins if episodes begin on demand."""
         self.tasks_of: Callable[[int], tuple[int, ...]] | None = None
         """Function that returns the indices of the tasks under way in a worker, if episodes begin on demand."""
+        self.drains = False
+        """Whether a worker is recycled only when all its environments rest, because episodes begin with tasks."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -267,7 +269,7 @@ class Recovery:
         """Launch a replacement and reset it with the last options and, if seeded, new seeds. Record a failed start."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
-        entry.generation, entry.steps_of_generation = replacement.generation, 0
+        entry.generation, entry.steps_of_generation, entry.is_old = replacement.generation, 0, False
         entry.has_attributes = not entry.attributes
         of_seeds, entry.keeps_seed = 0 if entry.keeps_seed else entry.generation, False
         config: Any
@@ -311,22 +313,28 @@ class Recovery:
         return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """Count a step. If ``recycle_after_steps`` is reached and ``response`` ends an episode, plan a replacement."""
+        """Count a step. If ``recycle_after_steps`` is reached and ``response`` ends an episode, plan a replacement.
+
+        A worker that plays tasks gets no more of them, and is replaced when all its environments rest.
+        """
         entry.steps_of_generation += 1
         limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
         if limit is None or n_steps < limit:
             return
+        entry.is_old = self.drains
         ended: set[int] = set()
         acting: set[int] = set()
         for steps in response.payload.values():
             acts = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
-            if (steps.ended & acts).any():
+            if (steps.ended & acts).any() and not self.drains:
                 break  # an episode ended, and its agent acts again, in a new episode
             ended.update(steps.env_id[steps.ended].tolist())
             acting.update(steps.env_id[acts].tolist())
         else:
             if self.begins_of is None or ended <= acting:
                 return  # no environment rests after an episode
+            if self.drains and (acting or entry.n_acting > len(ended)):
+                return  # others play
         generation, worker_id = entry.generation + 1, entry.worker_id
         cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
         self._schedule(entry, cause, time.monotonic())

@@ -100,6 +100,8 @@ class Entry:
     keeps_seed: bool = False
     """Whether the next generation gets the seed of the last reset unchanged, because a reset found the worker dead."""
     steps_of_generation: int = 0
+    is_old: bool = False
+    """Whether the generation has taken ``recycle_after_steps``, and is to be replaced when its environments rest."""
     restarts: int = 0
     n_lost_tasks: int = 0
     """Number of tasks that were given up in the worker since one has ended there, or since the last reset."""

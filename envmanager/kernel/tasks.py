@@ -205,7 +205,7 @@ class TaskBook:
         if not self._free or (gives_none and not self._queue):
             return
         self._is_paused = False
-        seats = [self._seats[env_id] for env_id in self._free]
+        seats = [seat for seat in (self._seats[env_id] for env_id in self._free) if not seat.entry.is_old]
         self._assign_all(
             [seat for seat in seats if seat.entry.state is WorkerState.IDLE and seat.entry not in self._table.unusual]
         )

@@ -598,3 +598,31 @@ def test_a_replaced_worker_that_rested_takes_no_infos_from_the_rows_of_others(fa
             if manager.tasks.done:
                 break
         assert manager.tasks.results[0].length == 4
+
+
+@pytest.mark.parametrize("use", ["recv", "step"])
+@pytest.mark.parametrize("prefetch", [False, None])
+@pytest.mark.parametrize(("make", "factory"), [(in_process, Level), (all_in_one, Level), (all_in_one, vector)])
+def test_recycling_loses_no_episode_of_a_task(make: Make, factory: Any, prefetch: bool | None, use: str) -> None:
+    class Uneven:
+        """An endless source in which one task of nine is longer than a worker lives."""
+
+        n = 0
+
+        def next_task(self, env_id: int) -> dict[str, int]:
+            self.n += 1
+            return {"length": 40 if self.n % 9 == 1 else 3}
+
+    with make(factory, 3, restarts=RestartPolicy(recycle_after_steps=10)) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset(tasks=Uneven(), prefetch=prefetch)
+        for _ in range(200):
+            if use == "step":
+                manager.step("all")
+            else:
+                batch = manager.recv("all")
+                manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        results = manager.tasks.results
+        assert [result.index for result in results if result.length == 40][:3] == [0, 9, 18]
+        assert {result.attempts for result in results} == {1}
+        assert manager.stats().workers[0].generation >= 3

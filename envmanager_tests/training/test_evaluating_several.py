@@ -247,8 +247,9 @@ def test_seeds_are_numbers_and_ranges_without_their_ends() -> None:
         (["--seeds", "0:3", "--out", "no/such/folder/a.csv"], "there is no directory"),
         (["--seeds", "0:3", "--env", "Acrobot-v1"], "does not fit"),
         (["--seeds", "0:3", "--env", "envmanager_tests.envs:Duel"], "cannot begin on demand"),
+        (["--seeds", "0:3", "--env", "no game", "--manager", "godot"], "cannot begin on demand"),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_mistakes_are_named(
     runs: list[Path], arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
