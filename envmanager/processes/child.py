@@ -34,7 +34,7 @@ import cloudpickle
 import numpy as np
 import numpy.random  # here, so that the helper loads it, because NumPy loads it lazily
 
-from envmanager.data.steps import STEPPING, Begin, CommandName, EnvironmentCommand, EnvironmentResponse
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
 from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, make_group
@@ -131,7 +131,7 @@ class TrainerConnection:
             payload = self._payload(NAMES[code], flags, data)
             if n_begins and self._group is not None and self._group.on_demand is not None:
                 try:
-                    self._group.on_demand.add(map(Begin._make, pickle.loads(begins)))
+                    self._group.on_demand.add(pickle.loads(begins))
                 except Exception as error:
                     payload = error
             return EnvironmentCommand(NAMES[code], payload)
