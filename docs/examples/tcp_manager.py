@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import pickle
 import secrets
 import socket
 import sys
@@ -186,7 +187,9 @@ class Connection:
     def recv(self) -> EnvironmentCommand:
         code, payload, begins = self.read()
         self.began_ns = time.perf_counter_ns()
-        return EnvironmentCommand(NAMES[code], Undecoded(payload) if payload else None, begins)
+        if begins:
+            self.group.on_demand.add(pickle.loads(begins))
+        return EnvironmentCommand(NAMES[code], Undecoded(payload) if payload else None)
 
     def send(self, response: EnvironmentResponse) -> None:
         code, flags, specs = CODES[response.name], 0, None
