@@ -187,9 +187,13 @@ class Connection:
     def recv(self) -> EnvironmentCommand:
         code, payload, begins = self.read()
         self.began_ns = time.perf_counter_ns()
+        given: Any = Undecoded(payload) if payload else None
         if begins:
-            self.group.on_demand.add(pickle.loads(begins))
-        return EnvironmentCommand(NAMES[code], Undecoded(payload) if payload else None)
+            try:
+                self.group.on_demand.add(pickle.loads(begins))
+            except Exception as error:
+                given = error  # which the command raises
+        return EnvironmentCommand(NAMES[code], given)
 
     def send(self, response: EnvironmentResponse) -> None:
         code, flags, specs = CODES[response.name], 0, None
