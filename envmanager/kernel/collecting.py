@@ -122,6 +122,8 @@ class Collector:
                 return
             errors = [entry.error for entry in table.entries if entry.error is not None]
             if len(errors) < len(table.entries):
+                if lead is None and wait.max_lead is not None and table.n_dropped:
+                    return  # a worker that was dropped has held the others back; the next step() sends them actions
                 raise UsageError("nothing is in flight: send() actions first.")
             cause = str(errors[0]).partition("\n")[0]
             raise UsageError(

@@ -358,6 +358,17 @@ def test_a_worker_is_dropped_and_the_others_go_on(scripted: Any) -> None:
     assert script.made == {0: 1, 1: 1, 2: 1}
 
 
+def test_step_goes_on_when_the_worker_that_held_the_others_back_is_dropped(scripted: Any) -> None:
+    script = scripted(restarts=RestartPolicy(max_restarts=0, then="drop"), wait=Wait(max_lead=1))
+    script.manager.reset()
+    script.answer(0)
+    assert [info.worker_id for info in script.manager.step()] == [0]
+    script.fail(1)
+    assert script.manager.step() == []
+    script.answer(0)
+    assert [info.worker_id for info in script.manager.step()] == [0]
+
+
 def test_when_every_worker_is_dropped_the_last_failure_is_raised_and_reset_raises_too(scripted: Any) -> None:
     script = scripted(restarts=RestartPolicy(max_restarts=0, then="drop"))
     script.manager.reset()
