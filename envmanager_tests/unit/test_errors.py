@@ -13,6 +13,7 @@ from envmanager.errors import (
     BadAction,
     BadObservation,
     ConfigError,
+    ConnectionLost,
     EnvManagerError,
     EnvRaised,
     ImportFailed,
@@ -22,6 +23,7 @@ from envmanager.errors import (
     NotWritten,
     ProtocolError,
     RestartsExhausted,
+    ServerFull,
     UsageError,
     WorkerDied,
     WorkerError,
@@ -48,6 +50,9 @@ EXAMPLES = [
     ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     MissingExtra("a policy", library="torch", extra="torch"),
     ImportFailed("a policy needs torch, which is installed, but …", library="torch"),
+    ConnectionLost(**WHERE, type_name="ConnectionResetError", cause="by peer"),
+    ConnectionLost(**WHERE, type_name="ServerFull", cause="64 of 64 sessions", timeout_s=9, is_charged=True),
+    ServerFull("64 of 64 sessions"),
 ]
 
 
