@@ -19,6 +19,7 @@ import inspect
 import math
 import os
 import random
+import selectors
 import threading
 import time
 from collections import deque
@@ -48,9 +49,9 @@ _MOST_STARTING = 32
 """Number of sessions that start at the same time without a pause between them."""
 _PAUSE_S = 0.002
 """Maximum pause (s) before the start of a further session. Thousands of threads at once would take much memory."""
-_WATCH_EVERY_S = 0.5
+_WATCH_EVERY_S = 0.25
 """Interval (s) at which the trainer's thread looks whether a loop is blocked."""
-_BLOCKED_S = 1.0
+_BLOCKED_S = 0.5
 """Time (s) without a sign of life after which a loop counts as blocked."""
 _LONG_S = 5.0
 """Time (s) after which an event tells that a loop is blocked, even if that is not over."""
@@ -548,9 +549,14 @@ class SessionQueue(ResponseSource):
             if is_over:
                 loop.culprit = None
 
-    def _culprit(self, loop: LoopThread) -> tuple[int, str]:
-        """Return the worker whose task runs on the loop now, -1 if it is unknown, and the line of code that runs."""
+    def _culprit(self, loop: LoopThread) -> tuple[int, str] | None:
+        """Return the worker whose task runs on the loop now, -1 if it is unknown, and the line of code that runs.
+
+        Return None if none runs: the loop waits for its turn, because another thread keeps Python's lock.
+        """
         task, frame = loop.where()
+        if frame is not None and frame.f_code.co_filename == selectors.__file__:
+            return None
         ours = [each.worker_id for each in list(loop.members) if task is not None and each.owns(task)]
         while frame is not None and frame.f_back is not None and frame.f_back.f_code.co_filename not in _OUR_FILES:
             frame = frame.f_back
