@@ -148,14 +148,15 @@ class Session(WorkerLife):
                 self.discard(ticket)
             return None
         assert asked.command is not None
-        if response.name is not _FAILED and self.state is State.STARTING:
+        is_awaited = ticket == awaited.ticket
+        if response.name is _FAILED:
+            self._note_failure(response.payload)
+        elif self.state is State.STARTING:
             self.move(State.RUNNING)
             self.note_start(ended_ns, None)
-        elif response.name is not _FAILED:
-            self.times.responded(asked.command, busy_ns, ended_ns)
         else:
-            self._note_failure(response.payload)
-        if ticket == awaited.ticket:
+            self.times.responded(asked.command, busy_ns, ended_ns)
+        if is_awaited:
             return self.first_response(response)
         self.answer = response
         return None
