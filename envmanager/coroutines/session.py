@@ -478,17 +478,19 @@ class SessionQueue(ResponseSource):
 
     def answer_of(self, session: Session) -> EnvironmentResponse:
         """Await the response to the last command other than a step, or return a failure at its deadline."""
-        command = session.asked.command
-        assert command is not None
+        asked, awaited = session.asked, session.awaited
+        assert asked.command is not None
         while True:
             self._pump()
             if session.answer is not None:
                 return session.answer
             if self._is_woken:
                 raise ManagerClosed("a call that waits")
-            left_s = session.asked.deadline - time.monotonic()
+            is_behind_step = awaited.command is _STEP and awaited.deadline < asked.deadline
+            left_s = (awaited if is_behind_step else asked).deadline - time.monotonic()
             if left_s <= 0 or session.state is State.GONE:
-                return EnvironmentResponse(_FAILED, session.worker_id, session.timed_out(command))
+                error = session.timed_out(_STEP if is_behind_step else asked.command)
+                return EnvironmentResponse(_FAILED, session.worker_id, error)
             self._wait(1, left_s)
 
     def _pump(self) -> None:
