@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -72,11 +72,11 @@ class LoopThread:
         self._ring = ring
         self._ring_at = math.inf
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._bell, self._ringer = socket.socketpair()
-        for each in (self._bell, self._ringer):
+        self._sockets: Sequence[socket.socket] = () if _write is None else socket.socketpair()
+        for each in self._sockets:
             each.setblocking(False)
-        self._ringer_fd = self._ringer.fileno()
-        self.loop.add_reader(self._bell, self._take_posted)
+        if self._sockets:
+            self.loop.add_reader(self._sockets[0], self._take_posted)
         self._is_awake = False
         """Whether the loop is going to look at what was posted."""
         self.guests: set[int] = set()
@@ -114,9 +114,9 @@ class LoopThread:
             if self._is_closed:
                 pass
             elif _write is not None:
-                _write(self._ringer_fd, b"!", 1)
+                _write(self._sockets[1].fileno(), b"!", 1)
             else:
-                self._ringer.send(b"!")
+                self.loop.call_soon_threadsafe(self._take_posted)
 
     def blocked_s(self, now: float) -> tuple[float, bool]:
         """Return for how long the loop has not given a sign of life, and whether it has now. If so, ask for the next.
@@ -167,8 +167,9 @@ class LoopThread:
         self._ring()
 
     def _take_posted(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._bell.recv(64)
+        if self._sockets:
+            with contextlib.suppress(BlockingIOError):
+                self._sockets[0].recv(64)
         self._is_awake = False  # first: what is posted from now on calls this again
         posted = self._posted
         while posted:
@@ -191,9 +192,10 @@ class LoopThread:
     def _close(self) -> None:
         with self._ringing:
             self._is_closed = True
-            self.loop.remove_reader(self._bell)
-            self._bell.close()
-            self._ringer.close()
+            if self._sockets:
+                self.loop.remove_reader(self._sockets[0])
+            for each in self._sockets:
+                each.close()
         self.loop.close()
 
     def _begin_to_finish(self, close_s: float) -> None:
@@ -228,8 +230,10 @@ def abandon(task: asyncio.Task[Any]) -> None:
     task.add_done_callback(_abandoned.discard)
 
 
-def _log_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log what an environment's own tasks and callbacks raise, and no other code awaits."""
+    if loop.is_closed():
+        return  # of a task that was abandoned
     error = context.get("exception")
     logger.warning("on the event loop of environments: %s", context.get("message"), exc_info=error)
 
