@@ -13,6 +13,7 @@ and base classes, before the adapter is imported.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -64,6 +65,8 @@ def _foreign_advice(subject: Any) -> str:
     if not (callable(getattr(subject, "reset", None)) and callable(getattr(subject, "step", None))):
         return f"it is {describe_value(subject)}"
     name = f"{type(subject).__module__}.{type(subject).__qualname__}"
+    if any(inspect.iscoroutinefunction(getattr(subject, method)) for method in ("reset", "step")):
+        return f"the methods of its class {name} are coroutines, which run with kind: asyncio (AsyncioEnvManager)"
     if hasattr(subject, "possible_agents"):
         missing = "the methods of a PettingZoo environment: let it derive from pettingzoo.ParallelEnv"
     elif hasattr(subject, "observation_spec"):
@@ -135,6 +138,10 @@ def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
     return is_vector
 
 
+SAME_ENVIRONMENT = (
+    "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."
+)
+"""Text of the error for it."""
 _INWARDS = ("subject", "unwrapped", "env")
 """Attributes in which wrappers (of this library, Gymnasium, PettingZoo and others) keep the wrapped object."""
 
@@ -172,9 +179,7 @@ def build_group(
     if vector is not None:
         return pkgutil.resolve_name(vector)(subjects[0], env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
-        raise UsageError(
-            "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."
-        )
+        raise UsageError(SAME_ENVIRONMENT)
     if all("gymnasium.core.Env" in _base_names(subject) for subject in subjects):
         gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
         if gymnasium_adapter.equal_spaces(subjects):
