@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         NotWritten,
         ProtocolError,
         RestartsExhausted,
+        ServerFull,
         UsageError,
         WorkerDied,
         WorkerError,
@@ -59,9 +60,10 @@ __all__ = [
     "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError", "EnvRaised", "EnvRecipe", "EnvWorker", "Environment",
     "EnvironmentCommand", "EnvironmentResponse", "ImportFailed", "Lost", "ManagerClosed", "ManagerOptions",
     "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError", "RandomPolicy",
-    "ResetConfig", "RestartPolicy", "RestartsExhausted", "SimpleEnvManager", "StepInfo", "SubprocessEnvManager",
-    "Task", "TaskResult", "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError",
-    "WorkerHost", "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment", "derive_seed", "make_manager",
+    "ResetConfig", "RestartPolicy", "RestartsExhausted", "ServerFull", "SimpleEnvManager", "StepInfo",
+    "SubprocessEnvManager", "Task", "TaskResult", "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait",
+    "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment",
+    "derive_seed", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
@@ -74,7 +76,8 @@ _NAMES_OF = {
     "environment": "EnvContext EnvGroup Environment",
     "errors": (
         "BadAction BadObservation ConfigError EnvManagerError EnvRaised ImportFailed ManagerClosed MissingExtra "
-        "NotPlaced NotWritten ProtocolError RestartsExhausted UsageError WorkerDied WorkerError WorkerTimedOut"
+        "NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull UsageError WorkerDied WorkerError "
+        "WorkerTimedOut"
     ),
     "observe.stats": "ManagerStats WorkerStats",
     "options": "ResetConfig RestartPolicy Timeouts Wait",

@@ -13,6 +13,7 @@
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                invalid actions or env_ids; raised before anything is sent
     ├── ManagerClosed            a call was made after close(), or was still running during close()
+    ├── ServerFull               a server of environments has no session to spare now; also a ConnectionError
     ├── UsageError               an invalid or untimely call, or invalid or contradictory options
     │   └── ConfigError          an invalid config
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
@@ -263,6 +264,10 @@ class UsageError(EnvManagerError):
 
 class ConfigError(UsageError):
     """Error raised for an invalid config. The text has one line per mistake."""
+
+
+class ServerFull(EnvManagerError, ConnectionError):
+    """Error raised when a server of environments has no session to spare now. It is a ConnectionError too."""
 
 
 class NotWritten(EnvManagerError, OSError):
