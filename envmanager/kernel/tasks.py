@@ -85,6 +85,7 @@ class TaskBook:
         options: Mapping[str, Any] | None,
         attempts: int,
         prefetch: bool | None,
+        is_pooled: bool = False,
     ) -> None:
         """Draw no task yet. ``tasks`` is None if only ``add`` gives tasks. ``check`` raises if options cannot be sent.
         ``has_undelivered`` says whether rows that this book has noted are yet to be returned to the trainer.
@@ -94,6 +95,9 @@ class TaskBook:
         self.given = tasks
         self.n_lost = 0
         """Number of tasks that were given up."""
+        self.is_pooled = is_pooled
+        """Whether a pool begins all episodes: not even a reset begins one, none is begun again after a loss, and none
+        waits for an action to another environment of its worker."""
         self._source: Any
         self._source, self._is_finite = (None, False) if tasks is None else source_of(tasks)
         self._is_listed = self._source is not tasks
@@ -181,8 +185,12 @@ class TaskBook:
 
     @property
     def rests(self) -> bool:
-        """Whether no environment plays or has a task coming, although tasks that are left have a worker."""
-        return not self._n_active and (self.done or any(entry.error is None for entry in self._table.entries))
+        """Whether no environment plays or has a task coming, although tasks that are left have a worker. Of a pool,
+        whether there is nothing to wait for, which is no mistake of its.
+        """
+        return self.is_pooled or (
+            not self._n_active and (self.done or any(entry.error is None for entry in self._table.entries))
+        )
 
     @property
     def all_act(self) -> bool:
@@ -213,7 +221,7 @@ class TaskBook:
 
     def first(self, entries: Iterable[Entry], seed: Any) -> dict[int, list[Begin]]:
         """Return what workers begin in a reset, by worker_id: tasks or, without a source, an episode from ``seed``."""
-        if self._source is not None:
+        if self._source is not None or self.is_pooled:
             return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
         begins = {}
         for entry in entries:
@@ -229,7 +237,7 @@ class TaskBook:
 
     def first_of_replacement(self, entry: Entry) -> list[Begin]:
         """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker."""
-        if self._source is not None or not self._is_resetting:
+        if self._source is not None or not self._is_resetting or self.is_pooled:
             return []
         return self.first([entry], reseeded(self._seed, entry.generation))[entry.worker_id]
 
@@ -264,6 +272,22 @@ class TaskBook:
             self._come(seat, self._numbered(task))
             seat.cuts = seat.plays
             self._set_acts(seat, False)
+
+    def withdraw(self, env_id: int) -> bool:
+        """Take back the episode that an environment is to begin, unless its worker knows of it. Return whether it was.
+
+        The episode that plays there, if any, goes on.
+        """
+        seat = self._seats[env_id]
+        if seat.coming is None or seat.is_sent:
+            return False
+        self._finish(seat, seat.coming, cut=True)
+        seat.coming, seat.cuts = None, False
+        self._n_active -= not seat.plays
+        self._set_acts(seat, seat.plays)
+        if not any(other.coming is not None and not other.is_sent for other in self._of_worker[seat.entry.worker_id]):
+            self.has_unsent.discard(seat.entry.worker_id)
+        return True
 
     def send_begins(self, worker_id: int, worker: EnvWorker) -> None:
         """Send a worker the episodes that it is to begin and does not know of. A step must follow."""
@@ -499,7 +523,7 @@ class TaskBook:
             charge = is_charged and seat.env_id in named
             if playing is not None:
                 self._take_back(seat, playing, error, charge=charge)
-            if coming is not None and self._source is None and entry.error is None:
+            if coming is not None and self._source is None and entry.error is None and not self.is_pooled:
                 self._come(seat, coming)
             elif coming is not None:
                 self._take_back(seat, coming, error, charge=charge and was_begun)
