@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY_POINT_GROUP", "KINDS", "PROCESS_OPTIONS", "known_kinds", "make_manager", "structure"]
 
 KINDS = {
+    "asyncio": "envmanager.coroutines.manager:AsyncioEnvManager",
     "auto": "envmanager.auto_env_manager:auto_env_manager",
     "godot": "envmanager.godot.manager:GodotEnvManager",
     "ray": "envmanager.ray_cluster.manager:RayEnvManager",

@@ -53,8 +53,13 @@ class GroupFactory:
     """A function of the user's script. When unpickled, it shares the globals of the factories' functions."""
 
     @classmethod
-    def of(cls, factories: Sequence[Any], entry: Entry, options: KindOptions, first_slot: int) -> GroupFactory:
-        """Return the factory for a worker's current generation. ``factories`` has one per env of the manager."""
+    def of(
+        cls, factories: Sequence[Any], entry: Entry, options: KindOptions, first_slot: int, **more: Any
+    ) -> GroupFactory:
+        """Return the factory for a worker's current generation. ``factories`` has one per env of the manager.
+
+        ``more``: fields of a subclass.
+        """
         contexts = make_contexts(
             entry.env_ids,
             worker_id=entry.worker_id,
@@ -63,7 +68,9 @@ class GroupFactory:
             seed=options.seed,
             log_dir=options.log_dir,
         )
-        return cls([factories[env_id] for env_id in entry.env_ids], contexts, options.infos, options.check_values)
+        return cls(
+            [factories[env_id] for env_id in entry.env_ids], contexts, options.infos, options.check_values, **more
+        )
 
     def fill_main(self) -> None:
         """Set what the factories use of the user's script in this process's ``__main__``, where pickles look it up."""
@@ -91,7 +98,7 @@ class GroupFactory:
                     break
             env_ids = [context.env_id for context in self.contexts]
             try:
-                group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+                group = self.build(made, env_ids)
             except _OF_THE_FACTORY:
                 raise
             except Exception as error:
@@ -106,6 +113,10 @@ class GroupFactory:
             raise
         group.generation = self.contexts[0].generation
         return group
+
+    def build(self, made: list[Any], env_ids: list[int]) -> EnvGroup:
+        """Return the group of the environments that were ``made``."""
+        return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
 
 
 _OF_THE_FACTORY = (UsageError, ImportFailed, SpecMismatch)

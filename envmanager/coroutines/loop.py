@@ -1,0 +1,229 @@
+"""An event loop in a thread, and threads for the environments that are no coroutines.
+
+::
+
+    trainer's thread                       loop's thread                     thread of one environment
+    post, post, post ── one wake-up ──▶ all that was posted
+                                        Member.run ── OwnThread.run ──▶ reset, step, … of an environment that blocks
+    ring() wakes it up ◀── one ring for all responses of a moment
+
+No lock is held while either side works. A wake-up costs both threads more than a step does, so the loop takes all that
+was posted at once, and a response waits for others before it rings, for a short part of the time that its step took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+logger = logging.getLogger("envmanager")
+
+_HOLD_SHARE = 0.01
+"""Share of the duration of a step for which its response may wait for others."""
+_LONGEST_HOLD_S = 0.004
+"""Maximum time (s) for which a response waits for others."""
+_LEAST_HOLD_S = 0.0005
+"""Time (s) that is too short for a timer. Then the response waits for those of the same moment only."""
+_REST_S = 0.2
+"""Time (s) in which tasks that environments have left behind may end after they were cancelled."""
+
+_abandoned: set[asyncio.Task[Any]] = set()
+"""Tasks that did not end when they were cancelled. They are kept, because Python reports pending ones that it frees."""
+
+
+class Member(Protocol):
+    """A user of a loop, which the end of the loop ends."""
+
+    def end(self) -> asyncio.Task[None]:
+        """Begin to end, if that has not begun. Return the task that does it. Called on the loop."""
+
+
+class LoopThread:
+    """An event loop in a thread of its own. Its thread keeps no interpreter from exiting."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        """Start the thread. ``ring``: function to call on the loop when responses are to be taken from it."""
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(_log_exception)
+        self.members: set[Member] = set()
+        """Members that have not ended. Only the loop's thread uses the set."""
+        self._ring = ring
+        self._ring_at = math.inf
+        self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._is_awake = False
+        """Whether the loop is going to look at what was posted."""
+        self._asked_at: float | None = None
+        """Time (monotonic seconds) at which ``blocked_for`` has asked the loop for a sign of life."""
+        self._is_over = False
+        self._has_ended = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="envmanager-asyncio", daemon=True)
+        try:
+            self.thread.start()
+        except BaseException:
+            self.loop.close()
+            raise
+
+    # In any thread.
+
+    def post(self, function: Callable[..., object], *args: Any) -> None:
+        """Call a function on the loop. Do nothing if the loop has ended."""
+        self._posted.append((function, args))
+        if not self._is_awake:
+            self._is_awake = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._take_posted)
+
+    def blocked_for(self, now: float) -> float:
+        """Return the time (s) for which the loop has not answered. If it has, ask it again.
+
+        Call this regularly, with the time of ``time.monotonic()``. The result is 0 after an answer.
+        """
+        if self._asked_at is None:
+            self._asked_at = now
+            self.post(self._answer)
+            return 0.0
+        return now - self._asked_at
+
+    def where(self) -> tuple[asyncio.Task[Any] | None, Any]:
+        """Return the task that the loop runs at this moment, if any, and the innermost frame of its thread."""
+        return asyncio.current_task(self.loop), sys._current_frames().get(self.thread.ident or 0)
+
+    def finish(self, close_s: float) -> None:
+        """Have the loop end its members within ``close_s`` seconds, then itself. Do not wait for it."""
+        self.post(lambda: self.loop.create_task(self._finish(close_s)))
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the end of the loop. Return whether it has ended."""
+        if threading.current_thread() is self.thread:  # the garbage collector has closed a manager here
+            return True
+        if self._has_ended.wait(timeout_s):
+            self.thread.join()
+        return self._has_ended.is_set()
+
+    # On the loop.
+
+    def ring_soon(self, busy_s: float) -> None:
+        """Ring for a response whose step took ``busy_s`` seconds, together with others that come soon."""
+        hold_s = min(_HOLD_SHARE * busy_s, _LONGEST_HOLD_S)
+        if hold_s < _LEAST_HOLD_S:
+            if self._ring_at > 0.0:
+                self._ring_at = 0.0
+                self.loop.call_soon(self._ring_now)
+            return
+        ring_at = time.monotonic() + hold_s
+        if ring_at < self._ring_at:
+            self._ring_at = ring_at
+            self.loop.call_at(ring_at, self._ring_now)
+
+    def _ring_now(self) -> None:
+        self._ring_at = math.inf
+        self._ring()
+
+    def _take_posted(self) -> None:
+        self._is_awake = False  # first: what is posted from now on calls this again
+        posted = self._posted
+        while posted:
+            function, args = posted.popleft()
+            function(*args)
+
+    def _answer(self) -> None:
+        self._asked_at = None
+
+    def _run(self) -> None:
+        while not self._is_over:
+            try:
+                self.loop.run_forever()
+            except (KeyboardInterrupt, SystemExit):  # asyncio passes on those of a task that no session awaits
+                logger.exception("a task or a callback of an environment raised")
+        self.loop.close()
+        self._has_ended.set()
+
+    async def _finish(self, close_s: float) -> None:
+        deadline = time.monotonic() + close_s
+        try:
+            await wait([member.end() for member in list(self.members)], close_s)
+            own = asyncio.current_task()
+            left = [task for task in asyncio.all_tasks() if task is not own and task not in _abandoned]
+            for task in left:
+                task.cancel()
+            await wait(left, max(0.0, min(_REST_S, deadline - time.monotonic())))
+            _abandoned.update(task for task in left if not task.done())
+            await wait([self.loop.create_task(self.loop.shutdown_asyncgens())], _REST_S)
+        finally:
+            self._is_over = True
+            self.loop.stop()
+
+
+async def wait(tasks: list[asyncio.Task[Any]], timeout_s: float) -> None:
+    """Wait until all tasks are done, at most ``timeout_s`` seconds. No task is cancelled, and no error is raised."""
+    if tasks:
+        await asyncio.wait(tasks, timeout=timeout_s)
+
+
+def abandon(task: asyncio.Task[Any]) -> None:
+    """Keep a task that does not end although it was cancelled."""
+    _abandoned.add(task)
+    task.add_done_callback(_abandoned.discard)
+
+
+def _log_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what an environment's own tasks and callbacks raise, and no other code awaits."""
+    error = context.get("exception")
+    logger.warning("on the event loop of environments: %s", context.get("message"), exc_info=error)
+
+
+class OwnThread:
+    """A thread that carries out the calls of one environment, one after the other."""
+
+    def __init__(self, loop: LoopThread, name: str) -> None:
+        self._loop = loop
+        self._calls: SimpleQueue[tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Coroutine[Any, Any, Any]:
+        """Call ``function(*args)`` in the thread, after all earlier calls. Return its result, or raise its error.
+
+        If the caller is cancelled meanwhile, the call goes on, and its result is discarded.
+        """
+        future = self._loop.loop.create_future()
+        self._calls.put((future, function, args))
+        return _outcome(future)
+
+    def stop(self) -> None:
+        """End the thread after the calls that it was given."""
+        self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function, args = call
+            result = error = None
+            try:
+                result = function(*args)
+            except BaseException as raised:
+                error = raised
+            self._loop.post(_settle, future, (result, error))
+            del call, future, function, args, result, error  # else they live until the next call
+
+
+def _settle(future: asyncio.Future[Any], outcome: tuple[Any, BaseException | None]) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+async def _outcome(future: asyncio.Future[Any]) -> Any:
+    result, error = await future  # a future cannot hold every error: not StopIteration
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+    return result

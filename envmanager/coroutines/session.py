@@ -1,0 +1,429 @@
+"""A session: a worker that is one environment on an event loop; and the queue of the sessions' responses.
+
+::
+
+    trainer's thread                         loop's thread
+    Session.send ── post ──▶ Session._take ── a task ──▶ _serve: the environment obeys, one command after the other
+    SessionQueue.pump ◀── arrived, and a ring ──────────┘
+
+The life of a session (state, tickets, deadlines) belongs to the trainer's thread, its tasks to the loop's thread. The
+trainer finds the sessions that are late by looking at all of them at the earliest deadline. A session that
+is late, or that failed for good, is ended on the loop: its task is cancelled, and its environment is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from envmanager.coroutines.environment import AwaitedEnvironment, SessionFactory, is_coroutine
+from envmanager.coroutines.loop import LoopThread, OwnThread, abandon, logger, wait
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport
+from envmanager.environment import EnvGroup
+from envmanager.errors import ManagerClosed
+from envmanager.hosts.hosting import COMMANDS, failed
+from envmanager.hosts.life import Alarm, State, WorkerLife, WorkerPlan
+from envmanager.kernel.host import ResponseSource
+from envmanager.observe.events import EventLog
+from envmanager.observe.timing import WorkerTimes
+from envmanager.system.interrupts import allow_interrupts
+
+_STEP, _FAILED, _START = CommandName.STEP, CommandName.FAILED, CommandName.START
+_AWAITED = (CommandName.RESET, *STEPPING)
+"""Commands whose results are awaited."""
+_LONGEST_WAIT_S = 3600.0
+"""Maximum timeout (s) of one wait for the bell, which has a limit."""
+
+Order = tuple[int, CommandName, Any, Any]
+"""Ticket, command, its payload, and the episodes to begin with a step."""
+
+
+class Session(WorkerLife):
+    """A worker whose only environment runs on an event loop, or in a thread of its own that the loop waits for."""
+
+    def __init__(
+        self, plan: WorkerPlan, loop: LoopThread, queue: SessionQueue, events: EventLog, times: WorkerTimes
+    ) -> None:
+        super().__init__(plan, events, times)
+        self.loop = loop
+        self.answer: EnvironmentResponse | None = None
+        """Response to ``asked``, until ``recv`` returns it."""
+        self._queue = queue
+        self._begins: Any = None
+        # On the loop.
+        self.task: asyncio.Task[None] | None = None
+        """Task that obeys commands; None while there are none."""
+        self.ending: asyncio.Task[None] | None = None
+        self.group: EnvGroup | None = None
+        self._orders: list[Order] = []
+        """Commands that came while another was carried out."""
+        self._thread: OwnThread | None = None
+        self._n_reported = 0
+        """Number of behaviors whose specs were sent with a response."""
+
+    # In the trainer's thread.
+
+    def send(self, name: str, payload: Any = None) -> None:
+        command = name if name.__class__ is CommandName else CommandName(name)
+        if command is CommandName.BEGIN:
+            self._begins = payload
+            return
+        self.ticket = ticket = self.ticket + 1
+        deadline = time.monotonic() + self._timeouts_s[command]
+        begins = None
+        if command in STEPPING:
+            begins, self._begins = self._begins, None
+            self.await_response(ticket, _STEP, deadline)
+        else:
+            asked = self.asked
+            asked.ticket, asked.command, asked.deadline = ticket, command, deadline
+        self.loop.post(self._take, (ticket, command, payload, begins))
+
+    def recv(self) -> EnvironmentResponse:
+        try:
+            return self._queue.answer_of(self)
+        finally:
+            self.asked.ticket, self.answer = 0, None  # what comes after an interrupt or a timeout is late
+
+    def accept(
+        self, ticket: int, response: EnvironmentResponse, busy_ns: int, ended_ns: int
+    ) -> EnvironmentResponse | None:
+        """Take note of a response. Return it if it belongs into the step queue."""
+        awaited, asked = self.awaited, self.asked
+        if ticket == awaited.ticket and awaited.command is _STEP:
+            awaited.clear()
+            self.times.stepped(busy_ns, ended_ns)
+            return response
+        if ticket not in (awaited.ticket, asked.ticket):
+            if self.state < State.CLOSING:
+                self.discard(ticket)
+            return None
+        assert asked.command is not None
+        if response.name is not _FAILED and self.state is State.STARTING:
+            self.move(State.RUNNING)
+            self.note_start(ended_ns, None)
+        elif response.name is not _FAILED:
+            self.times.responded(asked.command, busy_ns, ended_ns)
+        if ticket == awaited.ticket:
+            return self.first_response(response)
+        self.answer = response
+        return None
+
+    def kill(self) -> None:
+        """End the session on the loop: cancel what it does, and close its environment. A second call does nothing."""
+        self.awaited.clear()
+        if self.state is not State.GONE:
+            self.move(State.GONE)
+            self.loop.post(self.end)
+
+    def ask_to_close(self) -> None:
+        self.kill()
+
+    # On the loop.
+
+    def _take(self, order: Order) -> None:
+        """Carry out a command, after those that came before."""
+        if self.task is not None:
+            self._orders.append(order)
+        elif self.ending is None:
+            self.loop.members.add(self)
+            self.task = self.loop.loop.create_task(self._serve(order))
+
+    async def _serve(self, order: Order) -> None:
+        try:
+            while True:
+                ticket, command, payload, begins = order
+                began_ns = time.perf_counter_ns()
+                response = await self._respond(command, payload, begins)
+                ended_ns = time.perf_counter_ns()
+                self._queue.put((self, ticket, response, ended_ns - began_ns, ended_ns))
+                if not self._orders:
+                    return
+                order = self._orders.pop(0)
+        finally:
+            self.task = None
+
+    async def _respond(self, command: CommandName, payload: Any, begins: Any) -> EnvironmentResponse:
+        """Carry out a command. Return its response, which is a failure if it raised."""
+        group = self.group
+        try:
+            if group is None:
+                return EnvironmentResponse(command, self.worker_id, await self._start(payload))
+            if not isinstance(group, AwaitedEnvironment):
+                assert self._thread is not None
+                return await self._thread.run(self._obey, group, command, payload, begins)  # type: ignore[no-any-return]
+            if begins is not None and group.on_demand is not None:
+                group.on_demand.add(begins)
+            if command is _STEP:
+                return EnvironmentResponse(_STEP, self.worker_id, await group.step(payload))
+            if command in _AWAITED:
+                result = await COMMANDS[command](group, payload)
+            else:
+                result = self.run(COMMANDS[command], group, payload)
+                if self._thread is not None:
+                    result = await result
+                if command in (CommandName.CALL, CommandName.RENDER):
+                    result = [await each if inspect.isawaitable(each) else each for each in result]
+            return EnvironmentResponse(_STEP if command in STEPPING else command, self.worker_id, result)
+        except BaseException as error:
+            is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
+            if is_end or isinstance(error, GeneratorExit):
+                raise
+            return failed(error, command, worker_id=self.worker_id, env_ids=self.env_ids, group=group)
+
+    async def _start(self, factory: SessionFactory) -> StartReport:
+        """Make the environment in a thread, because a factory may block. A coroutine needs the thread no more."""
+        thread = self._thread = OwnThread(self.loop, f"envmanager-env-{self.env_ids[0]}")
+        report: StartReport = await thread.run(self._make, factory)
+        group = self.group
+        if isinstance(group, AwaitedEnvironment):
+            group.runner = self
+            if is_coroutine(group):
+                self._thread = None
+                thread.stop()
+        return report
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of the environment, in its thread if it has one. Return the result, or an awaitable of it."""
+        return function(*args) if self._thread is None else self._thread.run(function, *args)
+
+    async def await_server(self, error: ConnectionError) -> None:
+        raise error
+
+    def has_connected(self) -> None:
+        pass
+
+    def end(self) -> asyncio.Task[None]:
+        """Begin to end the session, if that has not begun. Return the task that does it."""
+        if self.ending is None:
+            self.ending = self.loop.loop.create_task(self._end())
+        return self.ending
+
+    async def _end(self) -> None:
+        """Cancel the task of the session, then close its environment, within ``close_s``. Abandon what does not end."""
+        close_s = self._timeouts_s[CommandName.CLOSE]
+        tasks = [] if self.task is None else [self.task]
+        for task in tasks:
+            task.cancel()
+        await wait(tasks, 0.4 * close_s)
+        closing = self.loop.loop.create_task(self._close())
+        await wait([closing], 0.5 * close_s)
+        closing.cancel()
+        tasks = [task for task in (*tasks, closing) if not task.done()]
+        await wait(tasks, 0.1 * close_s)
+        for task in tasks:
+            if not task.done():
+                abandon(task)
+        if self._thread is not None:
+            self._thread.stop()
+        self.group = None
+        self._orders.clear()
+        self.loop.members.discard(self)
+
+    async def _close(self) -> None:
+        try:
+            result = self._close_made() if self._thread is None else await self._thread.run(self._close_made)
+            while inspect.isawaitable(result):
+                result = await result
+        except (Exception, SystemExit, KeyboardInterrupt):
+            logger.exception("an environment failed to close")
+
+    # In the thread of the environment, or on the loop if there is none.
+
+    def _make(self, factory: SessionFactory) -> StartReport:
+        self.group = factory()
+        report: StartReport = COMMANDS[_START](self.group, None)
+        self._n_reported = len(report.specs)
+        return report
+
+    def _obey(self, group: EnvGroup, command: CommandName, payload: Any, begins: Any) -> EnvironmentResponse:
+        if begins is not None and group.on_demand is not None:
+            group.on_demand.add(begins)
+        result = COMMANDS[command](group, payload)
+        if command in _AWAITED and not group.returns_new_arrays:
+            result = {behavior: steps.copy() for behavior, steps in result.items()}
+        response = EnvironmentResponse(_STEP if command in STEPPING else command, self.worker_id, result)
+        if len(group.behavior_specs) != self._n_reported:
+            response.specs = dict(group.behavior_specs)
+            self._n_reported = len(response.specs)
+        return response
+
+    def _close_made(self) -> Any:
+        return None if self.group is None else self.group.close()
+
+
+Arrived = tuple[Session, int, EnvironmentResponse, int, int]
+"""Session, ticket, response, duration and end of a command (ns)."""
+
+
+class SessionQueue(ResponseSource):
+    """The queue of all sessions' responses, and the loops on which they run."""
+
+    def __init__(self, close_s: float) -> None:
+        self.sessions: dict[int, Session] = {}
+        """Sessions by worker_id. A replacement overwrites its predecessor."""
+        self.alarm = Alarm()
+        self._close_s = close_s
+        self._owner_pid = os.getpid()
+        self._arrived: deque[Arrived] = deque()
+        self._ready: list[EnvironmentResponse] = []
+        """Responses to deliver that the manager has not taken yet."""
+        self._bell = threading.Lock()
+        """Lock that is released to wake up the trainer's thread, and acquired to wait for that."""
+        self._bell.acquire()
+        self._is_waiting = self._is_urgent = self._is_woken = self._is_stopped = False
+        self._listener: Callable[[], None] | None = None
+        """Function that rings in the event loop of a pool."""
+        self._n_wanted = 1
+        self._stopping = threading.RLock()
+        self._loops = [LoopThread(self._ring)]
+
+    # On the loop.
+
+    def put(self, arrived: Arrived) -> None:
+        """Add a response. Ring for it soon."""
+        self._arrived.append(arrived)
+        session, _, response, busy_ns, _ = arrived
+        if response.name is not _STEP:
+            self._is_urgent = True
+            busy_ns = 0
+        session.loop.ring_soon(busy_ns * 1e-9)
+
+    def _ring(self) -> None:
+        if self._is_waiting and (self._is_urgent or len(self._arrived) >= self._n_wanted):
+            with contextlib.suppress(RuntimeError):  # it has been rung
+                self._bell.release()
+        listener = self._listener
+        if listener is not None:
+            listener()
+
+    # In the trainer's thread.
+
+    @property
+    def loop(self) -> LoopThread:
+        """The loop for new sessions. Raises ManagerClosed if another thread has closed the manager."""
+        if self._is_stopped:
+            raise ManagerClosed("the start of a worker")
+        return self._loops[-1]
+
+    def take(self) -> Sequence[EnvironmentResponse]:
+        self._pump()
+        now = time.monotonic()
+        if now >= self.alarm.at:
+            self._end_late(now)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
+        while True:
+            self._pump()
+            now = time.monotonic()
+            if now >= self.alarm.at:
+                self._end_late(now)
+            ready = self._ready
+            is_enough = len(ready) >= n_wanted or any(response.name is _FAILED for response in ready)
+            if is_enough or now >= deadline or self._is_woken:
+                self._ready = []
+                return ready
+            self._wait(n_wanted - len(ready), min(deadline, self.alarm.at) - now)
+
+    def listen(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
+        is_rung = False
+
+        def rung() -> None:
+            nonlocal is_rung
+            is_rung = False
+            ring()
+
+        def listener() -> None:
+            nonlocal is_rung
+            if not is_rung:
+                is_rung = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(rung)
+
+        def stop() -> None:
+            self._listener = None
+
+        self._listener = listener
+        return stop
+
+    def due_at(self) -> float:
+        return self.alarm.at + 0.001
+
+    def answer_of(self, session: Session) -> EnvironmentResponse:
+        """Await the response to the last command other than a step, or return a failure at its deadline."""
+        command = session.asked.command
+        assert command is not None
+        while True:
+            self._pump()
+            if session.answer is not None:
+                return session.answer
+            if self._is_woken:
+                raise ManagerClosed("a call that waits")
+            left_s = session.asked.deadline - time.monotonic()
+            if left_s <= 0 or session.state is State.GONE:
+                return EnvironmentResponse(_FAILED, session.worker_id, session.timed_out(command))
+            self._wait(1, left_s)
+
+    def _pump(self) -> None:
+        """Hand all that has arrived to the sessions."""
+        self._is_urgent = False
+        arrived = self._arrived
+        while arrived:
+            session, ticket, response, busy_ns, ended_ns = arrived.popleft()
+            accepted = session.accept(ticket, response, busy_ns, ended_ns)
+            if accepted is not None:
+                self._ready.append(accepted)
+
+    def _wait(self, n_wanted: int, left_s: float) -> None:
+        """Wait until ``n_wanted`` responses have arrived, or one that is urgent, at most ``left_s`` seconds."""
+        self._n_wanted, self._is_waiting = n_wanted, True
+        try:
+            if len(self._arrived) < n_wanted and not self._is_urgent and not self._is_woken:
+                with allow_interrupts():
+                    self._bell.acquire(timeout=max(0.0, min(left_s + 0.001, _LONGEST_WAIT_S)))
+        finally:
+            self._is_waiting = False
+
+    def _end_late(self, now: float) -> None:
+        """End all sessions whose response is late, and find the earliest deadline of the others."""
+        earliest = math.inf
+        for session in self.sessions.values():
+            awaited = session.awaited
+            if awaited.deadline <= now:
+                assert awaited.command is not None
+                error = session.timed_out(awaited.command)
+                self._ready.append(EnvironmentResponse(_FAILED, session.worker_id, error))
+            elif awaited.deadline < earliest:
+                earliest = awaited.deadline
+        self.alarm.at = earliest
+
+    # The end, in any thread.
+
+    def wake(self) -> None:
+        """Unblock a wait in another thread. No later wait blocks either."""
+        self._is_woken = True
+        with contextlib.suppress(RuntimeError):
+            self._bell.release()
+
+    def close(self) -> None:
+        """End all sessions and the loops within ``close_s`` seconds. Has no effect in a forked process."""
+        if os.getpid() != self._owner_pid:
+            return
+        with self._stopping:
+            if not self._is_stopped:
+                self._is_stopped = True
+                for loop in self._loops:
+                    loop.finish(self._close_s)
+        deadline = time.monotonic() + self._close_s + 1.0
+        for loop in self._loops:
+            loop.join(max(0.0, deadline - time.monotonic()))
