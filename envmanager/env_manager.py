@@ -365,7 +365,7 @@ class EnvManager(ABC):
             self.reset(seed=seed, options=options)
         finally:
             self._is_pooled = False
-        pool = Pool(self, self.tasks, self._table, self._collector, self._recovery)
+        pool = Pool(self, self.tasks, self._table, self._collector, self._recovery, self._calls)
         self._wake_pool = weak_callback(pool.wake)
         return pool
 

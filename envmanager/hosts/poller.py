@@ -58,6 +58,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         self.arrived: list[EnvironmentResponse] = []
         """Responses that the manager has not taken yet."""
         self.epoll = descriptors.make_waiter()
+        self._has_epoll = self.epoll.fileno() != descriptors.CLOSED
         self.bell_fd, self._ring_fd = descriptors.socket_pair()
         self._ringing = threading.RLock()
         """Lock held while the bell rings, and while it is closed, after which another file may get its number."""
@@ -141,9 +142,12 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return arrived
 
     def listen(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
-        if self.epoll.fileno() == descriptors.CLOSED:  # not on Linux
+        if not self._has_epoll:
             return super().listen(loop, ring)
-        fd = descriptors.register(os.dup(self.epoll.fileno()))  # the manager may be closed before the loop stops
+        try:
+            fd = descriptors.register(os.dup(self.epoll.fileno()))  # the manager may be closed before this is undone
+        except ValueError:  # another thread has just closed it
+            return lambda: None
         loop.add_reader(fd, ring)
 
         def stop() -> None:
@@ -153,9 +157,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         return stop
 
     def due_at(self) -> float:
-        if self.epoll.fileno() == descriptors.CLOSED:
-            return super().due_at()
-        return self._alarm.at + 0.001
+        return self._alarm.at + 0.001 if self._has_epoll else super().due_at()
 
     # Messages.
 

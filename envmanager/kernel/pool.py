@@ -26,6 +26,7 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import Batch
 from envmanager.data.trees import is_foreign, map_tree, take_rows
 from envmanager.errors import BadAction, LostEpisode, UsageError, WorkerError
+from envmanager.kernel.calls import Calls
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
@@ -94,15 +95,21 @@ class Pool:
     """The environments of a manager, for coroutines of one event loop at a time. ``EnvManager.pool`` makes it."""
 
     def __init__(
-        self, manager: EnvManager, book: TaskBook, table: WorkerTable, collector: Collector, recovery: Recovery
+        self,
+        manager: EnvManager,
+        book: TaskBook,
+        table: WorkerTable,
+        collector: Collector,
+        recovery: Recovery,
+        calls: Calls,
     ) -> None:
         """Take a manager right after a reset that began no episode. ``book`` and the rest are its parts."""
         self._manager, self._book, self._table = manager, book, table
-        self._collector, self._recovery = collector, recovery
+        self._collector, self._recovery, self._calls = collector, recovery, calls
         self._entries = [entry for entry in table.entries for _ in entry.env_ids]
         """The worker of each environment, by env_id."""
         self._free = dict.fromkeys(range(manager.n_envs))
-        """Environments that no episode holds. Those of a worker that has failed since are left out when taken."""
+        """Environments that no episode holds. They cannot be taken while their worker is being replaced."""
         self._waiting: dict[Episode, None] = {}
         """Episodes that wait for a free environment, in the order of their coming."""
         self._held: dict[int, Episode] = {}
@@ -149,11 +156,13 @@ class Pool:
 
     async def _take(self, episode: Episode) -> None:
         """Wait for a free environment for an episode. The first that waits is the first to get one."""
-        while self._free and not self._waiting:
-            env_id = next(iter(self._free))
-            del self._free[env_id]
-            if self._entries[env_id].is_nominal:  # else it is free again when its worker has been replaced
-                episode.env_id, self._held[env_id] = env_id, episode
+        if not self._waiting:
+            usable = (env_id for env_id in self._free if self._entries[env_id].is_nominal)
+            env_id = next(usable, None)
+            if env_id is not None:
+                if self._entries[env_id].state is not WorkerState.IDLE:
+                    env_id = next((each for each in usable if self._entries[each].state is WorkerState.IDLE), env_id)
+                self._assign(env_id, episode)
                 return
         self._require_some_worker()
         self._waiting[episode] = None
@@ -219,6 +228,10 @@ class Pool:
         if env_id not in self._in_flight:
             self._release(env_id)
 
+    def _assign(self, env_id: int, episode: Episode) -> None:
+        self._free.pop(env_id, None)
+        episode.env_id, self._held[env_id] = env_id, episode
+
     def _release(self, env_id: int) -> None:
         """Give an environment that no episode holds to the first episode that waits for one."""
         if not self._entries[env_id].is_nominal:
@@ -226,7 +239,7 @@ class Pool:
         for episode in self._waiting:
             if episode._awaited is not None and not episode._awaited.done():
                 del self._waiting[episode]
-                episode.env_id, self._held[env_id] = env_id, episode
+                self._assign(env_id, episode)
                 _answer(episode, (None, 0.0, False, False, {}))
                 return
         self._free[env_id] = None
@@ -235,6 +248,7 @@ class Pool:
 
     def _require_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
+        self._calls.require_usable("a call of a pool")
         if self._loop not in (None, loop):
             raise UsageError("the pool is in use in another event loop: use one loop, or a manager for each.")
         return loop
