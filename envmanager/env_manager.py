@@ -257,6 +257,8 @@ class EnvManager(ABC):
                 book = self._book_for(tasks, parsed, attempts=attempts, prefetch=prefetch)
                 has_begun, self._use, self._undelivered = True, _RESETTING, None
                 self._book = self._policy_steps.book = self._row_steps.book = self._collector.book = book
+                if self._wake_pool is not None:
+                    self._wake_pool()
                 infos = self._commands.reset(config, parsed, book)
                 if book is not None:
                     book.note_first(infos)

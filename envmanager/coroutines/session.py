@@ -351,7 +351,8 @@ class SessionQueue(ResponseSource):
                     loop.call_soon_threadsafe(rung)
 
         def stop() -> None:
-            self._listener = None
+            if self._listener is listener:
+                self._listener = None
 
         self._listener = listener
         return stop

@@ -14,6 +14,7 @@ to respond to an episode that was left, or is being replaced, or was given up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ import numpy as np
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import Batch
 from envmanager.data.trees import is_foreign, map_tree, take_rows
-from envmanager.errors import BadAction, LostEpisode, UsageError, WorkerError
+from envmanager.errors import BadAction, LostEpisode, ManagerClosed, UsageError, WorkerError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.recovery import Recovery
@@ -117,6 +118,7 @@ class Pool:
         """Environments that have yet to respond to the beginning of an episode or to a step."""
         self._queued: dict[int, dict[int, Any]] = {}
         """Actions by env_id, by worker_id, that wait until the worker has responded to another step."""
+        self._until_over: list[asyncio.Future[None]] = []
         self._n_awaited = 0
         """Number of episodes whose coroutine awaits something."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -133,6 +135,21 @@ class Pool:
         """
         return Episode(self, Task() if task is None else Task.of(task))
 
+    @property
+    def n_envs(self) -> int:
+        """Number of environments of the manager."""
+        return self._manager.n_envs
+
+    async def until_over(self) -> None:
+        """Listen until the manager is closed or reset, then raise ManagerClosed or UsageError."""
+        closing: asyncio.Future[None] = self._join().create_future()
+        self._until_over.append(closing)
+        try:
+            await closing
+        finally:
+            self._until_over.remove(closing)
+            self._part()
+
     def __repr__(self) -> str:
         n_free = sum(self._entries[env_id].is_nominal for env_id in self._free)
         return f"<{type(self).__name__}: {len(self._held)} episodes, {n_free} environments free>"
@@ -140,8 +157,6 @@ class Pool:
     # What episodes do.
 
     async def _enter(self, episode: Episode) -> None:
-        if self._manager.tasks is not self._book:
-            raise UsageError("this pool has ended with a later reset() or pool() of its manager.")
         self._require_loop()
         try:
             while episode.env_id is None:  # again if its worker failed before the coroutine could go on
@@ -246,9 +261,15 @@ class Pool:
 
     # What the manager has for them.
 
+    def require_usable(self) -> None:
+        """Raise ManagerClosed if the manager is closed, and UsageError if it was reset."""
+        self._calls.require_usable("a call of a pool")
+        if self._collector.book is not self._book:
+            raise UsageError("this pool has ended with a later reset() or pool() of its manager.")
+
     def _require_loop(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
-        self._calls.require_usable("a call of a pool")
+        self.require_usable()
         if self._loop not in (None, loop):
             raise UsageError("the pool is in use in another event loop: use one loop, or a manager for each.")
         return loop
@@ -275,10 +296,11 @@ class Pool:
             self._loop = self._stop_listening = self._timer = None
 
     def wake(self) -> None:
-        """Look at the manager soon, which another thread may have closed."""
+        """Look at the manager soon, which was closed or reset, perhaps in another thread."""
         loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._look)
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._look)
 
     def _look_soon(self) -> None:
         if self._loop is not None and not self._is_coming:
@@ -293,13 +315,19 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        is_over = True
         try:
+            self.require_usable()
+            is_over = False
             while self._receive():
                 pass
             self._require_some_worker()
         except Exception as error:
             for episode in [*self._waiting, *self._held.values()]:
                 _answer(episode, error)
+            for closing in self._until_over:
+                if (is_over or isinstance(error, ManagerClosed)) and not closing.done():
+                    closing.set_exception(error)
             return
         due_s = min(self._recovery.next_start_at(), self._collector.source.due_at()) - time.monotonic()
         if due_s < math.inf:

@@ -228,22 +228,24 @@ def test_observations_and_actions_may_be_any_objects() -> None:
 @KINDS
 def test_those_that_wait_get_an_environment_in_the_order_of_their_coming(make: Any) -> None:
     async def test(pool: Any) -> None:
-        begun: list[int] = []
-        may_leave = asyncio.Event()
+        begun: asyncio.Queue[int] = asyncio.Queue()
+        may_leave = [asyncio.Event() for _ in range(9)]
 
         async def agent(k: int) -> None:
             async with pool.begin({"level": k}):
-                begun.append(k)
-                await may_leave.wait()
+                begun.put_nowait(k)
+                await may_leave[k].wait()
 
         agents = [asyncio.ensure_future(agent(k)) for k in range(9)]
-        while len(begun) < 3:
-            await asyncio.sleep(0.001)
-        assert sorted(begun) == [0, 1, 2]
+        first = [await begun.get() for _ in range(3)]
+        assert sorted(first) == [0, 1, 2]
         assert repr(pool).startswith("<Pool: 3 episodes, 0 environments free")
-        may_leave.set()
+        for k in range(3, 9):
+            may_leave[(k - 3) if k > 5 else first[k - 3]].set()
+            assert await begun.get() == k
+        for event in may_leave:
+            event.set()
         await asyncio.gather(*agents)
-        assert sorted(begun[:6]) == [0, 1, 2, 3, 4, 5]
 
     with make() as manager:
         run(test(manager.pool()))
