@@ -120,6 +120,7 @@ class AwaitedEnvironment(EnvGroup):
             if not chosen:
                 return shared.rows.joined([], _NONE_GIVEN)  # type: ignore[no-any-return]
         (action,) = shared.rows.actions_of(actions)
+        del actions
         result = self.runner.run(self._env.step, action)
         while result.__class__ is not tuple and inspect.isawaitable(result):
             result = await result

@@ -9,7 +9,7 @@ from typing import Any
 from envmanager.adapters.factories import EnvFactory, factories_for
 from envmanager.coroutines.environment import SessionFactory, SharedRows
 from envmanager.coroutines.session import Session, SessionQueue
-from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
+from envmanager.data.steps import EnvironmentResponse, StartReport
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.hosts.life import State, WorkerPlan
@@ -75,9 +75,7 @@ class SessionHost(WorkerHost):
         self._slots += 1
         plan = WorkerPlan(worker_id=worker_id, env_ids=entry.env_ids, generation=generation, timeouts=options.timeouts)
         session = Session(plan, queue.loop, queue, self.context.events, entry.times)
-        session.alarm = queue.alarm
-        queue.sessions[worker_id] = session
-        session.send(CommandName.START, factory)
+        queue.start(session, factory)
         return session
 
     def await_start(self) -> dict[int, StartReport]:

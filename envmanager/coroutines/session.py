@@ -24,12 +24,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envmanager.coroutines.environment import AwaitedEnvironment, SessionFactory, is_coroutine
+from envmanager.coroutines.environment import AwaitedEnvironment, is_coroutine
 from envmanager.coroutines.loop import LoopThread, OwnThread, abandon, logger, wait
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport
 from envmanager.environment import EnvGroup
 from envmanager.errors import ManagerClosed
-from envmanager.hosts.hosting import COMMANDS, failed
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
 from envmanager.hosts.life import Alarm, State, WorkerLife, WorkerPlan
 from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog
@@ -39,6 +39,10 @@ from envmanager.system.interrupts import allow_interrupts
 _STEP, _FAILED, _START = CommandName.STEP, CommandName.FAILED, CommandName.START
 _AWAITED = (CommandName.RESET, *STEPPING)
 """Commands whose results are awaited."""
+_MOST_STARTING = 32
+"""Number of sessions that start at the same time without a pause between them."""
+_PAUSE_S = 0.002
+"""Maximum pause (s) before the start of a further session. Thousands of threads at once would take much memory."""
 _LONGEST_WAIT_S = 3600.0
 """Maximum timeout (s) of one wait for the bell, which has a limit."""
 
@@ -63,7 +67,7 @@ class Session(WorkerLife):
         """Task that obeys commands; None while there are none."""
         self.ending: asyncio.Task[None] | None = None
         self.group: EnvGroup | None = None
-        self._orders: list[Order] = []
+        self._orders: deque[Order] | None = None
         """Commands that came while another was carried out."""
         self._thread: OwnThread | None = None
         self._n_reported = 0
@@ -132,54 +136,60 @@ class Session(WorkerLife):
     def _take(self, order: Order) -> None:
         """Carry out a command, after those that came before."""
         if self.task is not None:
+            self._orders = self._orders or deque()
             self._orders.append(order)
         elif self.ending is None:
             self.loop.members.add(self)
             self.task = self.loop.loop.create_task(self._serve(order))
 
     async def _serve(self, order: Order) -> None:
+        """Carry out commands until there are none left. Put each response, a failure if one raised, on the queue."""
         try:
             while True:
                 ticket, command, payload, begins = order
+                group = self.group
                 began_ns = time.perf_counter_ns()
-                response = await self._respond(command, payload, begins)
+                try:
+                    if command is _STEP and begins is None and group.__class__ is AwaitedEnvironment:
+                        step = group.step(payload)
+                        del order, payload  # a step may take long, and there may be many
+                        response = EnvironmentResponse(_STEP, self.worker_id, await step)
+                    else:
+                        response = await self._respond(command, payload, begins)
+                except BaseException as error:
+                    is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
+                    if is_end or isinstance(error, GeneratorExit):
+                        raise
+                    response = failed(error, command, worker_id=self.worker_id, env_ids=self.env_ids, group=group)
                 ended_ns = time.perf_counter_ns()
                 self._queue.put((self, ticket, response, ended_ns - began_ns, ended_ns))
                 if not self._orders:
                     return
-                order = self._orders.pop(0)
+                order = self._orders.popleft()
         finally:
             self.task = None
 
     async def _respond(self, command: CommandName, payload: Any, begins: Any) -> EnvironmentResponse:
-        """Carry out a command. Return its response, which is a failure if it raised."""
+        """Carry out a command and return its response."""
         group = self.group
-        try:
-            if group is None:
-                return EnvironmentResponse(command, self.worker_id, await self._start(payload))
-            if not isinstance(group, AwaitedEnvironment):
-                assert self._thread is not None
-                return await self._thread.run(self._obey, group, command, payload, begins)  # type: ignore[no-any-return]
-            if begins is not None and group.on_demand is not None:
-                group.on_demand.add(begins)
-            if command is _STEP:
-                return EnvironmentResponse(_STEP, self.worker_id, await group.step(payload))
-            if command in _AWAITED:
-                result = await COMMANDS[command](group, payload)
-            else:
-                result = self.run(COMMANDS[command], group, payload)
-                if self._thread is not None:
-                    result = await result
-                if command in (CommandName.CALL, CommandName.RENDER):
-                    result = [await each if inspect.isawaitable(each) else each for each in result]
-            return EnvironmentResponse(_STEP if command in STEPPING else command, self.worker_id, result)
-        except BaseException as error:
-            is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
-            if is_end or isinstance(error, GeneratorExit):
-                raise
-            return failed(error, command, worker_id=self.worker_id, env_ids=self.env_ids, group=group)
+        if group is None:
+            return EnvironmentResponse(command, self.worker_id, await self._start(payload))
+        if not isinstance(group, AwaitedEnvironment):
+            assert self._thread is not None
+            return await self._thread.run(self._obey, group, command, payload, begins)  # type: ignore[no-any-return]
+        if begins is not None and group.on_demand is not None:
+            group.on_demand.add(begins)
+        if command in _AWAITED:
+            result = await COMMANDS[command](group, payload)
+        else:
+            result = self.run(COMMANDS[command], group, payload)
+            if self._thread is not None:
+                result = await result
+            if command in (CommandName.CALL, CommandName.RENDER):
+                result = [await each if inspect.isawaitable(each) else each for each in result]
+        return EnvironmentResponse(_STEP if command in STEPPING else command, self.worker_id, result)
 
-    async def _start(self, factory: SessionFactory) -> StartReport:
+    async def _start(self, factory: GroupFactory) -> StartReport:
         """Make the environment in a thread, because a factory may block. A coroutine needs the thread no more."""
         thread = self._thread = OwnThread(self.loop, f"envmanager-env-{self.env_ids[0]}")
         report: StartReport = await thread.run(self._make, factory)
@@ -224,8 +234,7 @@ class Session(WorkerLife):
                 abandon(task)
         if self._thread is not None:
             self._thread.stop()
-        self.group = None
-        self._orders.clear()
+        self.group = self._orders = None
         self.loop.members.discard(self)
 
     async def _close(self) -> None:
@@ -238,7 +247,7 @@ class Session(WorkerLife):
 
     # In the thread of the environment, or on the loop if there is none.
 
-    def _make(self, factory: SessionFactory) -> StartReport:
+    def _make(self, factory: GroupFactory) -> StartReport:
         self.group = factory()
         report: StartReport = COMMANDS[_START](self.group, None)
         self._n_reported = len(report.specs)
@@ -283,6 +292,8 @@ class SessionQueue(ResponseSource):
         self._listener: Callable[[], None] | None = None
         """Function that rings in the event loop of a pool."""
         self._n_wanted = 1
+        self._n_started = 0
+        """Number of sessions that have started."""
         self._stopping = threading.RLock()
         self._loops = [LoopThread(self._ring)]
 
@@ -294,6 +305,7 @@ class SessionQueue(ResponseSource):
         session, _, response, busy_ns, _ = arrived
         if response.name is not _STEP:
             self._is_urgent = True
+            self._n_started += response.name is _START
             busy_ns = 0
         session.loop.ring_soon(busy_ns * 1e-9)
 
@@ -313,6 +325,15 @@ class SessionQueue(ResponseSource):
         if self._is_stopped:
             raise ManagerClosed("the start of a worker")
         return self._loops[-1]
+
+    def start(self, session: Session, factory: GroupFactory) -> None:
+        """Add a session that is to make its environment. Of many, let some start before others follow."""
+        self.sessions[session.worker_id] = session
+        session.alarm = self.alarm
+        session.send(_START, factory)
+        if len(self.sessions) - self._n_started > _MOST_STARTING:
+            self._pump()
+            self._wait(1, _PAUSE_S)
 
     def take(self) -> Sequence[EnvironmentResponse]:
         self._pump()
