@@ -44,7 +44,7 @@ BENCH_envpool = envpool
 # Those that need PyTorch. Not PufferLib, which pins one itself, nor EnvPool, which needs none.
 TORCH_PEERS = sb3 tianshou torchrl rllib
 
-OPENENV = 'openenv>=0.10'
+OPENENV = 'openenv>=0.10' textarena reasoning-gym
 
 # ML-Agents asks for Python 3.10 and for older libraries than this one does. It works with these, and without those that it
 # does not need for training (gym, PettingZoo, huggingface-hub).
@@ -192,7 +192,7 @@ test-ray: .venv-ray/.installed ## run the tests of managers on a Ray cluster, of
 test-envpool: .venv-envpool/.installed ## run the tests of EnvPool's pools, and of vectors written in JAX
 	.venv-envpool/bin/pytest -n 2 envmanager_tests/envpool
 
-test-openenv: .venv-openenv/.installed ## run the tests of sessions on OpenEnv servers, which they start on this machine
+test-openenv: .venv-openenv/.installed ## run the tests of environments of texts: sessions on OpenEnv servers, TextArena, …
 	.venv-openenv/bin/pytest -n 2 envmanager_tests/openenv envmanager_tests/unit/test_adapter_openenv.py
 
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
@@ -262,11 +262,12 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,atari,dm_env,envpool,test]' jax
 	@touch $@
 
-# OpenEnv's server brings Gradio and more.
+# OpenEnv's server brings Gradio and more. GEM pins older versions of what it needs for some of its environments.
 .venv-openenv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-openenv
 	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,openenv,test]' $(OPENENV)
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --no-deps --ignore-requires-python gem-llm
 	@touch $@
 
 # It asks for much that its connection does not need (SB3, ONNX, TensorBoard, the hub).
