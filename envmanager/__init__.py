@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         BadAction,
         BadObservation,
         ConfigError,
+        ConnectionLost,
         EnvManagerError,
         EnvRaised,
         ImportFailed,
@@ -59,14 +60,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "ActionInfo", "AgentSteps", "ArraySpec", "AsyncioEnvManager", "BadAction", "BadObservation", "Batch",
-    "BehaviorSpec", "ConfigError", "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError", "EnvRaised", "EnvRecipe",
-    "EnvWorker", "Environment", "EnvironmentCommand", "EnvironmentResponse", "ImportFailed", "Lost", "LostEpisode",
-    "ManagerClosed", "ManagerOptions", "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten", "Policy",
-    "ProtocolError", "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "ServerFull",
-    "SimpleEnvManager", "StepInfo",
-    "SubprocessEnvManager", "Task", "TaskResult", "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait",
-    "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment",
-    "derive_seed", "make_manager",
+    "BehaviorSpec", "ConfigError", "ConnectionLost", "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError",
+    "EnvRaised", "EnvRecipe", "EnvWorker", "Environment", "EnvironmentCommand", "EnvironmentResponse", "ImportFailed",
+    "Lost", "LostEpisode", "ManagerClosed", "ManagerOptions", "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten",
+    "Policy", "ProtocolError", "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "ServerFull",
+    "SimpleEnvManager", "StepInfo", "SubprocessEnvManager", "Task", "TaskResult", "TaskSource", "Timeouts",
+    "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut",
+    "allow_interrupts", "as_environment", "derive_seed", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
@@ -79,9 +79,9 @@ _NAMES_OF = {
     "env_manager": "EnvManager EnvWorker WorkerHost",
     "environment": "EnvContext EnvGroup Environment",
     "errors": (
-        "BadAction BadObservation ConfigError EnvManagerError EnvRaised ImportFailed LostEpisode ManagerClosed "
-        "MissingExtra NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull UsageError WorkerDied "
-        "WorkerError WorkerTimedOut"
+        "BadAction BadObservation ConfigError ConnectionLost EnvManagerError EnvRaised ImportFailed LostEpisode "
+        "ManagerClosed MissingExtra NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull UsageError "
+        "WorkerDied WorkerError WorkerTimedOut"
     ),
     "observe.stats": "ManagerStats WorkerStats",
     "options": "ResetConfig RestartPolicy Timeouts Wait",

@@ -137,6 +137,10 @@ def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
     return is_vector
 
 
+SAME_ENVIRONMENT = (
+    "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."
+)
+"""Text of the error for it."""
 _INWARDS = ("subject", "unwrapped", "env")
 """Attributes in which wrappers (of this library, Gymnasium, PettingZoo and others) keep the wrapped object."""
 
@@ -174,9 +178,7 @@ def build_group(
     if vector is not None:
         return pkgutil.resolve_name(vector)(subjects[0], env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
-        raise UsageError(
-            "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."
-        )
+        raise UsageError(SAME_ENVIRONMENT)
     if all("gymnasium.core.Env" in _base_names(subject) for subject in subjects):
         gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
         if gymnasium_adapter.equal_spaces(subjects):

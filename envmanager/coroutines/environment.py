@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -92,8 +93,8 @@ class AwaitedEnvironment(EnvGroup):
         self._agent_id = only_agents(self.env_ids)
         self._agent_id.flags.writeable = False
         self._options: Mapping[str, Any] | None = None
-        self._has_begun = False
-        """Whether a reset has succeeded."""
+        self.begun_at: float | None = None
+        """Time (monotonic seconds) at which the first reset has succeeded."""
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
@@ -154,12 +155,12 @@ class AwaitedEnvironment(EnvGroup):
                 while inspect.isawaitable(result):
                     result = await result
             except ConnectionError as error:
-                if self._has_begun:
+                if self.begun_at is not None:
                     raise
                 await self.runner.await_server(error)
             else:
-                if not self._has_begun:
-                    self._has_begun = True
+                if self.begun_at is None:
+                    self.begun_at = time.monotonic()
                     self.runner.has_connected()
                 return result
 

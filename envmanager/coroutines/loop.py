@@ -43,6 +43,11 @@ _abandoned: set[asyncio.Task[Any]] = set()
 class Member(Protocol):
     """A user of a loop, which the end of the loop ends."""
 
+    worker_id: int
+
+    def owns(self, task: asyncio.Task[Any]) -> bool:
+        """Return whether a task belongs to the member."""
+
     def end(self) -> asyncio.Task[None]:
         """Begin to end, if that has not begun. Return the task that does it. Called on the loop."""
 
@@ -61,8 +66,13 @@ class LoopThread:
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_awake = False
         """Whether the loop is going to look at what was posted."""
+        self.guests: set[int] = set()
+        """Ids of the environments of members, no two of which may be the same. Only the loop's thread uses the set."""
+        self.culprit: tuple[int, str] | None = None
+        """Worker and line of code that block the loop, as found by the owner, who resets it."""
         self._asked_at: float | None = None
-        """Time (monotonic seconds) at which ``blocked_for`` has asked the loop for a sign of life."""
+        """Time (monotonic seconds) at which ``blocked_s`` asked the loop for a sign of life; None after the sign."""
+        self._answered_after_s = 0.0
         self._is_over = False
         self._has_ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name="envmanager-asyncio", daemon=True)
@@ -82,16 +92,16 @@ class LoopThread:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self.loop.call_soon_threadsafe(self._take_posted)
 
-    def blocked_for(self, now: float) -> float:
-        """Return the time (s) for which the loop has not answered. If it has, ask it again.
+    def blocked_s(self, now: float) -> tuple[float, bool]:
+        """Return for how long the loop has not given a sign of life, and whether it has now. If so, ask for the next.
 
-        Call this regularly, with the time of ``time.monotonic()``. The result is 0 after an answer.
+        Call this regularly, with the time of ``time.monotonic()``.
         """
-        if self._asked_at is None:
-            self._asked_at = now
-            self.post(self._answer)
-            return 0.0
-        return now - self._asked_at
+        if self._asked_at is not None:
+            return now - self._asked_at, False
+        self._asked_at = now
+        self.post(self._answer)
+        return self._answered_after_s, True
 
     def where(self) -> tuple[asyncio.Task[Any] | None, Any]:
         """Return the task that the loop runs at this moment, if any, and the innermost frame of its thread."""
@@ -136,7 +146,8 @@ class LoopThread:
             function(*args)
 
     def _answer(self) -> None:
-        self._asked_at = None
+        assert self._asked_at is not None
+        self._answered_after_s, self._asked_at = time.monotonic() - self._asked_at, None
 
     def _run(self) -> None:
         while not self._is_over:

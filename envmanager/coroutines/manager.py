@@ -61,7 +61,7 @@ class SessionHost(WorkerHost):
         super().open(context)
         with defer_interrupts():
             try:
-                self.step_queue = SessionQueue(self._options.timeouts.close_s)
+                self.step_queue = SessionQueue(self._options.timeouts.close_s, context.entries, context.events)
             except (OSError, RuntimeError) as error:  # no descriptor or no thread left
                 hint = advice(error) if isinstance(error, OSError) else ""
                 raise UsageError(f"an event loop cannot be started: {error}. {hint}".strip()) from error

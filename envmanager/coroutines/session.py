@@ -18,21 +18,26 @@ import contextlib
 import inspect
 import math
 import os
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import CoroutineType
 from typing import Any
 
+from envmanager.adapters.choosing import SAME_ENVIRONMENT, innermost
+from envmanager.coroutines import environment
 from envmanager.coroutines.environment import AwaitedEnvironment, is_coroutine
 from envmanager.coroutines.loop import LoopThread, OwnThread, abandon, logger, wait
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvGroup
-from envmanager.errors import ManagerClosed
+from envmanager.errors import ConnectionLost, ManagerClosed, UsageError
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
 from envmanager.hosts.life import Alarm, State, WorkerLife, WorkerPlan
 from envmanager.kernel.host import ResponseSource
-from envmanager.observe.events import EventLog
+from envmanager.kernel.table import Entry
+from envmanager.observe.events import Abandoned, Event, EventLog, LoopBlocked, ServerBack, ServerGone
 from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import allow_interrupts
 
@@ -43,8 +48,23 @@ _MOST_STARTING = 32
 """Number of sessions that start at the same time without a pause between them."""
 _PAUSE_S = 0.002
 """Maximum pause (s) before the start of a further session. Thousands of threads at once would take much memory."""
-_LONGEST_WAIT_S = 3600.0
-"""Maximum timeout (s) of one wait for the bell, which has a limit."""
+_WATCH_EVERY_S = 0.5
+"""Interval (s) at which the trainer's thread looks whether a loop is blocked."""
+_BLOCKED_S = 1.0
+"""Time (s) without a sign of life after which a loop counts as blocked."""
+_LONG_S = 5.0
+"""Time (s) after which an event tells that a loop is blocked, even if that is not over."""
+_FIRST_TRY_S, _LONGEST_TRY_S = 0.05, 0.75
+"""First and longest time (s) before another try of a reset without a server. Chance takes off up to half of it."""
+_TRY_S = 0.002
+"""Mean time (s) between two tries of any of many environments: they try less often, so that the tries take little."""
+_LASTING_S = 10.0
+"""Time (s) that a connection lasts at least if its loss says nothing of its environment, but of the server."""
+_LAST_TRY_S = 1.0
+"""Time (s) for the last try of a reset without a server."""
+
+_OUR_FILES = (__file__, environment.__file__)
+"""Files whose frames lie between the loop and an environment's code."""
 
 Order = tuple[int, CommandName, Any, Any]
 """Ticket, command, its payload, and the episodes to begin with a step."""
@@ -52,6 +72,13 @@ Order = tuple[int, CommandName, Any, Any]
 
 class Session(WorkerLife):
     """A worker whose only environment runs on an event loop, or in a thread of its own that the loop waits for."""
+
+    _server_until: float | None = None
+    """Time (monotonic seconds) until which the first reset waits for a server, if it has had to."""
+    _is_late = False
+    """Whether the environment has not been closed in time."""
+    _n_tries = 0
+    """Number of times that the first reset has raised a ConnectionError."""
 
     def __init__(
         self, plan: WorkerPlan, loop: LoopThread, queue: SessionQueue, events: EventLog, times: WorkerTimes
@@ -67,6 +94,8 @@ class Session(WorkerLife):
         """Task that obeys commands; None while there are none."""
         self.ending: asyncio.Task[None] | None = None
         self.group: EnvGroup | None = None
+        self._guest = 0
+        """Id of the environment; 0 before it was made."""
         self._orders: deque[Order] | None = None
         """Commands that came while another was carried out."""
         self._thread: OwnThread | None = None
@@ -74,6 +103,11 @@ class Session(WorkerLife):
         """Number of behaviors whose specs were sent with a response."""
 
     # In the trainer's thread.
+
+    @property
+    def server_s(self) -> float:
+        """Time (s) for which the first reset waits for a server."""
+        return self._timeouts_s[_START]
 
     def send(self, name: str, payload: Any = None) -> None:
         command = name if name.__class__ is CommandName else CommandName(name)
@@ -105,6 +139,8 @@ class Session(WorkerLife):
         if ticket == awaited.ticket and awaited.command is _STEP:
             awaited.clear()
             self.times.stepped(busy_ns, ended_ns)
+            if response.name is _FAILED:
+                self._note_failure(response.payload)
             return response
         if ticket not in (awaited.ticket, asked.ticket):
             if self.state < State.CLOSING:
@@ -116,10 +152,17 @@ class Session(WorkerLife):
             self.note_start(ended_ns, None)
         elif response.name is not _FAILED:
             self.times.responded(asked.command, busy_ns, ended_ns)
+        else:
+            self._note_failure(response.payload)
         if ticket == awaited.ticket:
             return self.first_response(response)
         self.answer = response
         return None
+
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, ConnectionLost):
+            self._queue.note_loss(self, error)
+            self.kill()  # what has lost its connection is not used again
 
     def kill(self) -> None:
         """End the session on the loop: cancel what it does, and close its environment. A second call does nothing."""
@@ -160,7 +203,7 @@ class Session(WorkerLife):
                     is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
                     if is_end or isinstance(error, GeneratorExit):
                         raise
-                    response = failed(error, command, worker_id=self.worker_id, env_ids=self.env_ids, group=group)
+                    response = self._failed(error, command)
                 ended_ns = time.perf_counter_ns()
                 self._queue.put((self, ticket, response, ended_ns - began_ns, ended_ns))
                 if not self._orders:
@@ -194,6 +237,12 @@ class Session(WorkerLife):
         thread = self._thread = OwnThread(self.loop, f"envmanager-env-{self.env_ids[0]}")
         report: StartReport = await thread.run(self._make, factory)
         group = self.group
+        assert group is not None
+        subject = id(innermost(group.subjects[0]))
+        if subject in self.loop.guests:
+            raise UsageError(SAME_ENVIRONMENT)
+        self._guest = subject
+        self.loop.guests.add(subject)
         if isinstance(group, AwaitedEnvironment):
             group.runner = self
             if is_coroutine(group):
@@ -205,11 +254,46 @@ class Session(WorkerLife):
         """Call a function of the environment, in its thread if it has one. Return the result, or an awaitable of it."""
         return function(*args) if self._thread is None else self._thread.run(function, *args)
 
+    def _failed(self, error: BaseException, command: CommandName) -> EnvironmentResponse:
+        group = self.group
+        if not (isinstance(error, ConnectionError) and command in _AWAITED and isinstance(group, AwaitedEnvironment)):
+            return failed(error, command, worker_id=self.worker_id, env_ids=self.env_ids, group=group)
+        lost = ConnectionLost(
+            worker_id=self.worker_id,
+            env_ids=self.env_ids,
+            phase=phase_of(command),
+            type_name=type(error).__qualname__,
+            cause=str(error),
+            timeout_s=self.server_s if group.begun_at is None else 0.0,
+            is_charged=group.begun_at is None or time.monotonic() - group.begun_at < _LASTING_S,
+        )
+        lost.__cause__ = error
+        return EnvironmentResponse(_FAILED, self.worker_id, lost)
+
     async def await_server(self, error: ConnectionError) -> None:
-        raise error
+        """Wait before the next try of the first reset, which raised ``error``. Raises it if it is too late."""
+        now = time.monotonic()
+        if self._server_until is None:
+            self._server_until = now + self.server_s
+            for each in (self.awaited, self.asked):
+                each.deadline = max(each.deadline, self._server_until + _LAST_TRY_S)
+            self._queue.waiting.add(self)
+            self._queue.tell(self, error)
+        left_s = self._server_until - now
+        if left_s <= 0:
+            raise error
+        longest_s = max(_LONGEST_TRY_S, _TRY_S * len(self._queue.waiting))
+        delay_s = min(longest_s, _FIRST_TRY_S * 2.0 ** min(self._n_tries, 20)) * random.uniform(0.5, 1.0)
+        self._n_tries += 1
+        await asyncio.sleep(min(delay_s, left_s))
 
     def has_connected(self) -> None:
-        pass
+        """Take note that the first reset has succeeded."""
+        self._queue.waiting.discard(self)
+        self._queue.note_connection(self)
+
+    def owns(self, task: asyncio.Task[Any]) -> bool:
+        return task in (self.task, self.ending)
 
     def end(self) -> asyncio.Task[None]:
         """Begin to end the session, if that has not begun. Return the task that does it."""
@@ -226,15 +310,23 @@ class Session(WorkerLife):
         await wait(tasks, 0.4 * close_s)
         closing = self.loop.loop.create_task(self._close())
         await wait([closing], 0.5 * close_s)
+        self._is_late = not closing.done()
         closing.cancel()
         tasks = [task for task in (*tasks, closing) if not task.done()]
         await wait(tasks, 0.1 * close_s)
-        for task in tasks:
-            if not task.done():
-                abandon(task)
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            abandon(task)
         if self._thread is not None:
             self._thread.stop()
-        self.group = self._orders = None
+        if left or (self._is_late and self._thread is not None):
+            what = "coroutine" if self._thread is None else "thread"
+            self._queue.tell(self, Abandoned(worker_id=self.worker_id, generation=self.generation, what=what))
+        self._orders = None
+        if not self._is_late:
+            self.group = None
+        self._queue.waiting.discard(self)
+        self.loop.guests.discard(self._guest)
         self.loop.members.discard(self)
 
     async def _close(self) -> None:
@@ -266,20 +358,35 @@ class Session(WorkerLife):
         return response
 
     def _close_made(self) -> Any:
-        return None if self.group is None else self.group.close()
+        result: Any = None if self.group is None else self.group.close()
+        if self._is_late and isinstance(result, CoroutineType):
+            result.close()  # the factory has returned so late that the loop does not wait for it
+        return result
 
 
-Arrived = tuple[Session, int, EnvironmentResponse, int, int]
-"""Session, ticket, response, duration and end of a command (ns)."""
+Arrived = tuple[Session, int, Any, int, int]
+"""Session, ticket, response, duration and end of a command (ns). With the ticket 0, news in place of a response:
+an event, the ConnectionError of a first reset that is to be tried again, or None once a first reset has succeeded."""
 
 
 class SessionQueue(ResponseSource):
     """The queue of all sessions' responses, and the loops on which they run."""
 
-    def __init__(self, close_s: float) -> None:
+    def __init__(self, close_s: float, entries: Sequence[Entry], events: EventLog) -> None:
         self.sessions: dict[int, Session] = {}
         """Sessions by worker_id. A replacement overwrites its predecessor."""
         self.alarm = Alarm()
+        self.waiting: set[Session] = set()
+        """Sessions whose first reset is to be tried again. Only loops use the set."""
+        self._entries, self._events = entries, events
+        self._disconnected: dict[int, None] = {}
+        """Workers without a server, by worker_id, since the first of them lost its."""
+        self._n_disconnected = 0
+        """Number of workers that were added to ``_disconnected`` since it was empty."""
+        self._disconnected_at = 0.0
+        self._unlasting: set[int] = set()
+        """Workers whose last connection was lost soon."""
+        self._watch_at = 0.0
         self._close_s = close_s
         self._owner_pid = os.getpid()
         self._arrived: deque[Arrived] = deque()
@@ -309,6 +416,17 @@ class SessionQueue(ResponseSource):
             busy_ns = 0
         session.loop.ring_soon(busy_ns * 1e-9)
 
+    def tell(self, session: Session, news: Any) -> None:
+        """Add news about a session, as ``Arrived`` describes."""
+        self._arrived.append((session, 0, news, 0, 0))
+        self._is_urgent = True
+        session.loop.ring_soon(0.0)
+
+    def note_connection(self, session: Session) -> None:
+        """Take note that the first reset of a session has succeeded."""
+        if session.worker_id in self._disconnected:
+            self.tell(session, None)
+
     def _ring(self) -> None:
         if self._is_waiting and (self._is_urgent or len(self._arrived) >= self._n_wanted):
             with contextlib.suppress(RuntimeError):  # it has been rung
@@ -322,9 +440,12 @@ class SessionQueue(ResponseSource):
     @property
     def loop(self) -> LoopThread:
         """The loop for new sessions. Raises ManagerClosed if another thread has closed the manager."""
-        if self._is_stopped:
-            raise ManagerClosed("the start of a worker")
-        return self._loops[-1]
+        with self._stopping:
+            if self._is_stopped:
+                raise ManagerClosed("the start of a worker")
+            if self._loops[-1].culprit is not None:
+                self._loops.append(LoopThread(self._ring))
+            return self._loops[-1]
 
     def start(self, session: Session, factory: GroupFactory) -> None:
         """Add a session that is to make its environment. Of many, let some start before others follow."""
@@ -338,6 +459,8 @@ class SessionQueue(ResponseSource):
     def take(self) -> Sequence[EnvironmentResponse]:
         self._pump()
         now = time.monotonic()
+        if now >= self._watch_at:
+            self._watch(now)
         if now >= self.alarm.at:
             self._end_late(now)
         ready, self._ready = self._ready, []
@@ -402,17 +525,81 @@ class SessionQueue(ResponseSource):
         arrived = self._arrived
         while arrived:
             session, ticket, response, busy_ns, ended_ns = arrived.popleft()
+            if not ticket:
+                self._note(session, response)
+                continue
             accepted = session.accept(ticket, response, busy_ns, ended_ns)
             if accepted is not None:
                 self._ready.append(accepted)
 
+    def _note(self, session: Session, news: Any) -> None:
+        """Take note of news about a session."""
+        if isinstance(news, Event):
+            self._events.add(news)
+        elif news is not None:
+            self._disconnect(session, news)
+        elif self._disconnected.pop(session.worker_id, 0) is None and not self._disconnected:
+            who = {"worker_id": session.worker_id, "generation": session.generation}
+            after_s = time.monotonic() - self._disconnected_at
+            self._events.add(ServerBack(**who, n_workers=self._n_disconnected, after_s=after_s))
+
+    def note_loss(self, session: Session, error: ConnectionLost) -> None:
+        """Take note that a session has lost its connection. Decide whether its restart counts.
+
+        It does if no server was found, or if this connection was lost soon, as was the one before.
+        """
+        worker_id, was_soon = session.worker_id, error.is_charged
+        error.is_charged = error.timeout_s > 0 or (was_soon and worker_id in self._unlasting)
+        (self._unlasting.add if was_soon else self._unlasting.discard)(worker_id)
+        self._disconnect(session, error.__cause__)
+
+    def _disconnect(self, session: Session, error: Any) -> None:
+        for worker_id in [each for each in self._disconnected if self._entries[each].error is not None]:
+            del self._disconnected[worker_id]  # given up
+        if not self._disconnected:
+            self._disconnected_at, self._n_disconnected = time.monotonic(), 0
+            who = {"worker_id": session.worker_id, "generation": session.generation}
+            self._events.add(ServerGone(**who, error=error, wait_s=session.server_s))
+        self._n_disconnected += session.worker_id not in self._disconnected
+        self._disconnected[session.worker_id] = None
+
+    def _watch(self, now: float) -> None:
+        """Look whether a loop is blocked. If so, find the code that blocks it; tell of it when it is over, or long."""
+        self._watch_at = now + _WATCH_EVERY_S
+        for loop in self._loops:
+            blocked_s, is_over = loop.blocked_s(now)
+            if not is_over and blocked_s >= _BLOCKED_S and loop.culprit is None:
+                loop.culprit = self._culprit(loop)
+            if loop.culprit is not None and (is_over or blocked_s >= _LONG_S > blocked_s - _WATCH_EVERY_S):
+                worker_id, where = loop.culprit
+                generation = self._entries[worker_id].generation if worker_id >= 0 else 0
+                who = {"worker_id": worker_id, "generation": generation}
+                self._events.add(LoopBlocked(**who, blocked_s=blocked_s, where=where, is_over=is_over))
+            if is_over:
+                loop.culprit = None
+
+    def _culprit(self, loop: LoopThread) -> tuple[int, str]:
+        """Return the worker whose task runs on the loop now, -1 if it is unknown, and the line of code that runs."""
+        task, frame = loop.where()
+        ours = [each.worker_id for each in list(loop.members) if task is not None and each.owns(task)]
+        while frame is not None and frame.f_back is not None and frame.f_back.f_code.co_filename not in _OUR_FILES:
+            frame = frame.f_back
+        where = (
+            "unknown code" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+        )
+        return ours[0] if ours else -1, where
+
     def _wait(self, n_wanted: int, left_s: float) -> None:
         """Wait until ``n_wanted`` responses have arrived, or one that is urgent, at most ``left_s`` seconds."""
+        now = time.monotonic()
+        if now >= self._watch_at:
+            self._watch(now)
+        left_s = min(left_s, self._watch_at - now)
         self._n_wanted, self._is_waiting = n_wanted, True
         try:
             if len(self._arrived) < n_wanted and not self._is_urgent and not self._is_woken:
                 with allow_interrupts():
-                    self._bell.acquire(timeout=max(0.0, min(left_s + 0.001, _LONGEST_WAIT_S)))
+                    self._bell.acquire(timeout=max(0.0, left_s + 0.001))
         finally:
             self._is_waiting = False
 
@@ -449,3 +636,7 @@ class SessionQueue(ResponseSource):
         deadline = time.monotonic() + self._close_s + 1.0
         for loop in self._loops:
             loop.join(max(0.0, deadline - time.monotonic()))
+        for _, ticket, news, *_ in list(self._arrived):
+            if not ticket and isinstance(news, Event):
+                self._events.add(news)
+        self._arrived.clear()

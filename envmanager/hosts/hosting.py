@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FunctionType
+from types import CoroutineType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -107,7 +107,9 @@ class GroupFactory:
             if os.getpid() == own_pid:  # else this is a fork made by a factory, and the parent closes them
                 for environment in made:
                     try:
-                        getattr(environment, "close", lambda: None)()
+                        closing = getattr(environment, "close", lambda: None)()
+                        if isinstance(closing, CoroutineType):
+                            closing.close()  # never awaited, as the environment has never been used
                     except (Exception, SystemExit):
                         traceback.print_exc()  # only the first error is raised
             raise

@@ -38,8 +38,6 @@ from envmanager.tasks import Task
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from envmanager.env_manager import EnvManager
-
 _NOW = Wait.any(timeout_s=0)
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
@@ -97,7 +95,7 @@ class Pool:
 
     def __init__(
         self,
-        manager: EnvManager,
+        manager: Any,
         book: TaskBook,
         table: WorkerTable,
         collector: Collector,
@@ -138,7 +136,7 @@ class Pool:
     @property
     def n_envs(self) -> int:
         """Number of environments of the manager."""
-        return self._manager.n_envs
+        return len(self._entries)
 
     async def until_over(self) -> None:
         """Listen until the manager is closed or reset, then raise ManagerClosed or UsageError."""

@@ -13,6 +13,7 @@ from envmanager.errors import (
     BadAction,
     BadObservation,
     ConfigError,
+    ConnectionLost,
     EnvManagerError,
     EnvRaised,
     ImportFailed,
@@ -46,12 +47,14 @@ EXAMPLES = [
     UsageError("text"),
     ConfigError("text"),
     LostEpisode(WorkerDied(**WHERE, exit="SIGKILL"), task=(1, 2), env_id=4),
-    ServerFull("text"),
     NotWritten("text"),
     NotPlaced(worker_id=2, env_ids=[4], timeout_s=9, wanted="1 GPU", missing="no node has a GPU", cluster="8 CPUs"),
     ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     MissingExtra("a policy", library="torch", extra="torch"),
     ImportFailed("a policy needs torch, which is installed, but …", library="torch"),
+    ConnectionLost(**WHERE, type_name="ConnectionResetError", cause="by peer"),
+    ConnectionLost(**WHERE, type_name="ServerFull", cause="64 of 64 sessions", timeout_s=9, is_charged=True),
+    ServerFull("64 of 64 sessions"),
 ]
 
 
