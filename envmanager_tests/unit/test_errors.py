@@ -48,13 +48,13 @@ EXAMPLES = [
     ConfigError("text"),
     LostEpisode(WorkerDied(**WHERE, exit="SIGKILL"), task=(1, 2), env_id=4),
     NotWritten("text"),
+    ConnectionLost(**WHERE, type_name="ConnectionResetError", cause="by peer"),
+    ConnectionLost(**WHERE, type_name="ServerFull", cause="64 of 64 sessions", timeout_s=9, is_charged=True),
+    ServerFull("64 of 64 sessions"),
     NotPlaced(worker_id=2, env_ids=[4], timeout_s=9, wanted="1 GPU", missing="no node has a GPU", cluster="8 CPUs"),
     ProtocolError(**WHERE, reason="a frame of kind 9", output="last words", ticket=7),
     MissingExtra("a policy", library="torch", extra="torch"),
     ImportFailed("a policy needs torch, which is installed, but …", library="torch"),
-    ConnectionLost(**WHERE, type_name="ConnectionResetError", cause="by peer"),
-    ConnectionLost(**WHERE, type_name="ServerFull", cause="64 of 64 sessions", timeout_s=9, is_charged=True),
-    ServerFull("64 of 64 sessions"),
 ]
 
 
@@ -164,6 +164,8 @@ def test_a_budget_without_an_end_is_told_without_a_window():
             EnvRaised(**WHERE, type_name="KeyError", cause="two\nlines", remote_traceback="Traceback …"),
             "worker 2 raised KeyError in step: two",
         ),
+        (EXAMPLES[-7], "worker 2 lost its server in step: ConnectionResetError: by peer"),
+        (EXAMPLES[-6], "worker 2 found no server within 9 s in step: ServerFull: 64 of 64 sessions"),
         (EXAMPLES[-3], "worker 2 broke the protocol in step: it sent a frame of kind 9"),
         (EXAMPLES[-4], "worker 2 could not be placed within 9 s: no node has a GPU"),
     ],
