@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import math
+import os
+import socket
 import sys
 import threading
 import time
@@ -27,6 +30,9 @@ from typing import Any, Protocol
 
 logger = logging.getLogger("envmanager")
 
+_write: Callable[[int, bytes, int], int] | None = ctypes.PyDLL(None).write if os.name == "posix" else None
+"""Function that writes to a descriptor and keeps Python's lock. Otherwise the loop's thread would get it after the
+first of many commands, which takes both threads more time than the commands do. None on Windows, which lacks it."""
 _HOLD_SHARE = 0.01
 """Share of the duration of a step for which its response may wait for others."""
 _LONGEST_HOLD_S = 0.004
@@ -64,6 +70,11 @@ class LoopThread:
         self._ring = ring
         self._ring_at = math.inf
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._bell, self._ringer = socket.socketpair()
+        for each in (self._bell, self._ringer):
+            each.setblocking(False)
+        self._ringer_fd = self._ringer.fileno()
+        self.loop.add_reader(self._bell, self._take_posted)
         self._is_awake = False
         """Whether the loop is going to look at what was posted."""
         self.guests: set[int] = set()
@@ -73,13 +84,15 @@ class LoopThread:
         self._asked_at: float | None = None
         """Time (monotonic seconds) at which ``blocked_s`` asked the loop for a sign of life; None after the sign."""
         self._answered_after_s = 0.0
-        self._is_over = False
+        self._is_over = self._is_closed = False
+        self._ringing = threading.RLock()
+        """Lock held while the loop is rung, and while the socket is closed, after which another gets its number."""
         self._has_ended = threading.Event()
         self.thread = threading.Thread(target=self._run, name="envmanager-asyncio", daemon=True)
         try:
             self.thread.start()
         except BaseException:
-            self.loop.close()
+            self._close()
             raise
 
     # In any thread.
@@ -89,8 +102,13 @@ class LoopThread:
         self._posted.append((function, args))
         if not self._is_awake:
             self._is_awake = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._take_posted)
+            with self._ringing:
+                if self._is_closed:
+                    pass
+                elif _write is not None:
+                    _write(self._ringer_fd, b"!", 1)
+                else:
+                    self._ringer.send(b"!")
 
     def blocked_s(self, now: float) -> tuple[float, bool]:
         """Return for how long the loop has not given a sign of life, and whether it has now. If so, ask for the next.
@@ -99,9 +117,9 @@ class LoopThread:
         """
         if self._asked_at is not None:
             return now - self._asked_at, False
-        self._asked_at = now
+        answered_after_s, self._asked_at = self._answered_after_s, now
         self.post(self._answer)
-        return self._answered_after_s, True
+        return answered_after_s, True
 
     def where(self) -> tuple[asyncio.Task[Any] | None, Any]:
         """Return the task that the loop runs at this moment, if any, and the innermost frame of its thread."""
@@ -139,6 +157,8 @@ class LoopThread:
         self._ring()
 
     def _take_posted(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(64)
         self._is_awake = False  # first: what is posted from now on calls this again
         posted = self._posted
         while posted:
@@ -155,8 +175,16 @@ class LoopThread:
                 self.loop.run_forever()
             except (KeyboardInterrupt, SystemExit):  # asyncio passes on those of a task that no session awaits
                 logger.exception("a task or a callback of an environment raised")
-        self.loop.close()
+        self._close()
         self._has_ended.set()
+
+    def _close(self) -> None:
+        with self._ringing:
+            self._is_closed = True
+            self.loop.remove_reader(self._bell)
+            self._bell.close()
+            self._ringer.close()
+        self.loop.close()
 
     async def _finish(self, close_s: float) -> None:
         deadline = time.monotonic() + close_s
