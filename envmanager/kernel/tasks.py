@@ -471,7 +471,6 @@ class TaskBook:
         if self.cuts:
             for entry, cause in self.cuts:
                 self.lose(entry, cause)
-            self.cuts = []
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
         """Set the tasks of StepInfos that are delivered, and advance the book."""
