@@ -24,9 +24,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
 from typing import Any, Protocol
+
+from envmanager.system.interrupts import defer_interrupts
 
 logger = logging.getLogger("envmanager")
 
@@ -70,11 +72,11 @@ class LoopThread:
         self._ring = ring
         self._ring_at = math.inf
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._bell, self._ringer = socket.socketpair()
-        for each in (self._bell, self._ringer):
+        self._sockets: Sequence[socket.socket] = () if _write is None else socket.socketpair()
+        for each in self._sockets:
             each.setblocking(False)
-        self._ringer_fd = self._ringer.fileno()
-        self.loop.add_reader(self._bell, self._take_posted)
+        if self._sockets:
+            self.loop.add_reader(self._sockets[0], self._take_posted)
         self._is_awake = False
         """Whether the loop is going to look at what was posted."""
         self.guests: set[int] = set()
@@ -87,7 +89,10 @@ class LoopThread:
         self._is_over = self._is_closed = False
         self._ringing = threading.RLock()
         """Lock held while the loop is rung, and while the socket is closed, after which another gets its number."""
-        self._has_ended = threading.Event()
+        self._finishing: asyncio.Task[None] | None = None
+        self._end = threading.Lock()
+        """Lock that the thread releases when it ends."""
+        self._end.acquire()
         self.thread = threading.Thread(target=self._run, name="envmanager-asyncio", daemon=True)
         try:
             self.thread.start()
@@ -102,13 +107,16 @@ class LoopThread:
         self._posted.append((function, args))
         if not self._is_awake:
             self._is_awake = True
-            with self._ringing:
-                if self._is_closed:
-                    pass
-                elif _write is not None:
-                    _write(self._ringer_fd, b"!", 1)
-                else:
-                    self._ringer.send(b"!")
+            self._wake()
+
+    def _wake(self) -> None:
+        with defer_interrupts(), self._ringing:  # an interrupt would leave the lock locked
+            if self._is_closed:
+                pass
+            elif _write is not None:
+                _write(self._sockets[1].fileno(), b"!", 1)
+            else:
+                self.loop.call_soon_threadsafe(self._take_posted)
 
     def blocked_s(self, now: float) -> tuple[float, bool]:
         """Return for how long the loop has not given a sign of life, and whether it has now. If so, ask for the next.
@@ -126,16 +134,18 @@ class LoopThread:
         return asyncio.current_task(self.loop), sys._current_frames().get(self.thread.ident or 0)
 
     def finish(self, close_s: float) -> None:
-        """Have the loop end its members within ``close_s`` seconds, then itself. Do not wait for it."""
-        self.post(lambda: self.loop.create_task(self._finish(close_s)))
+        """Make the loop end its members within ``close_s`` seconds, then itself, without waiting. May be repeated."""
+        self._posted.append((self._begin_to_finish, (close_s,)))
+        self._wake()  # even if it should be awake: an interrupt may have cut ``post`` short
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the loop. Return whether it has ended."""
         if threading.current_thread() is self.thread:  # the garbage collector has closed a manager here
             return True
-        if self._has_ended.wait(timeout_s):
-            self.thread.join()
-        return self._has_ended.is_set()
+        if self._end.acquire(timeout=timeout_s):  # not an Event, whose wait may be interrupted anywhere
+            self._end.release()
+            self.thread.join(_REST_S)
+        return not self._end.locked()
 
     # On the loop.
 
@@ -157,8 +167,9 @@ class LoopThread:
         self._ring()
 
     def _take_posted(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._bell.recv(64)
+        if self._sockets:
+            with contextlib.suppress(BlockingIOError):
+                self._sockets[0].recv(64)
         self._is_awake = False  # first: what is posted from now on calls this again
         posted = self._posted
         while posted:
@@ -176,15 +187,20 @@ class LoopThread:
             except (KeyboardInterrupt, SystemExit):  # asyncio passes on those of a task that no session awaits
                 logger.exception("a task or a callback of an environment raised")
         self._close()
-        self._has_ended.set()
+        self._end.release()
 
     def _close(self) -> None:
         with self._ringing:
             self._is_closed = True
-            self.loop.remove_reader(self._bell)
-            self._bell.close()
-            self._ringer.close()
+            if self._sockets:
+                self.loop.remove_reader(self._sockets[0])
+            for each in self._sockets:
+                each.close()
         self.loop.close()
+
+    def _begin_to_finish(self, close_s: float) -> None:
+        if self._finishing is None:
+            self._finishing = self.loop.create_task(self._finish(close_s))
 
     async def _finish(self, close_s: float) -> None:
         deadline = time.monotonic() + close_s
@@ -214,8 +230,10 @@ def abandon(task: asyncio.Task[Any]) -> None:
     task.add_done_callback(_abandoned.discard)
 
 
-def _log_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log what an environment's own tasks and callbacks raise, and no other code awaits."""
+    if loop.is_closed():
+        return  # of a task that was abandoned
     error = context.get("exception")
     logger.warning("on the event loop of environments: %s", context.get("message"), exc_info=error)
 

@@ -261,6 +261,18 @@ def test_each_command_has_its_own_limit(phase: str, gate: threading.Event) -> No
     gate.set()
 
 
+def test_a_call_waits_for_a_step_that_hangs_no_longer_than_the_step_may_take(gate: threading.Event) -> None:
+    made: Made = {}
+    with AsyncioEnvManager(lambda c: Obeys(c, made, gate), 2, timeouts=SOON) as manager:
+        begun(manager)
+        manager.send(["go", "hang"], [0, 1])
+        with pytest.raises(WorkerTimedOut) as raised:
+            manager.get_attr("calls")
+        assert (raised.value.phase, raised.value.worker_id) == ("step", 1)
+        assert until_lost(manager, [1]) == {1: "1 1 0"}
+        assert manager.get_attr("generation") == [0, 1]
+
+
 def test_hangs_and_errors_cost_no_row_of_another_and_every_task_is_played_or_lost(gate: threading.Event) -> None:
     generator = np.random.default_rng(5)
     made: Made = {}
