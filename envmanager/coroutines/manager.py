@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.coroutines.environment import SessionFactory, SharedRows
+from envmanager.coroutines.environment import SessionFactory
 from envmanager.coroutines.session import Session, SessionQueue
 from envmanager.data.steps import EnvironmentResponse, StartReport
 from envmanager.env_manager import EnvManager
@@ -58,13 +58,12 @@ class SessionHost(WorkerHost):
         self._options = options
         self._slots = 0
         """Number of ``slot`` numbers (see EnvContext) assigned so far."""
-        self._shared: list[SharedRows] = []
 
     def open(self, context: HostContext) -> None:
         super().open(context)
         with defer_interrupts():
             try:
-                self.step_queue = SessionQueue(self._options.timeouts.close_s, context.entries, context.events)
+                self.step_queue = SessionQueue(self._options.timeouts, context.entries, context.events)
             except (OSError, RuntimeError) as error:  # no descriptor or no thread left
                 hint = advice(error) if isinstance(error, OSError) else ""
                 raise UsageError(f"an event loop cannot be started: {error}. {hint}".strip()) from error
@@ -74,11 +73,12 @@ class SessionHost(WorkerHost):
         if generation > 0:
             self.workers[worker_id].kill()
         entry, options, queue = self.context.entries[worker_id], self._options, self.step_queue
-        factory = SessionFactory.of(self.factories, entry, options, self._slots, known=self._shared)
+        loop = queue.loop
+        factory = SessionFactory.of(self.factories, entry, options, self._slots, known=loop.shared)
         self._slots += 1
         plan = WorkerPlan(worker_id=worker_id, env_ids=entry.env_ids, generation=generation, timeouts=options.timeouts)
         entry.times.count_after = _COUNT_AFTER
-        session = Session(plan, queue.loop, queue, self.context.events, entry.times)
+        session = Session(plan, loop, queue, self.context.events, entry.times)
         queue.start(session, factory)
         return session
 
