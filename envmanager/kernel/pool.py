@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envmanager.data.specs import BehaviorSpec
+from envmanager.data.specs import BehaviorSpec, object_array
 from envmanager.data.steps import Batch
 from envmanager.data.trees import is_foreign, map_tree, take_rows
 from envmanager.errors import BadAction, LostEpisode, ManagerClosed, UsageError, WorkerError
@@ -417,7 +417,11 @@ def _row_of(action: Any, spec: BehaviorSpec | None) -> Any:
     try:
         return map_tree(
             lambda leaf, value: (
-                [value] if leaf.is_object else value[None] if is_foreign(value) else np.asarray(value)[None]
+                object_array([value])
+                if leaf.is_object
+                else value[None]
+                if is_foreign(value)
+                else np.asarray(value)[None]
             ),
             spec.action,
             action,
