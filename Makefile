@@ -44,6 +44,8 @@ BENCH_envpool = envpool
 # Those that need PyTorch. Not PufferLib, which pins one itself, nor EnvPool, which needs none.
 TORCH_PEERS = sb3 tianshou torchrl rllib
 
+OPENENV = 'openenv>=0.10' textarena reasoning-gym
+
 # ML-Agents asks for Python 3.10 and for older libraries than this one does. It works with these, and without those that it
 # does not need for training (gym, PettingZoo, huggingface-hub).
 MLAGENTS = mlagents==1.1.0 mlagents_envs==1.1.0
@@ -73,8 +75,8 @@ STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
 .PHONY: help run test test-cli test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods \
-    faults check docs soak bench bench-godot bench-vectors coverage ray godot addon godot4 test-ray test-envpool test-mlagents \
-    test-wine test-wine-contracts test-matrix clean
+    faults check docs soak bench bench-godot bench-vectors coverage ray godot addon godot4 test-ray test-envpool test-openenv \
+    test-mlagents test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -190,6 +192,9 @@ test-ray: .venv-ray/.installed ## run the tests of managers on a Ray cluster, of
 test-envpool: .venv-envpool/.installed ## run the tests of EnvPool's pools, and of vectors written in JAX
 	.venv-envpool/bin/pytest -n 2 envmanager_tests/envpool
 
+test-openenv: .venv-openenv/.installed ## run the tests of environments of texts: sessions on OpenEnv servers, TextArena, …
+	.venv-openenv/bin/pytest -n 2 envmanager_tests/openenv envmanager_tests/unit/test_adapter_openenv.py
+
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
 	.venv-mlagents/bin/pytest -n 2 envmanager_tests/interop_mlagents
 
@@ -255,6 +260,14 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 	$(PYTHON) -m venv .venv-envpool
 	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,atari,dm_env,envpool,test]' jax
+	@touch $@
+
+# OpenEnv's server brings Gradio and more. GEM pins older versions of what it needs for some of its environments.
+.venv-openenv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,openenv,test]' $(OPENENV)
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --no-deps --ignore-requires-python gem-llm
 	@touch $@
 
 # It asks for much that its connection does not need (SB3, ONNX, TensorBoard, the hub).

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         EnvManagerError,
         EnvRaised,
         ImportFailed,
+        LostEpisode,
         ManagerClosed,
         MissingExtra,
         NotPlaced,
@@ -61,8 +62,8 @@ __all__ = [
     "ActionInfo", "AgentSteps", "ArraySpec", "AsyncioEnvManager", "BadAction", "BadObservation", "Batch",
     "BehaviorSpec", "ConfigError", "ConnectionLost", "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError",
     "EnvRaised", "EnvRecipe", "EnvWorker", "Environment", "EnvironmentCommand", "EnvironmentResponse", "ImportFailed",
-    "Lost", "ManagerClosed", "ManagerOptions", "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten", "Policy",
-    "ProtocolError", "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "ServerFull",
+    "Lost", "LostEpisode", "ManagerClosed", "ManagerOptions", "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten",
+    "Policy", "ProtocolError", "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "ServerFull",
     "SimpleEnvManager", "StepInfo", "SubprocessEnvManager", "Task", "TaskResult", "TaskSource", "Timeouts",
     "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut",
     "allow_interrupts", "as_environment", "derive_seed", "make_manager",
@@ -78,9 +79,9 @@ _NAMES_OF = {
     "env_manager": "EnvManager EnvWorker WorkerHost",
     "environment": "EnvContext EnvGroup Environment",
     "errors": (
-        "BadAction BadObservation ConfigError ConnectionLost EnvManagerError EnvRaised ImportFailed ManagerClosed "
-        "MissingExtra NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull UsageError WorkerDied "
-        "WorkerError WorkerTimedOut"
+        "BadAction BadObservation ConfigError ConnectionLost EnvManagerError EnvRaised ImportFailed LostEpisode "
+        "ManagerClosed MissingExtra NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull UsageError "
+        "WorkerDied WorkerError WorkerTimedOut"
     ),
     "observe.stats": "ManagerStats WorkerStats",
     "options": "ResetConfig RestartPolicy Timeouts Wait",

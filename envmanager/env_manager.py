@@ -51,6 +51,8 @@ from envmanager.tasks import Task
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from envmanager.kernel.pool import Pool
+
 _RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # constants, because in Python 3.11 ``Use.STEP`` is as slow as a call
 
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost", "WorkerStats"]
@@ -96,6 +98,9 @@ class EnvManager(ABC):
         self._is_on_demand = episodes == "on_demand"
         self.begins_on_demand = self._can_prefetch = False
         """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
+        self._is_pooled = False
+        """Whether a pool is being made."""
+        self._wake_pool: Callable[[], None] | None = None
         self._book: TaskBook | None = None
         """Book of the episodes since the last reset, if they begin on demand."""
         self._calls = Calls(weak_callback(self._give_back))
@@ -252,6 +257,8 @@ class EnvManager(ABC):
                 book = self._book_for(tasks, parsed, attempts=attempts, prefetch=prefetch)
                 has_begun, self._use, self._undelivered = True, _RESETTING, None
                 self._book = self._policy_steps.book = self._row_steps.book = self._collector.book = book
+                if self._wake_pool is not None:
+                    self._wake_pool()
                 infos = self._commands.reset(config, parsed, book)
                 if book is not None:
                     book.note_first(infos)
@@ -294,6 +301,7 @@ class EnvManager(ABC):
             options=options,
             attempts=attempts,
             prefetch=prefetch,
+            is_pooled=self._is_pooled,
         )
 
     def _has_undelivered(self) -> bool:
@@ -343,6 +351,26 @@ class EnvManager(ABC):
             if len(given) != len(ids):
                 raise UsageError(f"begin() got {len(given)} tasks for {len(ids)} environments.")
             self._book.add(ids, [Task.of(each) for each in given])
+
+    def pool(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Pool:
+        """Reset the environments, beginning no episode, and return a pool of them for coroutines; see ``Pool``.
+
+        Until the next reset, the pool alone begins and steps episodes. Raises UsageError if the environments cannot
+        begin episodes on demand, or if those of a worker move together.
+        """
+        from envmanager.kernel.pool import Pool  # asyncio is slow to import
+
+        self.set_episodes("on_demand")
+        if not self._some_host.steps_some_rows:
+            raise UsageError("a pool needs environments that are stepped one by one, not vectors of them.")
+        self._is_pooled = True
+        try:
+            self.reset(seed=seed, options=options)
+        finally:
+            self._is_pooled = False
+        pool = Pool(self, self.tasks, self._table, self._collector, self._recovery, self._calls)
+        self._wake_pool = weak_callback(pool.wake)
+        return pool
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
         """Send actions to idle workers, wait for steps, and return StepInfos of ready workers, as ``wait`` specifies.
@@ -521,6 +549,8 @@ class EnvManager(ABC):
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()
+        if self._wake_pool is not None:
+            self._wake_pool()
         self._calls.end(None if self._host is None else self._host.stop)
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                invalid actions or env_ids; raised before anything is sent
     ├── ManagerClosed            a call was made after close(), or was still running during close()
+    ├── LostEpisode              the worker in which a coroutine played an episode has failed
     ├── UsageError               an invalid or untimely call, or invalid or contradictory options
     │   └── ConfigError          an invalid config
     ├── ServerFull               a server has no room for one more environment; also a ConnectionError
@@ -287,6 +288,18 @@ class UsageError(EnvManagerError):
 
 class ConfigError(UsageError):
     """Error raised for an invalid config. The text has one line per mistake."""
+
+
+class LostEpisode(EnvManagerError):
+    """Error raised in a coroutine whose episode was cut, because the worker in which it played has failed.
+
+    ``cause``: error of the worker, usually a WorkerError. ``task``: what the episode was begun with.
+    """
+
+    def __init__(self, cause: Exception, *, task: Any, env_id: int) -> None:
+        self.cause, self.task, self.env_id = cause, task, env_id
+        why = getattr(cause, "headline", "") or str(cause)
+        super().__init__(f"the episode in env {env_id} was lost: {why}. Begin another one: pool.begin(task).")
 
 
 class ServerFull(EnvManagerError, ConnectionError):

@@ -93,8 +93,9 @@ class ManagerOptions(ProcessOptions):
 
     @property
     def env_name(self) -> str:
-        """The name of the environment in output, such as ``"CartPole-v1"`` or ``"vectors of ALE/Pong-v5"``."""
-        return f"vectors of {self.env.get('vector')}" if isinstance(self.env, Mapping) else str(self.env)
+        """The name of the environment in output, such as ``"CartPole-v1"`` or ``"vector ALE/Pong-v5"``."""
+        named = self.env.items() if isinstance(self.env, Mapping) else ()
+        return " ".join(f"{kind} {name}" for kind, name in named) or str(self.env)
 
 
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:

@@ -28,6 +28,8 @@ ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
     "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
+    "textarena.core.Env": "envmanager.adapters.texts:GameEnvironment",
+    "gem.core.Env": "envmanager.adapters.texts:TextEnvironment",
     "mlagents_envs.base_env.BaseEnv": "envmanager.adapters.mlagents:MlagentsEnvironment",
 }
 """Import names of the adapters, by the name of the base class that each wraps."""
@@ -97,7 +99,7 @@ def as_environment(subject: Any) -> Environment:
     """Return ``subject`` unchanged if it is an Environment, else wrapped in the adapter for its library.
 
     Raises UsageError for a vector environment, a PettingZoo AECEnv, and any object that is not an environment of
-    Gymnasium, PettingZoo, dm_env or ML-Agents.
+    Gymnasium, PettingZoo, dm_env, ML-Agents, TextArena or GEM.
     """
     if isinstance(subject, Environment):
         return subject
@@ -108,8 +110,8 @@ def as_environment(subject: Any) -> Environment:
     advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
     raise UsageError(
         f"{(advice or _foreign_advice)(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
-        "dm_env Environment, an ML-Agents BaseEnv or an envmanager.Environment. A factory may also return a gymnasium "
-        "VectorEnv or an EnvPool, for all environments of a worker."
+        "dm_env Environment, an ML-Agents BaseEnv, an Env of TextArena or GEM, or an envmanager.Environment. A factory "
+        "may also return a gymnasium VectorEnv or an EnvPool, for all environments of a worker."
     )
 
 

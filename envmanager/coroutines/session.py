@@ -385,6 +385,8 @@ class SessionQueue(ResponseSource):
         """Lock that is released to wake up the trainer's thread, and acquired to wait for that."""
         self._bell.acquire()
         self._is_waiting = self._is_urgent = self._is_woken = self._is_stopped = False
+        self._listener: Callable[[], None] | None = None
+        """Function that rings in the event loop of a pool."""
         self._n_wanted = 1
         self._n_started = 0
         """Number of sessions that have started."""
@@ -413,6 +415,9 @@ class SessionQueue(ResponseSource):
         if self._is_waiting and (self._is_urgent or len(self._arrived) >= self._n_wanted):
             with contextlib.suppress(RuntimeError):  # it has been rung
                 self._bell.release()
+        listener = self._listener
+        if listener is not None:
+            listener()
 
     # In the trainer's thread.
 
@@ -457,6 +462,31 @@ class SessionQueue(ResponseSource):
                 self._ready = []
                 return ready
             self._wait(n_wanted - len(ready), min(deadline, self.alarm.at) - now)
+
+    def listen(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
+        is_rung = False
+
+        def rung() -> None:
+            nonlocal is_rung
+            is_rung = False
+            ring()
+
+        def listener() -> None:
+            nonlocal is_rung
+            if not is_rung:
+                is_rung = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(rung)
+
+        def stop() -> None:
+            if self._listener is listener:
+                self._listener = None
+
+        self._listener = listener
+        return stop
+
+    def due_at(self) -> float:
+        return self.alarm.at + 0.001
 
     def answer_of(self, session: Session) -> EnvironmentResponse:
         """Await the response to the last command other than a step, or return a failure at its deadline."""

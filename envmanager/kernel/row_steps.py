@@ -192,7 +192,7 @@ class BatchStepper:
 
     def send_begins(self, book: TaskBook) -> None:
         """Let workers begin episodes that wait for no action of the trainer; all episodes if no step is in flight."""
-        sent, is_idle = [], not self._table.n_waiting
+        sent, is_idle = [], book.is_pooled or not self._table.n_waiting
         try:
             for worker_id in sorted(book.has_unsent):
                 entry, worker = self._table.entries[worker_id], self.host.workers[worker_id]
@@ -247,8 +247,8 @@ class BatchStepper:
             batch = self._joined(parts, entries)
         if lost_env_ids:
             batch.lost[:] = np.isin(batch.env_ids, lost_env_ids)
-            if book is not None:
-                book.cuts = cuts
+        if book is not None:
+            book.cuts = cuts
         only_this = (batch,)
         partly = {}
         if len(batch.env_ids) < n_envs:
