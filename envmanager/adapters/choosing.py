@@ -13,6 +13,7 @@ and base classes, before the adapter is imported.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -66,6 +67,8 @@ def _foreign_advice(subject: Any) -> str:
     if not (callable(getattr(subject, "reset", None)) and callable(getattr(subject, "step", None))):
         return f"it is {describe_value(subject)}"
     name = f"{type(subject).__module__}.{type(subject).__qualname__}"
+    if any(inspect.iscoroutinefunction(getattr(subject, method)) for method in ("reset", "step")):
+        return f"the methods of its class {name} are coroutines, which run with kind: asyncio (AsyncioEnvManager)"
     if hasattr(subject, "possible_agents"):
         missing = "the methods of a PettingZoo environment: let it derive from pettingzoo.ParallelEnv"
     elif hasattr(subject, "observation_spec"):

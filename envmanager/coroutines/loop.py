@@ -99,9 +99,9 @@ class LoopThread:
         """
         if self._asked_at is not None:
             return now - self._asked_at, False
-        self._asked_at = now
+        answered_after_s, self._asked_at = self._answered_after_s, now
         self.post(self._answer)
-        return self._answered_after_s, True
+        return answered_after_s, True
 
     def where(self) -> tuple[asyncio.Task[Any] | None, Any]:
         """Return the task that the loop runs at this moment, if any, and the innermost frame of its thread."""

@@ -19,6 +19,7 @@ import inspect
 import math
 import os
 import random
+import selectors
 import threading
 import time
 from collections import deque
@@ -48,9 +49,9 @@ _MOST_STARTING = 32
 """Number of sessions that start at the same time without a pause between them."""
 _PAUSE_S = 0.002
 """Maximum pause (s) before the start of a further session. Thousands of threads at once would take much memory."""
-_WATCH_EVERY_S = 0.5
+_WATCH_EVERY_S = 0.25
 """Interval (s) at which the trainer's thread looks whether a loop is blocked."""
-_BLOCKED_S = 1.0
+_BLOCKED_S = 0.5
 """Time (s) without a sign of life after which a loop counts as blocked."""
 _LONG_S = 5.0
 """Time (s) after which an event tells that a loop is blocked, even if that is not over."""
@@ -147,14 +148,15 @@ class Session(WorkerLife):
                 self.discard(ticket)
             return None
         assert asked.command is not None
-        if response.name is not _FAILED and self.state is State.STARTING:
+        is_awaited = ticket == awaited.ticket
+        if response.name is _FAILED:
+            self._note_failure(response.payload)
+        elif self.state is State.STARTING:
             self.move(State.RUNNING)
             self.note_start(ended_ns, None)
-        elif response.name is not _FAILED:
-            self.times.responded(asked.command, busy_ns, ended_ns)
         else:
-            self._note_failure(response.payload)
-        if ticket == awaited.ticket:
+            self.times.responded(asked.command, busy_ns, ended_ns)
+        if is_awaited:
             return self.first_response(response)
         self.answer = response
         return None
@@ -578,9 +580,14 @@ class SessionQueue(ResponseSource):
             if is_over:
                 loop.culprit = None
 
-    def _culprit(self, loop: LoopThread) -> tuple[int, str]:
-        """Return the worker whose task runs on the loop now, -1 if it is unknown, and the line of code that runs."""
+    def _culprit(self, loop: LoopThread) -> tuple[int, str] | None:
+        """Return the worker whose task runs on the loop now, -1 if it is unknown, and the line of code that runs.
+
+        Return None if none runs: the loop waits for its turn, because another thread keeps Python's lock.
+        """
         task, frame = loop.where()
+        if frame is not None and frame.f_code.co_filename == selectors.__file__:
+            return None
         ours = [each.worker_id for each in list(loop.members) if task is not None and each.owns(task)]
         while frame is not None and frame.f_back is not None and frame.f_back.f_code.co_filename not in _OUR_FILES:
             frame = frame.f_back
