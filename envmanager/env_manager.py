@@ -296,6 +296,7 @@ class EnvManager(ABC):
             self._episodes,
             self._some_host.check_can_travel,
             weak_callback(self._has_undelivered),
+            weak_callback(self._recovery.excuse),
             seed=seed,
             options=options,
             attempts=attempts,
@@ -468,7 +469,7 @@ class EnvManager(ABC):
                                 counter.add_all(self._undelivered)
                             else:
                                 counter.add_batch(self._row_steps.behavior, self._undelivered)
-                            if book is not None:
+                            if book is not None and book.untold:
                                 book.tell()
                 made = self._undelivered
                 is_error = isinstance(made, WorkerError)

@@ -125,7 +125,6 @@ class EnvGroup(Environment):
     """Whether the group obeys a Begin that is not ``at_once``. Then each environment must have one agent."""
     on_demand: OnDemand | None = None
     """State of the environments while episodes begin on demand; None while they begin by themselves."""
-    generation = 0
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
 
@@ -202,9 +201,12 @@ class OnDemand:
         """Episodes to begin when the environment's present one has ended, by row."""
         self.add(begins)
 
-    def add(self, begins: Iterable[Begin]) -> None:
-        """Store episodes to begin. One that is to begin at once takes the place of all else in its environment."""
-        for begin in begins:
+    def add(self, begins: Iterable[Sequence[Any]]) -> None:
+        """Store episodes to begin, each a Begin or a tuple of its fields, as links send it.
+
+        One that is to begin at once takes the place of all else in its environment.
+        """
+        for begin in map(Begin._make, begins):
             if begin.at_once:
                 self.now[begin.row] = begin
                 self.ready.pop(begin.row, None)

@@ -182,7 +182,8 @@ class RestartPolicy:
     ``on_exception``: with ``"raise"``, EnvRaised and BadObservation are raised; with ``"restart"``, they are faults.
     ``then``: if no restart is left, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the worker, if
     others are left. ``recycle_after_steps``: replace a healthy worker at the first end of an episode after this many
-    steps, for environments that leak memory. The other episodes of the worker are lost, as after a fault.
+    steps, for environments that leak memory. The other episodes of the worker are lost, as after a fault; with tasks it
+    is replaced only when all its environments rest.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
@@ -216,10 +217,14 @@ def _one_seed(value: Any) -> int | None:
 
 @attrs.frozen
 class ResetConfig:
-    """The arguments of a reset. ``seed`` is None, an int, or a sequence with an int or None for each environment."""
+    """The arguments of a reset. ``seed`` is None, an int, or a sequence with an int or None for each environment.
+
+    ``generation``: set by managers for a worker's replacement, which gets seeds of its own; 0 for other workers.
+    """
 
     seed: int | Sequence[int | None] | None = attrs.field(default=None, converter=_seed)
     options: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping))
+    generation: int = 0
 
     @classmethod
     def of(cls, config: Any, *, n_envs: int | None = None) -> ResetConfig:

@@ -6,7 +6,7 @@ A source is a list or another iterable of tasks, or an object with a method ``ne
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import attrs
 
@@ -54,27 +54,33 @@ class Task:
         )
 
 
-@attrs.frozen
-class TaskResult:
+class TaskResult(NamedTuple):
     """The end of one task: of the episode that was begun with it, or of the attempts to play it.
 
     ``index``: number of the task in the order in which the source gave them. ``env_id``: the environment of the last
-    attempt. ``total``: sum of the rewards of all agents. ``length``: number of steps of the agent that took most.
-    ``terminated``: whether the episode was terminated rather than truncated. ``attempts``: number of times that the
-    task was begun. ``error``: the error of the last attempt, if the task was given up; then it has no return. ``cut``:
-    whether ``begin`` began another episode before its end. ``episodes``: the episode of each agent.
+    attempt. ``terminated``: whether the episode was terminated rather than truncated. ``attempts``: number of times
+    that the task was begun. ``error``: the error of the last attempt, if the task was given up; then it has no return.
+    ``cut``: whether ``begin`` began another episode before its end. ``episodes``: the episode of each agent.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # takes the place of tuple.index
     task: Task
     env_id: int
-    total: float
-    length: int
     terminated: bool
     attempts: int
     error: Exception | None = None
     cut: bool = False
     episodes: tuple[Episode, ...] = ()
+
+    @property
+    def total(self) -> float:
+        """Sum of the rewards of all agents."""
+        return sum([each.total for each in self.episodes])
+
+    @property
+    def length(self) -> int:
+        """Number of steps of the agent that took most."""
+        return max([each.length for each in self.episodes], default=0)
 
 
 class TaskSource(Protocol):

@@ -6,6 +6,7 @@ and shapes, are prepared once rather than in each step, and views of a buffer's 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -32,7 +33,6 @@ from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, ta
 from envmanager.environment import OnDemand, RowGroup
 
 BEHAVIOR = "default"
-_NO_BEGINS: Mapping[int, Begin] = MappingProxyType({})
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
 """Function ``(views, obs, casting)`` that checks an observation and copies its parts into the views of one row."""
@@ -62,7 +62,7 @@ class GymnasiumEnvironment(RowGroup):
     ) -> None:
         self._environments = list(envs)
         self.env_ids = tuple(env_ids)
-        self._all = range(len(self._environments))
+        self._all: Sequence[int] = range(len(self._environments))
         self._infos = infos
         self._resets = [Resetter(env) for env in self._environments]
         self.casting: Casting = Casting(strict=check_values)
@@ -128,7 +128,7 @@ class GymnasiumEnvironment(RowGroup):
             obs, info = self._restart(row, seeds[row], self._options)
             self._write_obs(self._views.obs[row], obs, self.casting)
             infos.append(snapshot(info) if self._infos else None)
-        steps.final_obs = steps.reset_info = steps.acting = None
+        steps.final_obs = steps.reset_info = None
         steps.info = infos if self._infos else None
         return {BEHAVIOR: steps}
 
@@ -140,41 +140,39 @@ class GymnasiumEnvironment(RowGroup):
         return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
 
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
-        return self.step({}, rows, results=results)
+        return self.step({}, rows, results)
 
     def step(
-        self, actions: Mapping[str, Tree], rows: np.ndarray | None = None, results: Iterable[Any] | None = None
+        self, actions: Mapping[str, Tree], rows: np.ndarray | None = None, given: Iterable[Any] | None = None
     ) -> Steps:
         """Step the environments at indices ``rows`` (None: all). Row i of actions and steps is for the i-th of them.
 
-        With ``results``, as in ``joined``, the environments are not stepped, and ``actions`` is not used. Both are one
-        loop, because two more calls per step would cost cheap environments over 1 % of their speed.
+        ``given``: the results of a caller, as in ``joined``. Then no environment is stepped, and ``actions`` not used.
+        Both are one loop, because two more calls per step would cost cheap environments over 1 % of their speed.
         """
-        envs, out, on_demand = self._environments, self._views, self.on_demand
-        chosen: Sequence[int] = self._all
-        begins: Mapping[int, Begin] = _NO_BEGINS
-        if rows is not None or on_demand is not None:
+        chosen, envs, out = self._all, self._environments, self._views
+        if rows is not None or given is not None or self.rests:
+            on_demand = self.on_demand
+            begins: Mapping[int, Begin] = {}
+            resting: list[int] = []
             if on_demand is None:
                 chosen = self._all if rows is None else rows.tolist()
             elif rows is not None or on_demand.now or False in on_demand.plays:
                 chosen, begins = on_demand.rows(rows)
-            if on_demand is None or len(chosen) < len(self._all):
+            if (on_demand is None and rows is not None) or len(chosen) < len(self._all):
                 envs, out = list(map(self._environments.__getitem__, chosen)), self._new_views(chosen)
+            if begins or given is not None:
+                envs, given = self._stand_ins(envs, chosen, begins, actions, given)
         write_obs, plain_obs, plain_class, rewards = self._write_obs, out.plain_obs, out.plain_class, out.rewards
         plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
         least, most = -LARGEST_REWARD, LARGEST_REWARD
         infos: list[Any] = []
         ended: list[Any] = []  # the reset infos of the environments whose episode ended
-        resting: list[int] = []
         out.terminated[:] = out.truncated[:] = out.no_flags  # cleared, because other steps may have been copied here
         row = 0
         try:
-            known = self._known_actions
-            given: Iterable[Any]
-            if begins or results is not None:
-                envs, given = self._stand_ins(envs, chosen, begins, actions, results)
-            else:
-                own = actions[BEHAVIOR]
+            if given is None:
+                own, known = actions[BEHAVIOR], self._known_actions
                 given = self._read_actions(own, len(chosen)) if known is None else map(known, own.tolist())
             for row, env, action, place in zip(out.rows, envs, given, out.places):  # noqa: B905  (strict is slow)
                 result = env.step(action)
@@ -195,10 +193,9 @@ class GymnasiumEnvironment(RowGroup):
                     out, row, terminated, truncated
                 ):
                     write_obs(out.final_obs[len(ended)], obs, self.casting)
-                    begin = None if on_demand is None else on_demand.ended(chosen[row])
                     if not self.rests:
                         obs, info = self._restart(chosen[row], None, self._options)
-                    elif begin is not None:
+                    elif on_demand is not None and (begin := on_demand.ended(chosen[row])) is not None:
                         obs, info = self._restart(begin.row, begin.seed, begin.options)
                     else:
                         info = {}
@@ -223,8 +220,9 @@ class GymnasiumEnvironment(RowGroup):
             steps.info, steps.reset_info = infos, ended or None
         if ended:
             steps.final_obs = take_rows(out.all_final_obs, slice(len(ended)))
-        if self.rests:
-            steps.acting = np.isin(out.rows, resting, invert=True) if resting else None
+            if self.rests and resting:
+                steps = copy.copy(steps)  # later steps reuse the other, and may have no row that rests
+                steps.acting = np.isin(out.rows, resting, invert=True)
         return {BEHAVIOR: steps}
 
     def _stand_ins(
@@ -239,17 +237,13 @@ class GymnasiumEnvironment(RowGroup):
 
         It is a result of the caller's if there are ``results``, a Begin where an episode begins, else an action.
         """
-        n, known = len(chosen) - len(begins), self._known_actions
+        n = len(chosen) - len(begins)
         given: Iterable[Any] = ()
         if results is not None:
             given = [result for _, result in zip(range(n), results, strict=True)]
             envs = [_Stepped] * len(chosen)
         elif n:
-            given = (
-                self._read_actions(actions[BEHAVIOR], n) if known is None else map(known, actions[BEHAVIOR].tolist())
-            )
-        if not begins:
-            return envs, given
+            given = self._read_actions(actions[BEHAVIOR], n)
         own = iter(given)
         return (
             [_Beginner(self) if row in begins else env for row, env in zip(chosen, envs, strict=True)],

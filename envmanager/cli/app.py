@@ -328,7 +328,7 @@ def train_command(
     tables = flags.applied_to(load_config(config, TRAINING_TABLES))
     metrics = _with_tensorboard(tables["training"].get("metrics"), board)
     tables["training"] = _with(tables["training"], {"steps": steps, "seed": seed, "metrics": metrics})
-    check_out(flags.out)
+    check_out(flags.out, ".json")
     with loading():
         train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
     plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)

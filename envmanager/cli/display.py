@@ -248,7 +248,9 @@ def of_behavior(behavior: str, behaviors: Sized) -> str:
 def evaluation_lines(evaluation: Evaluation) -> list[str]:
     """Return a line per behavior with the mean, spread and range of its returns, and the numbers of episodes."""
     lines = []
-    lost = f", {evaluation.lost:,} lost (incomplete)" if evaluation.lost else ""
+    parts = [(evaluation.lost, "lost"), (evaluation.unplayed, "not played")]
+    lost = "".join(f", {number:,} {what}" for number, what in parts if number)
+    lost += "" if evaluation.is_complete else " (incomplete)"
     for behavior, returns in evaluation.returns_of.items():
         of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""
         episodes = f"{count(evaluation.n_episodes, 'episode')}{of_behavior(behavior, evaluation.returns_of)}{of_agents}"

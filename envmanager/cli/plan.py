@@ -75,7 +75,7 @@ class Plan:
         manager_options = structure(ManagerOptions, {"seed": seed, **manager, "restarts": restarts}, where="manager")
         if manager_options.env is None:
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
-        check_out(out)
+        check_out(out, ".json")
         policy, text = None, run_options.policy
         if text is not None:
             policy = find_callable(text, f"policy {text!r}", "a callable with a name and a spec").load()
@@ -104,12 +104,17 @@ def random_policy(_: str, spec: BehaviorSpec) -> Policy:
     return RandomPolicy(spec)
 
 
-def check_out(out: Path | None) -> None:
-    """Raise UsageError if ``out``, the file given as ``--out``, cannot be written. None is accepted."""
+def check_out(out: Path | None, *suffixes: str) -> None:
+    """Raise UsageError if ``out``, the file given as ``--out``, cannot be written or has none of ``suffixes``.
+
+    None is accepted, and any suffix if no ``suffixes`` are given.
+    """
     if out is None:
         return
     if out.is_dir():
         raise UsageError(f"--out {out} is a directory; name a file.")
+    if suffixes and out.suffix.lower() not in suffixes:
+        raise ConfigError(f"--out {out}: let its name end in {' or '.join(suffixes)}, which says what is written.")
     if out.exists() and not out.is_file():
         raise UsageError(f"--out {out} is no regular file, and would be replaced by one; name another.")
     if not out.parent.is_dir():

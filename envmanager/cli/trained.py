@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,12 +41,15 @@ from envmanager.training.evaluation import (
     evaluate_until,
     mean_and_spread,
     seeded,
+    tasks_for,
     write_csv,
 )
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from envmanager.tasks import Task
+    from envmanager.training.curriculum import Curriculum
     from envmanager.training.policies.playing import PlayedEpisode
     from envmanager.training.policies.saved import SavedTraining
 
@@ -113,10 +117,11 @@ def evaluate_command(
 ) -> None:
     """Play whole episodes greedily with the policies of training runs, and print the episodes' returns and lengths.
 
+    After an error or a signal, what was played until then is printed and written.
     The exit code is 0 on success, 1 after an error, 2 after a usage error, 3 when
     a file cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
     """
-    check_out(out)
+    check_out(out, ".csv", ".json")
     if [episodes, seeds, tasks].count(None) < 2:
         raise UsageError("evaluate takes one of --episodes, --seeds and --tasks.")
     given = tasks_of_seeds(seeds) if seeds is not None else read_tasks(tasks) if tasks is not None else None
@@ -127,81 +132,110 @@ def evaluate_command(
     with loading():
         from envmanager.training.policies.saved import SavedTraining, with_n_envs
     output = output_for(Console(highlight=False), plain=plain or as_json)
-    with Notices(output, verbose=verbose), StopSignals(), output.drawing():
-        leave_cores()
-        trainings = [SavedTraining.open(run, checkpoint) for run in runs]
-        if seeds is not None and any(training.plan.parameters for training in trainings):
-            output.show_notice("note", "with --seeds, episodes begin without the training's environment parameters.")
-        options_of = []
-        for training in trainings:
-            options = training.manager_options(env=env, kind=manager)
-            options = attrs.evolve(with_n_envs(options, min(n_envs or options.n_envs, n_episodes)), seed=None)
-            if restarts is not None:
-                options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
-            options_of.append(options)
-        arguments = given if given is None else {"tasks": seeded(given, seed)}
-        evaluations = _play(trainings, options_of, arguments, n_episodes, seed, output, prints=not as_json)
-    table, told = [], []
-    for run, training, options, evaluation in zip(runs, trainings, options_of, evaluations, strict=True):
-        table.append(({"run": str(run), "checkpoint": training.path.name}, evaluation))
-        facts = {
-            "run": str(run),
-            "env": options.env_name,
-            "checkpoint": str(training.path),
-            "n_steps": training.n_steps,
-        }
-        told.append(facts | {"seed": seed, "n_envs": options.n_envs, **_figures(evaluation)})
-    data = json_safe(told[0] if len(told) == 1 else {"runs": told})
-    if as_json:
-        print(json.dumps(data, indent=1, allow_nan=False))
-    if out is not None and out.suffix.lower() == ".csv":
-        write_csv(out, table)
-    elif out is not None:
-        write_json(out, data)
+    trainings: list[SavedTraining] = []
+    options_of: list[ManagerOptions] = []
+    evaluations: dict[int, Evaluation] = {}
+    try:
+        with Notices(output, verbose=verbose), StopSignals(), output.drawing():
+            leave_cores()
+            trainings += [SavedTraining.open(run, checkpoint) for run in runs]
+            if seeds is not None and any(training.plan.parameters for training in trainings):
+                output.show_notice(
+                    "note", "with --seeds, episodes begin without the training's environment parameters."
+                )
+            for training in trainings:
+                options = training.manager_options(env=env, kind=manager)
+                options = attrs.evolve(with_n_envs(options, min(n_envs or options.n_envs, n_episodes)), seed=None)
+                if given is not None and options.kind == "godot":
+                    raise _without_tasks(options)
+                if restarts is not None:
+                    options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
+                options_of.append(options)
+            tasks_given = None if given is None else seeded(given, seed)
+            _play(trainings, options_of, tasks_given, n_episodes, seed, output, evaluations, prints=not as_json)
+    finally:
+        if evaluations:  # of all runs
+            table, told = [], []
+            for number, (run, training) in enumerate(zip(runs, trainings, strict=True)):
+                evaluation, options = evaluations[number], options_of[number]
+                table.append(({"run": str(run), "checkpoint": training.path.name}, evaluation))
+                facts = {
+                    "run": str(run),
+                    "env": options.env_name,
+                    "checkpoint": str(training.path),
+                    "n_steps": training.n_steps,
+                }
+                told.append(facts | {"seed": seed, "n_envs": options.n_envs, **_figures(evaluation)})
+            data = json_safe(told[0] if len(told) == 1 else {"runs": told})
+            if as_json:
+                print(json.dumps(data, indent=1, allow_nan=False))
+            if out is not None and out.suffix.lower() == ".csv":
+                write_csv(out, table)
+            elif out is not None:
+                write_json(out, data)
 
 
 def _play(
     trainings: Sequence[SavedTraining],
     options_of: Sequence[ManagerOptions],
-    arguments: Mapping[str, Any] | None,
+    tasks: Sequence[Task] | None,
     n_episodes: int,
     seed: int,
     output: PlainOutput,
+    evaluations: dict[int, Evaluation],
     *,
     prints: bool,
-) -> list[Evaluation]:
-    """Evaluate trainings and return their evaluations. Those with equal ``options_of`` share a manager.
+) -> None:
+    """Evaluate trainings and store their ``evaluations`` by number. Those with equal ``options_of`` share a manager.
 
-    ``arguments``: those of ``evaluate`` with the given tasks; None: play ``n_episodes``. ``prints``: whether to print.
+    ``tasks``: the given tasks; None: play ``n_episodes``. ``prints``: whether to print. If an error or a signal ends
+    this after an episode has begun, each training has an evaluation too, which says what was not played.
     """
     progress = EpisodeProgress(output, n_episodes * len(trainings))
     width = max(len(str(training.path)) for training in trainings)
-    evaluations: dict[int, Evaluation] = {}
-    for first, options in enumerate(options_of):
-        alike = [number for number, own in enumerate(options_of) if own == options]
-        if alike[0] != first:
-            continue
-        what = f"checkpoint {trainings[first].path}" if len(alike) == 1 else f"{len(alike)} checkpoints"
-        start = f"{options.env_name}: {what}, {count(options.n_envs, 'environment')}, manager {options.kind}"
-        output.line(start) if prints else print_text(start, sys.stderr)
-        with make_manager(options) as made:
-            if arguments is not None and not made.begins_on_demand:
-                raise UsageError(
-                    f"episodes of {options.env_name} cannot begin on demand, so there can be no tasks: pass --episodes "
-                    "in place of --seeds or --tasks."
-                )
-            policies_of = [trainings[number].policies_for(made.behavior_specs) for number in alike]
-            for number, policies in zip(alike, policies_of, strict=True):
-                curriculum = trainings[number].curriculum(seed=seed) if arguments is None else None
-                played = arguments or episodes_for(made, n_episodes, seed, curriculum)
-                evaluation = evaluate_until(progress.show, made, policies, **played)
-                assert evaluation is not None
-                evaluations[number] = evaluation
-                progress.n_before += n_episodes
-                path = f"{trainings[number].path!s:<{width}}" if len(trainings) > 1 else ""
-                for line in _lines(evaluation, path) if prints else ():
-                    output.line(line, indent=NAMES)
-    return [evaluations[number] for number in range(len(trainings))]
+
+    def store(number: int, evaluation: Evaluation) -> None:
+        evaluations[number] = evaluation
+        path = f"{trainings[number].path!s:<{width}}" if len(trainings) > 1 else ""
+        for line in _lines(evaluation, path) if prints else ():
+            output.line(line, indent=NAMES)
+
+    def curriculum(number: int) -> Curriculum | None:
+        return None if tasks is not None else trainings[number].curriculum(seed=seed)
+
+    try:
+        for first, options in enumerate(options_of):
+            alike = [number for number, own in enumerate(options_of) if own == options]
+            if alike[0] != first:
+                continue
+            what = f"checkpoint {trainings[first].path}" if len(alike) == 1 else f"{len(alike)} checkpoints"
+            start = f"{options.env_name}: {what}, {count(options.n_envs, 'environment')}, manager {options.kind}"
+            output.line(start) if prints else print_text(start, sys.stderr)
+            with make_manager(options) as made:
+                if tasks is not None and not made.begins_on_demand:
+                    raise _without_tasks(options)
+                policies_of = [trainings[number].policies_for(made.behavior_specs) for number in alike]
+                for number, policies in zip(alike, policies_of, strict=True):
+                    played: Mapping[str, Any] = {"tasks": tasks}
+                    if tasks is None:
+                        played = episodes_for(made, n_episodes, seed, curriculum(number))
+                    evaluation = evaluate_until(progress.show, made, policies, **played, on_cut=partial(store, number))
+                    assert evaluation is not None
+                    store(number, evaluation)
+                    progress.n_before += n_episodes
+    except BaseException as error:
+        for number, training in enumerate(trainings) if evaluations else ():
+            if number not in evaluations:
+                own = tasks if tasks is not None else tasks_for(n_episodes, seed, curriculum(number))
+                store(number, Evaluation.of_tasks(own, training.behaviors, None, error))
+        raise
+
+
+def _without_tasks(options: ManagerOptions) -> UsageError:
+    return UsageError(
+        f"episodes of {options.env_name} cannot begin on demand, so there can be no tasks: pass --episodes in place of "
+        "--seeds or --tasks."
+    )
 
 
 def _lines(evaluation: Evaluation, path: str) -> Iterator[str]:
@@ -227,7 +261,7 @@ def _figures(evaluation: Evaluation) -> dict[str, Any]:
         for behavior, returns in evaluation.returns_of.items()
         if returns
     }
-    facts = {"lost": evaluation.lost, "complete": evaluation.is_complete}
+    facts = {"lost": evaluation.lost, "unplayed": evaluation.unplayed, "complete": evaluation.is_complete}
     return {**facts, "behaviors": behaviors, "results": list(evaluation.rows())}
 
 

@@ -82,9 +82,7 @@ class TunePlan:
     kind: str = SUBPROCESS
 
     def __attrs_post_init__(self) -> None:
-        check_out(self.out)
-        if self.out is not None and self.out.suffix.lower() != ".toml":
-            raise ConfigError(f"--out {self.out}: the config is written as TOML; let its name end in .toml.")
+        check_out(self.out, ".toml")
         if self.kind not in (SUBPROCESS, RAY):
             raise ConfigError(f"--manager {self.kind}: what can be tuned is {SUBPROCESS} or {RAY}.")
         if self.kind == RAY and self.start_method is not None:

@@ -47,6 +47,6 @@ def reseeded(seed: int | Sequence[int | None] | None, generation: int) -> int | 
     None and an int are returned unchanged. From an int, ``derive_seeds`` derives different seeds in each generation
     anyway. In a sequence, each seed is replaced by one derived from it and ``generation``, but None remains None.
     """
-    if seed is None or isinstance(seed, int):
-        return seed
+    if seed is None or isinstance(seed, int) or generation == 0:
+        return seed  # type: ignore[return-value]
     return [None if own is None else derive_seed(own, env_id, generation) for env_id, own in enumerate(seed)]

@@ -70,16 +70,14 @@ def phase_of(name: CommandName) -> str:
 
 @attrs.define(init=False)
 class EnvironmentCommand:
-    """A command that a manager sends to a worker. ``begins``: pickled list of the Begins that travel with a step."""
+    """A command that a manager sends to a worker. It has a name and a payload."""
 
     name: CommandName
     payload: Any
-    begins: bytes
 
-    def __init__(self, name: str, payload: Any = None, begins: bytes = b"") -> None:
+    def __init__(self, name: str, payload: Any = None) -> None:
         self.name = name if name.__class__ is CommandName else CommandName(name)
         self.payload = payload
-        self.begins = begins
 
 
 @attrs.define(init=False)

@@ -166,7 +166,7 @@ class EngineLink(Link):
             body = configure_body(plan.options, arenas=len(plan.env_ids), seed=plan.seed, may_spin=plan.may_spin)
         elif command is _RESET:
             config, kind = ResetConfig.of(payload), Kind.RESET
-            seeds = derive_seeds(config.seed, self.env_ids, self.generation)
+            seeds = derive_seeds(config.seed, self.env_ids, config.generation)
             body = reset_body(seeds, {**self._plan.options.engine.parameters, **(config.options or {})})
         elif command is CommandName.CLOSE:
             kind, body = Kind.CLOSE, b""

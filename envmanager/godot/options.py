@@ -97,3 +97,10 @@ class GodotOptions(KindOptions):
     """The options of GodotEnvManager: ``engine``, and the options that all kinds of managers have in common."""
 
     engine: EngineOptions = attrs.field(default=None, converter=_engine)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        if self.episodes == "on_demand":
+            raise UsageError(
+                f"episodes={self.episodes!r}: Godot games begin their next episode by themselves. Leave it out."
+            )

@@ -113,7 +113,6 @@ class GroupFactory:
                     except (Exception, SystemExit):
                         traceback.print_exc()  # only the first error is raised
             raise
-        group.generation = self.contexts[0].generation
         return group
 
     def build(self, made: list[Any], env_ids: list[int]) -> EnvGroup:
@@ -138,7 +137,7 @@ def _reset(group: EnvGroup, config: Any) -> Any:
     if config.__class__ is list:  # of Begin: from now on, episodes begin on demand
         return group.reset_on_demand(config)
     wanted = ResetConfig.of(config)
-    seeds = derive_seeds(wanted.seed, group.env_ids, group.generation)
+    seeds = derive_seeds(wanted.seed, group.env_ids, wanted.generation)
     return group.reset(seeds=seeds, options=wanted.options)
 
 

@@ -87,13 +87,15 @@ class Commands:
         recovery.last_config = attrs.evolve(parsed, seed=seed, options=snapshot(parsed.options))
         asked = []
         for entry in table.entries:
-            entry.previous_step = None
+            entry.previous_step, entry.keeps_seed = None, parsed.seed is not None
             is_lost = self.host.is_gone(entry.worker_id) or not entry.has_attributes
             if entry.state is WorkerState.FAILED and is_lost:
                 recovery.revive(entry)
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
         recovery.begins_of = None if book is None else book.first_of_replacement
+        recovery.drains = book is not None and book.given is not None
+        recovery.tasks_of = None if book is None else book.under_way
         begins = None if book is None else book.first(asked, parsed.seed)
         for entry in asked:
             recovery.take_back(entry)
@@ -107,7 +109,7 @@ class Commands:
                     book.lose(entry, error)
         replacements, failure = self._collector.drain()
         for entry in table.entries:
-            entry.ignores_action = False
+            entry.ignores_action = entry.keeps_seed = False
         table.note_all()
         if failure is not None:
             raise failure

@@ -340,7 +340,7 @@ class Pool:
         for row, env_id in enumerate(batch.env_ids.tolist()):
             if not batch.lost[row]:
                 self._deliver(env_id, batch, row)
-        cuts = list(self._book.cuts)
+        cuts, self._book.delivered_cuts = self._book.delivered_cuts, []
         for entry, cause in cuts:
             self._lose(entry, cause)
             for env_id in entry.env_ids:

@@ -130,6 +130,12 @@ class Supervisor:
         longest = min(policy.backoff_s * 2.0 ** min(number - 2, 60), LONGEST_BACKOFF_S)
         return Replace(longest * self._jitter.uniform(0.5, 1.0), number)
 
+    def excuse(self, errors: Sequence[Exception]) -> None:
+        """Do not count the restarts after ``errors``."""
+        for worker_id in {error.worker_id for error in errors if isinstance(error, WorkerError)}:
+            recent = self._recent[worker_id]
+            self._recent[worker_id] = deque(each for each in recent if each[1] not in errors)
+
     def forgive(self, worker_id: int) -> None:
         """Restore the full restart budget of a worker."""
         self._recent[worker_id].clear()
@@ -145,8 +151,12 @@ class Recovery:
         """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
-        self.begins_of: Callable[[Entry], list[Begin]] | None = None
-        """Function that returns what a replacement begins, if episodes begin on demand."""
+        self.begins_of: Callable[[Entry, int], list[Begin]] | None = None
+        """Function that returns what a replacement, with seeds of a generation, begins if episodes begin on demand."""
+        self.tasks_of: Callable[[int], tuple[int, ...]] | None = None
+        """Function that returns the indices of the tasks under way in a worker, if episodes begin on demand."""
+        self.drains = False
+        """Whether a worker is recycled only when all its environments rest, because episodes begin with tasks."""
         self.recycles = policy.recycle_after_steps is not None
         self._table = table
         self._policy = policy
@@ -188,7 +198,8 @@ class Recovery:
         counts = not isinstance(verdict, Replace) or verdict.number > 0
         if counts:
             kind = _FAILURES.get(type(error), events.Raised)
-            self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error))
+            tasks = () if self.tasks_of is None else self.tasks_of(entry.worker_id)
+            self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error, tasks=tasks))
         if verdict is None:
             return
         if entry.state is WorkerState.IDLE:
@@ -225,6 +236,14 @@ class Recovery:
                 )
             )
 
+    def excuse(self, entry: Entry, errors: Sequence[Exception]) -> None:
+        """Do not count the restarts after ``errors``, for which a task that was lost in a worker accounts.
+
+        If more tasks in a row were given up there than it may restart, they count: it is the worker that fails.
+        """
+        if entry.n_lost_tasks <= self._policy.max_restarts:
+            self._supervisor.excuse(errors)
+
     def fail_quietly(self, failures: Sequence[tuple[Entry, Exception]]) -> None:
         """Record failures without queueing errors, because the caller raises one of them. Start due replacements."""
         for entry, error in failures:
@@ -260,13 +279,15 @@ class Recovery:
         """Launch a replacement and reset it with the last options and, if seeded, new seeds. Record a failed start."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
-        entry.generation, entry.steps_of_generation = replacement.generation, 0
+        entry.generation, entry.steps_of_generation, entry.is_old = replacement.generation, 0, False
         entry.has_attributes = not entry.attributes
+        of_seeds, entry.keeps_seed = 0 if entry.keeps_seed else entry.generation, False
         config: Any
         if self.begins_of is not None:
-            config = self.begins_of(entry)
+            config = self.begins_of(entry, of_seeds)
         else:
-            config = attrs.evolve(self.last_config, seed=reseeded(self.last_config.seed, entry.generation))
+            seed = reseeded(self.last_config.seed, of_seeds)
+            config = attrs.evolve(self.last_config, seed=seed, generation=of_seeds)
         try:
             host.workers[worker_id] = host.launch(worker_id, entry.generation)
             response = host.begin_again(worker_id, config)
@@ -302,22 +323,28 @@ class Recovery:
         return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, replacement.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """Count a step. If ``recycle_after_steps`` is reached and ``response`` ends an episode, plan a replacement."""
+        """Count a step. If ``recycle_after_steps`` is reached and ``response`` ends an episode, plan a replacement.
+
+        A worker that plays tasks gets no more of them, and is replaced when all its environments rest.
+        """
         entry.steps_of_generation += 1
         limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
         if limit is None or n_steps < limit:
             return
+        entry.is_old = self.drains
         ended: set[int] = set()
         acting: set[int] = set()
         for steps in response.payload.values():
             acts = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
-            if (steps.ended & acts).any():
+            if (steps.ended & acts).any() and not self.drains:
                 break  # an episode ended, and its agent acts again, in a new episode
             ended.update(steps.env_id[steps.ended].tolist())
             acting.update(steps.env_id[acts].tolist())
         else:
             if self.begins_of is None or ended <= acting:
                 return  # no environment rests after an episode
+            if self.drains and (acting or entry.n_acting > len(ended)):
+                return  # others play
         generation, worker_id = entry.generation + 1, entry.worker_id
         cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
         self._schedule(entry, cause, time.monotonic())

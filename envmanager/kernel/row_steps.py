@@ -20,7 +20,7 @@ from envmanager.data.env_rows import EnvIndex, EnvsOfWorker
 from envmanager.data.specs import BehaviorSpec, zeros
 from envmanager.data.steps import AgentSteps, Batch, CommandName, EnvironmentResponse, ends_and_infos
 from envmanager.data.trees import Tree, take_rows
-from envmanager.errors import BadAction, UsageError
+from envmanager.errors import BadAction, EnvManagerError, UsageError
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
@@ -124,7 +124,7 @@ class BatchStepper:
         entries, book, sent = table.entries, self.book, []
         if book is not None:
             book.draw()
-            if not book.all_act:
+            if book.n_acting < self._env_rows.n_envs:
                 groups = self._acting(groups, book)
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]
@@ -213,32 +213,30 @@ class BatchStepper:
             self._find_behavior(is_begun=True)
         lost_env_ids: tuple[int, ...] = ()
         book = self.book
-        if book is not None:
-            book.cuts.clear()
+        cuts: list[tuple[Entry, EnvManagerError]] = []
         parts: list[AgentSteps] = []
         for entry in entries:
-            payload = entry.outbox[0].payload
+            response = entry.outbox[0]
+            payload = response.payload
             cut = None
             if entry.replacement is not None:
                 cut = self._recovery.cut(entry, None if book is None else book.acts)
             if cut is not None:
                 lost_env_ids += entry.env_ids
                 payload = cut[0]
-                if book is not None:
-                    book.cuts.append((entry, cut[1].cause))
+                cuts.append((entry, cut[1].cause))
             steps = payload.get(self.behavior)
             if book is not None:
                 if steps is None:
                     steps = self._no_steps()
-                is_step = entry.outbox[0].name is _STEP
-                expected = book.n_begun[entry.worker_id] + (entry.n_envs_in_flight if is_step else 0)
-                if cut is None and len(steps) != expected:
+                expected = book.n_begun[entry.worker_id] + (entry.n_envs_in_flight if response.name is _STEP else 0)
+                if len(steps.agent_id) != expected and cut is None:
                     self._check_rows(entry, steps, expected)
             elif entry.batch_size:
                 entry.n_envs_in_flight = len(steps)
                 entry.rows_in_flight.difference_update((steps.env_id - entry.env_ids[0]).tolist())
             elif steps is None or steps.agent_id is not entry.usual_ids or steps.acting is not None:
-                is_step = entry.outbox[0].name is _STEP
+                is_step = response.name is _STEP
                 self._check_rows(entry, steps, entry.n_envs_in_flight if is_step else len(entry.env_ids))
             parts.append(steps)
         if len(parts) == 1:
@@ -249,6 +247,8 @@ class BatchStepper:
             batch = self._joined(parts, entries)
         if lost_env_ids:
             batch.lost[:] = np.isin(batch.env_ids, lost_env_ids)
+            if book is not None:
+                book.cuts = cuts
         only_this = (batch,)
         partly = {}
         if len(batch.env_ids) < n_envs:

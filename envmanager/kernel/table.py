@@ -97,8 +97,14 @@ class Entry:
     ignores_action: bool = False
     """Whether to discard the next action, because the worker failed or was recycled after its last observation."""
     generation: int = 0
+    keeps_seed: bool = False
+    """Whether the next generation gets the seed of the last reset unchanged, because a reset found the worker dead."""
     steps_of_generation: int = 0
+    is_old: bool = False
+    """Whether the generation has taken ``recycle_after_steps``, and is to be replaced when its environments rest."""
     restarts: int = 0
+    n_lost_tasks: int = 0
+    """Number of tasks that were given up in the worker since one has ended there, or since the last reset."""
     previous_step: StepInfo | None = None
     """Last StepInfo delivered. With ``send`` and ``recv``, the StepInfo that the reset returned."""
     actions: Actions | None = None
@@ -375,7 +381,7 @@ class WorkerTable:
         """Set ``steps_since_reset`` of every worker to 0."""
         self.resting = set()
         for entry in self.entries:
-            entry.steps_since_reset = 0
+            entry.steps_since_reset = entry.n_lost_tasks = 0
         self._n_slowest = 0
 
     def clear(self) -> None:

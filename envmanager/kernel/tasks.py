@@ -16,6 +16,8 @@ also drawn for each environment that plays, and the worker begins it right after
 from __future__ import annotations
 
 import bisect
+import contextlib
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -45,8 +47,8 @@ class _Drawn:
     task: Task
     attempts: int = 0
     """Number of times that it was begun."""
-    losses: int = 0
-    """Number of attempts whose loss is charged to it."""
+    charges: list[Exception] = attrs.field(factory=list)
+    """Errors of the attempts whose loss is charged to it."""
 
 
 @attrs.define(eq=False)
@@ -67,6 +69,8 @@ class _Seat:
     """Whether ``coming`` begins at once though the environment plays."""
     is_new: bool = False
     """Whether no episode has begun in it since its worker was replaced."""
+    ended: list[Episode] = attrs.field(factory=list)
+    """Episodes of agents that ended in the episode that it plays."""
 
 
 class TaskBook:
@@ -80,6 +84,7 @@ class TaskBook:
         episodes: Episodes,
         check: Callable[[Any], None],
         has_undelivered: Callable[[], Any],
+        excuse: Callable[[Entry, Sequence[Exception]], Any],
         *,
         seed: Any,
         options: Mapping[str, Any] | None,
@@ -88,7 +93,8 @@ class TaskBook:
         is_pooled: bool = False,
     ) -> None:
         """Draw no task yet. ``tasks`` is None if only ``add`` gives tasks. ``check`` raises if options cannot be sent.
-        ``has_undelivered`` says whether rows that this book has noted are yet to be returned to the trainer.
+        ``has_undelivered`` says whether rows that this book has noted are yet to be returned to the trainer. ``excuse``
+        is called with a worker and the failures for which the task that was lost there accounts.
 
         ``seed`` and ``options`` are those of the reset. ``attempts``, ``prefetch``: see ``EnvManager.reset``.
         """
@@ -100,10 +106,12 @@ class TaskBook:
         waits for an action to another environment of its worker."""
         self._source: Any
         self._source, self._is_finite = (None, False) if tasks is None else source_of(tasks)
-        self._is_listed = self._source is not tasks
-        """Whether tasks come from an iterable, which an interrupt must not end."""
-        self._given: list[Any] = []
-        """What the source has given, if an interrupt came before it was used."""
+        self._around_source: Any = allow_interrupts if self._source is tasks else contextlib.nullcontext
+        """Context in which the source gives a task. It may wait for long; an interrupt would end a generator."""
+        self._given: deque[Any] = deque()
+        """What the source has given and is not used, because an interrupt or an error came first."""
+        self._is_told = hasattr(self._source, "ended") or hasattr(self._source, "lost")
+        """Whether the source has methods to be told of results."""
         self._is_exhausted = tasks is None
         self._is_paused = False
         """Whether the source gave no task when it was last asked, and no row was delivered since."""
@@ -111,7 +119,7 @@ class TaskBook:
         self._attempts = attempts
         self._seed, self._options = seed, options
         self._table, self._events, self._episodes, self._check = table, events, episodes, check
-        self._has_undelivered = has_undelivered
+        self._has_undelivered, self._excuse = has_undelivered, excuse
         episodes.of_tasks = self._episode_ended
         self._n_drawn = 0
         self._is_resetting = True
@@ -128,8 +136,10 @@ class TaskBook:
         """Worker in which nothing begins until all its environments rest, because a task is to begin alone there."""
         self.cuts: list[tuple[Entry, EnvManagerError]] = []
         """Workers whose replacement the batch tells of that is delivered next, and the causes."""
-        self.has_unsent: set[int] = set()
-        """Workers that do not know all that their environments are to begin, by worker_id."""
+        self.delivered_cuts: list[tuple[Entry, EnvManagerError]] = []
+        """The cuts of the last batch that had any, until a pool takes them."""
+        self.has_unsent: dict[int, list[_Seat]] = {}
+        """By worker_id, the environments that have got a task since their worker was last told what to begin."""
         self._n_charged = 0
         """Number of losses charged to any task."""
         self._n_active = 0
@@ -140,24 +150,23 @@ class TaskBook:
         """Whether each environment takes an action, or has taken one and the result was not delivered: bool[n_envs]."""
         self.n_begun = [0] * n_workers
         """Sums of ``_begun`` by worker_id."""
-        self._n_acting = self._n_begun = 0
+        self.n_acting = self._n_begun = 0
         """Sums of ``acts`` and ``_begun``."""
         self._index = np.full(n_envs, -1, np.int64)
         """Index of the task that each environment plays."""
         self._tasks_of: list[Mapping[int, int] | None] = [None] * n_workers
         """The same by worker_id and env_id, or None after a change. StepInfos hold these mappings."""
-        self._ended_episodes: dict[int, list[Episode]] = {}
-        """Episodes of agents, by env_id, that ended in the episode that the environment plays."""
         self._results: deque[TaskResult] = deque(maxlen=None if self._is_finite else _KEPT)
-        self._untold: deque[TaskResult] = deque()
+        self.untold: deque[TaskResult] = deque()
+        """Results that the source is yet to be told."""
 
     # What the user asks.
 
     @property
     def done(self) -> bool:
         """Whether there are no more tasks, each has ended or was given up, and the trainer and the source know it."""
-        has_tasks = not self._is_exhausted or self._queue or self._n_active
-        return not (has_tasks or self._untold or self._has_undelivered())
+        has_tasks = not self._is_exhausted or self._given or self._queue or self._n_active
+        return not (has_tasks or self.untold or self._has_undelivered())
 
     @property
     def results(self) -> list[TaskResult]:
@@ -192,41 +201,38 @@ class TaskBook:
             not self._n_active and (self.done or any(entry.error is None for entry in self._table.entries))
         )
 
-    @property
-    def all_act(self) -> bool:
-        """Whether each environment takes an action."""
-        return self._n_acting == len(self._seats)
-
     def draw(self) -> None:
         """Assign tasks to environments that may get one and whose worker is idle. Raises the errors of the source."""
-        if self._untold:
+        if not (self._free or self.untold or self._table.unusual):
+            return
+        if self.untold:
             self.tell()
         if self._table.unusual:
             for entry in [each for each in self._table.unusual if not each.outbox]:
                 if entry.error is not None:
                     self.lose(entry, entry.error)
-        if not self._queue and (self._is_exhausted or not self._free or (self._is_paused and self._n_active)):
+        gives_none = (self._is_exhausted and not self._given) or (self._is_paused and self._n_active)
+        if not self._free or (gives_none and not self._queue):
             return
         self._is_paused = False
-        for env_id in list(self._free):
-            seat = self._seats[env_id]
-            if seat.entry.state is WorkerState.IDLE and seat.entry.is_nominal:
-                self._assign(seat)
+        seats = [seat for seat in (self._seats[env_id] for env_id in self._free) if not seat.entry.is_old]
+        self._assign_all(
+            [seat for seat in seats if seat.entry.state is WorkerState.IDLE and seat.entry not in self._table.unusual]
+        )
 
     def draw_first(self) -> None:
         """Assign the first tasks to all environments, before a reset. Raises the errors of the source."""
-        for seat in self._seats:
-            if self._source is not None and not seat.entry.is_dropped:
-                self._assign(seat)
+        if self._source is not None:
+            self._assign_all([seat for seat in self._seats if not seat.entry.is_dropped])
 
-    def first(self, entries: Iterable[Entry], seed: Any) -> dict[int, list[Begin]]:
+    def first(self, entries: Iterable[Entry], seed: Any, generation: int = 0) -> dict[int, list[Begin]]:
         """Return what workers begin in a reset, by worker_id: tasks or, without a source, an episode from ``seed``."""
         if self._source is not None or self.is_pooled:
             return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
         begins = {}
         for entry in entries:
             seats = self._of_worker[entry.worker_id]
-            seeds = derive_seeds(seed, entry.env_ids, entry.generation)
+            seeds = derive_seeds(seed, entry.env_ids, generation)
             begins[entry.worker_id] = [
                 Begin(seat.row, True, seed, self._options) for seat, seed in zip(seats, seeds, strict=True)
             ]
@@ -235,11 +241,14 @@ class TaskBook:
                 self._set_begun(seat, True)
         return begins
 
-    def first_of_replacement(self, entry: Entry) -> list[Begin]:
-        """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker."""
+    def first_of_replacement(self, entry: Entry, generation: int) -> list[Begin]:
+        """Return what a replacement begins at once: nothing, unless a reset without a source replaces the worker.
+
+        ``generation``: that from which its seeds are derived.
+        """
         if self._source is not None or not self._is_resetting or self.is_pooled:
             return []
-        return self.first([entry], reseeded(self._seed, entry.generation))[entry.worker_id]
+        return self.first([entry], reseeded(self._seed, generation), generation)[entry.worker_id]
 
     def again(self, *, seed: Any, options: Mapping[str, Any] | None, attempts: int, prefetch: bool | None) -> TaskBook:
         """Take back all tasks that have not ended, for another try of a reset that has failed. Return the book."""
@@ -285,8 +294,10 @@ class TaskBook:
         seat.coming, seat.cuts = None, False
         self._n_active -= not seat.plays
         self._set_acts(seat, seat.plays)
-        if not any(other.coming is not None and not other.is_sent for other in self._of_worker[seat.entry.worker_id]):
-            self.has_unsent.discard(seat.entry.worker_id)
+        worker_id = seat.entry.worker_id
+        self.has_unsent[worker_id] = [other for other in self.has_unsent[worker_id] if other is not seat]
+        if not self.has_unsent[worker_id]:
+            del self.has_unsent[worker_id]
         return True
 
     def send_begins(self, worker_id: int, worker: EnvWorker) -> None:
@@ -295,14 +306,14 @@ class TaskBook:
             worker.send(CommandName.BEGIN, self._begins_of(worker_id))
 
     def _begins_of(self, worker_id: int) -> list[Begin]:
-        self.has_unsent.discard(worker_id)
         begins = []
-        for seat in self._of_worker[worker_id]:
-            if seat.coming is not None and not seat.is_sent:
+        for seat in self.has_unsent.pop(worker_id, ()):
+            drawn = seat.coming
+            if drawn is not None and not seat.is_sent:
                 seat.is_sent, at_once = True, not seat.plays or seat.cuts
-                begins.append(Begin(seat.row, at_once, *self._arguments(seat, seat.coming)))
+                begins.append(Begin(seat.row, at_once, *self._arguments(seat, drawn)))
                 if at_once:
-                    seat.coming.attempts += 1
+                    drawn.attempts += 1
                     self._set_begun(seat, True)
         return begins
 
@@ -323,17 +334,25 @@ class TaskBook:
         """Whether a worker has nothing to do: no environment that takes an action, and no episode to begin."""
         return not self._table.entries[worker_id].n_acting and worker_id not in self.has_unsent
 
-    def _assign(self, seat: _Seat) -> None:
-        """Draw the next task for an environment, if there is one that may begin there.
+    def _assign_all(self, seats: Sequence[_Seat]) -> None:
+        """Draw the next task for each environment, if there is one that may begin there."""
+        if self._n_charged or self._queue:
+            for seat in seats:
+                self._assign_with_care(seat)
+        else:
+            self._ask(seats)
+            for seat in seats:
+                drawn = self._next()
+                if drawn is None:
+                    return
+                self._come(seat, drawn)
+
+    def _assign_with_care(self, seat: _Seat) -> None:
+        """Draw the next task for an environment, after tasks were lost.
 
         A task that was lost twice begins alone in its worker: either it kills the worker, and would take others along,
         or another did. Until there is room for it, nothing else begins in one worker.
         """
-        if not (self._n_charged or self._queue):
-            drawn = self._next(seat.env_id)
-            if drawn is not None:
-                self._come(seat, drawn)
-            return
         others = [other for other in self._of_worker[seat.entry.worker_id] if other is not seat]
         if any(self._is_suspect(drawn) for other in others for drawn in (other.playing, other.coming)):
             return
@@ -348,35 +367,41 @@ class TaskBook:
         if drawn is not None:
             self._queue.remove(drawn)
         elif self._reserved != seat.entry.worker_id and (not self._queue or (suspects and not seat.plays)):
-            drawn = self._next(seat.env_id)
+            self._ask([seat])
+            drawn = self._next()
         if drawn is not None:
             self._come(seat, drawn)
 
     def _is_suspect(self, drawn: _Drawn | None) -> bool:
-        return drawn is not None and 0 < min(self._attempts - 1, 2) <= drawn.losses
+        return drawn is not None and 0 < min(self._attempts - 1, 2) <= len(drawn.charges)
 
-    def _next(self, env_id: int) -> _Drawn | None:
-        """Ask the source for the next task."""
+    def _ask(self, seats: Sequence[_Seat]) -> None:
+        """Ask the source for a task for each environment, unless it has given enough, none now, or the last."""
         if self._is_exhausted or self._is_paused:
+            return
+        given = self._given
+        with contextlib.suppress(StopIteration), self._around_source():
+            for seat in itertools.islice(seats, len(given), None):
+                given.append(self._source.next_task(seat.env_id))
+                if given[-1] is None:
+                    return
+            return
+        self._is_exhausted = True
+
+    def _next(self) -> _Drawn | None:
+        """Return the next of the tasks that the source has given, or None if there is none."""
+        if not self._given:
             return None
-        try:
-            if self._is_listed:
-                self._given.append(self._source.next_task(env_id))
-            elif not self._given:
-                with allow_interrupts():  # the user's code may wait for long
-                    self._given.append(self._source.next_task(env_id))
-        except StopIteration:
-            self._is_exhausted = True
-            return None
-        given = self._given.pop()
+        given = self._given.popleft()
         if given is None:
             self._is_paused = True
             return None
-        return self._numbered(Task.of(given))
+        return self._numbered(given if given.__class__ is Task else Task.of(given))
 
     def _numbered(self, task: Task) -> _Drawn:
         drawn = _Drawn(self._n_drawn, task)
-        self._check(task.options)
+        if task.options is not None:
+            self._check(task.options)
         self._n_drawn += 1
         return drawn
 
@@ -384,7 +409,7 @@ class TaskBook:
         seat.coming, seat.is_sent = drawn, False
         self._n_active += not seat.plays
         self._free.pop(seat.env_id, None)
-        self.has_unsent.add(seat.entry.worker_id)
+        self.has_unsent.setdefault(seat.entry.worker_id, []).append(seat)
 
     def _arguments(self, seat: _Seat, drawn: _Drawn) -> tuple[int | None, Mapping[str, Any] | None]:
         """Return the seed and options with which a task begins in an environment."""
@@ -436,13 +461,19 @@ class TaskBook:
         ended = self._episodes.add_batch(behavior, batch, first)
         if ended is not None:
             final = task[ended]
-            for place in np.flatnonzero(ended & ~batch.lost).tolist():
-                env_id = int(env_ids[place])
-                if self._end(self._seats[env_id], is_terminated=bool(batch.terminated[place])):
-                    task[place] = self._index[env_id]
+            if self.cuts:
+                ended = ended & ~batch.lost
+            terminated = batch.terminated
+            for place in np.flatnonzero(ended).tolist():
+                seat = self._seats[env_ids[place]]
+                if self._end(seat, terminated=bool(terminated[place])):
+                    assert seat.playing is not None
+                    task[place] = seat.playing.index
         batch.of_tasks = first, task, final
-        for entry, cause in self.cuts:
-            self.lose(entry, cause)
+        if self.cuts:
+            for entry, cause in self.cuts:
+                self.lose(entry, cause)
+            self.delivered_cuts, self.cuts = self.cuts, []
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
         """Set the tasks of StepInfos that are delivered, and advance the book."""
@@ -475,7 +506,7 @@ class TaskBook:
                 if env_id not in acting or is_laid:
                     if env_id in tasks:
                         final[env_id] = tasks[env_id]
-                    self._end(seat, is_terminated=env_id in terminated)
+                    self._end(seat, terminated=env_id in terminated)
             info.of_tasks = {**final, **self._tasks(worker_id)} if final else tasks, final
 
     def _begin(self, seat: _Seat) -> None:
@@ -490,20 +521,21 @@ class TaskBook:
         self._set_acts(seat, not seat.cuts)
         self._set_index(seat)
 
-    def _end(self, seat: _Seat, *, is_terminated: bool) -> bool:
+    def _end(self, seat: _Seat, *, terminated: bool) -> bool:
         """Take note of an episode's end. Return whether the worker has begun the next one."""
         if seat.playing is not None:
-            self._finish(seat, seat.playing, is_terminated=is_terminated)
-        self._ended_episodes.pop(seat.env_id, None)
-        seat.playing = None
-        goes_on = seat.coming is not None and seat.is_sent
+            self._finish(seat, seat.playing, terminated=terminated)
+            seat.entry.n_lost_tasks = 0
+        seat.ended.clear()
+        coming = seat.coming
+        goes_on = seat.is_sent
         if goes_on:
-            assert seat.coming is not None
-            seat.coming.attempts += 1
-            seat.playing, seat.coming, seat.is_sent = seat.coming, None, False
+            assert coming is not None
+            coming.attempts += 1
+            seat.playing, seat.coming, seat.is_sent = coming, None, False
         else:
-            seat.plays = seat.cuts = False
-            self._n_active -= seat.coming is None
+            seat.playing, seat.plays, seat.cuts = None, False, False
+            self._n_active -= coming is None
             self._set_acts(seat, False)
         self._may_draw(seat)
         self._set_index(seat)
@@ -530,17 +562,23 @@ class TaskBook:
             if seat.coming is None:
                 self._free[seat.env_id] = None
         if entry.error is not None:
-            self.has_unsent.discard(entry.worker_id)
+            self.has_unsent.pop(entry.worker_id, None)
             for env_id in entry.env_ids:
                 self._free.pop(env_id, None)
             if self._reserved == entry.worker_id:
                 self._reserved = None
 
+    def under_way(self, worker_id: int) -> tuple[int, ...]:
+        """Return the indices of the tasks that play in a worker, or whose episodes it has begun."""
+        seats = self._of_worker[worker_id]
+        begun = [seat.coming for seat in seats if seat.is_sent and self._begun[seat.env_id]]
+        return tuple(drawn.index for drawn in (*(seat.playing for seat in seats), *begun) if drawn is not None)
+
     def _vacate(self, seat: _Seat) -> tuple[_Drawn | None, _Drawn | None, bool]:
         """Let an environment rest. Return the tasks that were playing and coming, and whether the latter was begun."""
         playing, coming, was_begun = seat.playing, seat.coming, bool(self._begun[seat.env_id])
         self._n_active -= seat.plays or coming is not None or was_begun
-        self._ended_episodes.pop(seat.env_id, None)
+        seat.ended.clear()
         seat.plays, seat.playing, seat.coming, seat.is_sent, seat.cuts = False, None, None, False, False
         self._set_begun(seat, False)
         self._set_acts(seat, False)
@@ -548,55 +586,45 @@ class TaskBook:
         return playing, coming, was_begun
 
     def _take_back(self, seat: _Seat, drawn: _Drawn, error: Exception, *, charge: bool) -> None:
-        drawn.losses += charge
-        self._n_charged += charge
-        is_given_up = self._source is None or drawn.losses >= self._attempts
+        if charge:
+            drawn.charges.append(error)
+            self._n_charged += 1
+        losses = len(drawn.charges)
+        is_given_up = self._source is None or losses >= self._attempts
         facts = {"worker_id": seat.entry.worker_id, "generation": seat.entry.generation, "env_id": seat.env_id}
-        self._events.add(TaskLost(**facts, index=drawn.index, losses=drawn.losses, is_given_up=is_given_up))
+        if self._source is not None:
+            self._excuse(seat.entry, drawn.charges[0 if is_given_up else 1 :])
+        self._events.add(TaskLost(**facts, index=drawn.index, losses=losses, is_given_up=is_given_up))
         if is_given_up:
             self.n_lost += 1
+            seat.entry.n_lost_tasks += 1
             self._finish(seat, drawn, error=error)
         else:
             bisect.insort(self._queue, drawn, key=lambda each: each.index)
 
     def _finish(
-        self,
-        seat: _Seat,
-        drawn: _Drawn,
-        *,
-        is_terminated: bool = False,
-        error: Exception | None = None,
-        cut: bool = False,
+        self, seat: _Seat, drawn: _Drawn, *, terminated: bool = False, error: Exception | None = None, cut: bool = False
     ) -> None:
-        episodes = () if error is not None or cut else tuple(self._ended_episodes.pop(seat.env_id, ()))
-        result = TaskResult(
-            drawn.index,
-            drawn.task,
-            seat.env_id,
-            sum(each.total for each in episodes),
-            max((each.length for each in episodes), default=0),
-            is_terminated,
-            drawn.attempts,
-            error,
-            cut,
-            episodes,
-        )
+        episodes = () if error is not None or cut else tuple(seat.ended)
+        result = TaskResult(drawn.index, drawn.task, seat.env_id, terminated, drawn.attempts, error, cut, episodes)
         self._results.append(result)
-        self._untold.append(result)
+        if self._is_told:
+            self.untold.append(result)
 
     def tell(self) -> None:
         """Tell the source the results that it does not know. Raises the errors of its methods."""
-        while self._untold:
-            with allow_interrupts():
-                result = self._untold.popleft()
-                if result.error is None:
-                    getattr(self._source, "ended", _ignore)(result)
-                else:
-                    getattr(self._source, "lost", _ignore)(result.task, result.error)
+        with allow_interrupts():
+            while self.untold:
+                result = self.untold.popleft()
+                if result.error is None and hasattr(self._source, "ended"):
+                    self._source.ended(result)
+                elif result.error is not None and hasattr(self._source, "lost"):
+                    self._source.lost(result.task, result.error)
 
     def _episode_ended(self, episode: Episode) -> None:
-        episode.task = int(self._index[episode.env_id])
-        self._ended_episodes.setdefault(episode.env_id, []).append(episode)
+        seat = self._seats[episode.env_id]
+        episode.task = -1 if seat.playing is None else seat.playing.index
+        seat.ended.append(episode)
 
     # What changes together.
 
@@ -614,7 +642,7 @@ class TaskBook:
         more = acts - int(self.acts[seat.env_id])
         self.acts[seat.env_id] = acts
         seat.entry.n_acting += more
-        self._n_acting += more
+        self.n_acting += more
 
     def _set_index(self, seat: _Seat) -> None:
         self._index[seat.env_id] = -1 if seat.playing is None else seat.playing.index
@@ -629,7 +657,3 @@ class TaskBook:
             tasks = {seat.env_id: seat.playing.index for seat in seats if seat.playing is not None}
             self._tasks_of[worker_id] = tasks
         return tasks
-
-
-def _ignore(*_: Any) -> None:
-    """What a source does that has no method ``ended`` or ``lost``."""

@@ -68,9 +68,12 @@ class Failed(Event):
     """
 
     error: Exception
+    tasks: tuple[int, ...] = ()
+    """Indices of the tasks that were under way in the worker, if episodes begin with tasks."""
 
     def __str__(self) -> str:
-        return str(self.error)
+        tasks = f"\nTasks under way in the worker: {', '.join(map(str, self.tasks))}" if self.tasks else ""
+        return f"{self.error}{tasks}"
 
 
 @attrs.frozen(kw_only=True)

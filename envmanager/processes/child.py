@@ -118,7 +118,9 @@ class TrainerConnection:
             if len(header) < COMMAND.size:
                 header = self._read_exactly(COMMAND.size, header)
             ticket, code, slot, flags, n_begins, length = COMMAND.unpack(header)
-            data = self._read_exactly(length + n_begins) if length or n_begins else b""
+            data = self._read_exactly(length) if length else b""
+            if n_begins:
+                begins = self._read_exactly(n_begins)
             if ticket <= self._ticket:
                 continue  # an interrupted send was repeated
             self._ticket, self._slot = ticket, slot
@@ -126,7 +128,13 @@ class TrainerConnection:
                 self._attach(pickle.loads(data))
                 continue
             self._started_ns = time.perf_counter_ns()
-            return EnvironmentCommand(NAMES[code], self._payload(NAMES[code], flags, data[:length]), data[length:])
+            payload = self._payload(NAMES[code], flags, data)
+            if n_begins and self._group is not None and self._group.on_demand is not None:
+                try:
+                    self._group.on_demand.add(pickle.loads(begins))
+                except Exception as error:
+                    payload = error
+            return EnvironmentCommand(NAMES[code], payload)
 
     def _attach(self, layout: BlockLayout) -> None:
         """Map the shared memory, which now has its final size. If the mapping fails, all later commands fail."""
@@ -247,10 +255,13 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
             break
         if command.name is _CLOSE:
             break
-        if command.name is CommandName.BEGIN and group is not None and group.on_demand is not None:
+        if command.name in STEPPING:
+            respond = step_queue.put
+        elif command.name is CommandName.BEGIN and group is not None and group.on_demand is not None:
             group.on_demand.add(command.payload)
             continue
-        respond = step_queue.put if command.name in STEPPING else parent_conn.send
+        else:
+            respond = parent_conn.send
         if failure is not None or group is None:
             respond(failure)
         else:
@@ -267,8 +278,6 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
             payload = cloudpickle.loads(payload)
         elif isinstance(payload, Exception):
             raise payload
-        if command.begins:
-            group.on_demand.add(pickle.loads(command.begins))  # type: ignore[union-attr]  # set by the last reset
         result = COMMANDS[command.name](group, payload)
         respond(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager.data.seeding import derive_seed
+from envmanager.data.seeding import derive_seed, derive_seeds
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
 from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerDied, WorkerError, WorkerTimedOut
@@ -144,6 +144,18 @@ class RestartsAfterFaults(FaultyManagers):
             trainer.reset({"seed": 4})
             trainer.until_lost()
             assert trainer.manager.get_attr("seeds")[1] == [derive_seed(4, 1, 1)]
+
+    @pytest.mark.parametrize("seed", [7, [5, None, 6]], ids=["a number", "a list"])
+    def test_case_20_a_reset_with_a_seed_gives_the_same_seeds_whatever_was_replaced_before(self, seed: Any) -> None:
+        expected = derive_seeds(seed, [0, 1, 2])
+        with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
+            trainer.until_lost()
+            trainer.manager.reset(seed=seed)
+            assert [seeds[-1] for seeds in trainer.manager.get_attr("seeds")] == expected
+            if self.has_processes:
+                os.kill(trainer.pid_of(1), SIGKILL)
+                trainer.manager.reset(seed=seed)
+                assert [seeds[-1] for seeds in trainer.manager.get_attr("seeds")] == expected
 
     def test_case_20_attributes_that_were_set_hold_in_the_replacement(self) -> None:
         with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
@@ -311,16 +323,32 @@ class TasksUnderFaults(FaultyManagers):
 
     @pytest.mark.parametrize("prefetch", [False, True])
     @pytest.mark.parametrize("fault", [Die(0), BROKEN], ids=["exits", "raises"])
-    def test_a_task_that_always_fails_is_given_up_and_costs_no_other(self, fault: Any, prefetch: bool) -> None:
-        tasks = [{"task": number, **({"fault": fault} if number == 4 else {})} for number in range(15)]
-        policy = RestartPolicy(max_restarts=100, backoff_s=0, on_exception="restart")
+    def test_tasks_that_always_fail_are_given_up_and_cost_no_other_and_no_budget(
+        self, fault: Any, prefetch: bool
+    ) -> None:
+        fails = [4, 5, 11, 14, 17]
+        tasks = [{"task": number, **({"fault": fault} if number in fails else {})} for number in range(20)]
+        policy = RestartPolicy(max_restarts=3, within_s=600, backoff_s=0, on_exception="restart")
         with self.managing(EchoEnvironment, restarts=policy) as manager:
             results = self._play(manager, iter(tasks), prefetch)
-            assert [result.index for result in results if result.error is not None] == [4]
-            assert len(results) == 15
-            assert results[4].attempts == 3
+            assert [result.index for result in results if result.error is not None] == fails
+            assert len(results) == 20
+            assert min(results[number].attempts for number in fails) >= 3
             assert isinstance(results[4].error, WorkerError)
-            assert (manager.tasks.n_lost, manager.stats().restarts) == (1, 3)
+            assert (manager.tasks.n_lost, manager.stats().restarts) == (5, 15)
+            failures = [each.tasks for each in manager.events if isinstance(each, events.Failed)]
+            assert all(set(fails) & set(under_way) for under_way in failures)
+            assert len(failures) == 15
+
+    @pytest.mark.parametrize("n_sound", [0, 10])
+    @pytest.mark.parametrize("fault", [Die(0), BROKEN], ids=["exits", "raises"])
+    def test_case_21_a_crash_loop_ends_if_each_task_fails(self, fault: Any, n_sound: int) -> None:
+        tasks = [{"task": number, **({} if number < n_sound else {"fault": fault})} for number in range(1000)]
+        policy = RestartPolicy(max_restarts=3, within_s=600, backoff_s=0, on_exception="restart")
+        with self.managing(EchoEnvironment, restarts=policy) as manager:
+            with pytest.raises(RestartsExhausted):
+                self._play(manager, tasks, prefetch=False)
+            assert manager.tasks.n_lost <= (3 + 4) * manager.n_workers
 
     @pytest.mark.parametrize("prefetch", [False, True])
     def test_recycling_charges_no_task(self, prefetch: bool) -> None:

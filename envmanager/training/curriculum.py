@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -272,6 +273,8 @@ class Curriculum:
         self._entropy: Any = np.random.SeedSequence(seed).entropy
         self._progress, self._on_lesson = progress, on_lesson
         self._at = {name: LessonState() for name in self.parameters}
+        self._untold: deque[LessonBegan] = deque()
+        """Lessons that have begun, of which ``on_lesson`` does not know."""
         self._warned: set[str] = set()
         if progress is None and any(until.measure == PROGRESS for until in ends_of(self.parameters).values()):
             raise UsageError("a lesson's end by progress needs progress=, a function that returns the share of steps.")
@@ -299,23 +302,32 @@ class Curriculum:
         return {name: own.lessons[lesson].value.draw(rng) for (name, own), lesson in pairs}
 
     def ended(self, result: TaskResult) -> None:
-        """Count an episode in the lessons in which it was drawn, and begin the next lesson of those that it ends."""
-        for (name, own), lesson in zip(self.parameters.items(), result.task.id, strict=True):
-            at, until = self._at[name], own.lessons[lesson].until
-            measure = None if until is None or lesson != at.lesson else self._measure(until, result)
-            if until is None or measure is None:
-                continue
-            before = at.measures if at.of == until.what else ()  # a restored lesson may have measured something else
-            at.measures, at.of = [*before, measure][-until.episodes :], until.what
-            reached = measure if until.measure == PROGRESS else sum(at.measures) / len(at.measures)
-            if len(at.measures) == until.episodes and reached >= until.threshold:
-                self._at[name], following = LessonState(lesson=lesson + 1), own.lessons[lesson + 1].name
-                text = f"{name}: lesson {lesson + 2} of {len(own.lessons)}"
-                text += f"{'' if following is None else f' {following!r}'} begins after {until.measure} {reached:.4g}"
-                _logger.info("%s", text)
-                if self._on_lesson is not None:
-                    began = LessonBegan(parameter=name, lesson=lesson + 1, text=text, n_tasks=self.n_tasks)
-                    self._on_lesson(began)
+        """Count an episode in the lessons in which it was drawn, and begin the next lesson of those that it ends.
+
+        An error of ``on_lesson`` is raised when all is counted; the next call tells of the lessons that are left.
+        """
+        try:
+            for name, lesson in zip(self.parameters, result.task.id, strict=True):
+                self._count(name, lesson, result)
+        finally:
+            while self._untold and self._on_lesson is not None:
+                self._on_lesson(self._untold.popleft())
+
+    def _count(self, name: str, lesson: int, result: TaskResult) -> None:
+        lessons, at = self.parameters[name].lessons, self._at[name]
+        until = lessons[lesson].until
+        measure = None if until is None or lesson != at.lesson else self._measure(until, result)
+        if until is None or measure is None:
+            return
+        before = at.measures if at.of == until.what else ()  # a restored lesson may have measured something else
+        at.measures, at.of = [*before, measure][-until.episodes :], until.what
+        reached = measure if until.measure == PROGRESS else sum(at.measures) / len(at.measures)
+        if len(at.measures) == until.episodes and reached >= until.threshold:
+            self._at[name], following = LessonState(lesson=lesson + 1), lessons[lesson + 1].name
+            text = f"{name}: lesson {lesson + 2} of {len(lessons)}"
+            text += f"{'' if following is None else f' {following!r}'} begins after {until.measure} {reached:.4g}"
+            _logger.info("%s", text)
+            self._untold.append(LessonBegan(parameter=name, lesson=lesson + 1, text=text, n_tasks=self.n_tasks))
 
     def _measure(self, until: Until, result: TaskResult) -> float | None:
         """Return what an episode counts for, which is the mean over its agents, or None if it has none."""

@@ -23,7 +23,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,8 @@ import numpy as np
 from envmanager.data.seeding import derive_seed, task_seed
 from envmanager.data.steps import AGENT_BITS, StepInfo
 from envmanager.env_manager import EnvManager
-from envmanager.errors import ConfigError, UsageError
+from envmanager.errors import ConfigError, EnvManagerError, UsageError
+from envmanager.kernel.tasks import TaskBook
 from envmanager.observe import events
 from envmanager.observe.episodes import Episode, Episodes
 from envmanager.observe.files import write_atomically
@@ -73,12 +74,15 @@ class Evaluation:
     lost: int = 0
     """Number of tasks that were given up. Without tasks, number of episodes that failed workers have cut: others were
     played instead, but not those of dropped workers. Long episodes are lost more often than short ones."""
+    unplayed: int = 0
+    """Number of episodes that had not ended when an error or a Ctrl-C ended the evaluation."""
     episodes: Sequence[Episode] = ()
     """Evaluated episode of each agent."""
 
     def __repr__(self) -> str:
         mean = f"mean return {self.mean:.4g}" if self.returns else "no return"
-        return f"<Evaluation: {self.n_episodes:,} episodes, {mean}, {self.lost:,} lost>"
+        unplayed = f", {self.unplayed:,} not played" if self.unplayed else ""
+        return f"<Evaluation: {self.n_episodes:,} episodes, {mean}, {self.lost:,} lost{unplayed}>"
 
     @classmethod
     def of(cls, episodes: Sequence[Episode], behaviors: Iterable[str], **more: Any) -> Evaluation:
@@ -90,10 +94,36 @@ class Evaluation:
             lengths_of.setdefault(episode.behavior, []).append(episode.length)
         return cls(returns_of, lengths_of, episodes=episodes, **more)
 
+    @classmethod
+    def of_tasks(
+        cls, tasks: Sequence[Any], behaviors: Iterable[str], book: TaskBook | None, cut_by: BaseException | None = None
+    ) -> Evaluation:
+        """Return an Evaluation of ``tasks`` as far as ``book`` says that they were played; None: none has begun.
+
+        ``cut_by``: what ended the evaluation. It is the error of the tasks that were not played to their end.
+        """
+        results = {} if book is None else {result.index: result for result in book.results}
+        running = {} if book is None else book.running
+        n_played, n_lost = len(results), 0 if book is None else book.n_lost
+        why = "interrupted" if isinstance(cut_by, KeyboardInterrupt) else getattr(cut_by, "headline", cut_by)
+        for index in () if cut_by is None else range(len(tasks)):
+            if index not in results:
+                error = EnvManagerError(f"{'not finished' if index in running else 'not played'}: {why}")
+                task, env_id = Task.of(tasks[index]), running.get(index)
+                results[index] = TaskResult(index, task, -1 if env_id is None else env_id, False, 0, error)
+        return cls.of(
+            [episode for result in results.values() for episode in result.episodes],
+            behaviors,
+            n_episodes=n_played - n_lost,
+            results=[results[index] for index in sorted(results)],
+            lost=n_lost,
+            unplayed=len(results) - n_played,
+        )
+
     @property
     def is_complete(self) -> bool:
-        """Whether no episode was lost. Means of incomplete evaluations cannot be compared with others."""
-        return not self.lost
+        """Whether all episodes were played. Means of incomplete evaluations cannot be compared with others."""
+        return not (self.lost or self.unplayed)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield a row of COLUMNS for each agent of each task, or of each episode if there were no tasks.
@@ -205,30 +235,35 @@ def evaluate_until(
     episodes_per_env: int | Sequence[int] | None = None,
     tasks: Iterable[Any] | None = None,
     config: Mapping[str, Any] | None = None,
+    on_cut: Callable[[Evaluation], Any] | None = None,
 ) -> Evaluation | None:
     """Evaluate as ``evaluate`` does, but call ``is_over`` before each step and return None once it returns True.
 
     Its argument is a function that returns the number of episodes that have ended. Logs a warning about lost episodes.
+    If an error or a Ctrl-C ends the evaluation, ``on_cut`` is called with what was played, before the error is raised.
     """
-    if (tasks is None) == (episodes_per_env is None):
+    given = None if tasks is None else list(tasks)
+    course: _Shares | _Tasks
+    if given is None and episodes_per_env is not None:
+        course = _Shares(manager, episodes_per_env)
+    elif given is not None and episodes_per_env is None:
+        course = _Tasks(manager, given)
+    else:
         raise UsageError("evaluate() takes either tasks or episodes_per_env.")
-    shares = None if episodes_per_env is None else _Shares(manager, episodes_per_env)
-    count = shares.count if shares is not None else lambda: len(manager.tasks.results)
     for behavior, policy in policies.items():
         manager.set_policy(behavior, policy)
     with logged_as_evaluation():
-        infos = manager.reset(config, tasks=None if tasks is None else list(tasks))
-        while not (manager.tasks.done if shares is None else shares.are_played(infos)):
-            if is_over(count):
-                return None
-            infos = manager.step()
-        if shares is not None:
-            evaluation = shares.evaluation(policies)
-        else:
-            results, n_lost = manager.tasks.results, manager.tasks.n_lost
-            episodes = [episode for result in results for episode in result.episodes]
-            n_ended = len(results) - n_lost
-            evaluation = Evaluation.of(episodes, policies, n_episodes=n_ended, results=results, lost=n_lost)
+        try:
+            infos = manager.reset(config, tasks=given)
+            while not course.are_played(infos):
+                if is_over(course.count):
+                    return None
+                infos = manager.step()
+        except BaseException as error:
+            if on_cut is not None:
+                on_cut(course.evaluation(policies, error))
+            raise
+        evaluation = course.evaluation(policies)
         if evaluation.lost:
             _logger.warning("%s", _losses(evaluation))
     return evaluation
@@ -253,9 +288,13 @@ def episodes_for(
     of the last lessons of ``curriculum``.
     """
     if manager.begins_on_demand:
-        tasks = [Task()] * n_episodes if curriculum is None else curriculum.final_tasks(n_episodes)
-        return {"tasks": seeded(tasks, seed)}
+        return {"tasks": tasks_for(n_episodes, seed, curriculum)}
     return {"episodes_per_env": shares(n_episodes, manager.n_envs), "config": {"seed": seed}}
+
+
+def tasks_for(n_episodes: int, seed: int | None, curriculum: Curriculum | None = None) -> list[Task]:
+    """Return ``n_episodes`` tasks that ``seed`` determines, with the values of the last lessons of ``curriculum``."""
+    return seeded([Task()] * n_episodes if curriculum is None else curriculum.final_tasks(n_episodes), seed)
 
 
 def seeded(tasks: Sequence[Task], seed: int | None) -> list[Task]:
@@ -366,11 +405,13 @@ class _Shares:
         most = [max((len(seat.episodes) for seat in env.seats.values()), default=0) for env in self._envs]
         return sum(min(env.wanted, n) for env, n in zip(self._envs, most, strict=True))
 
-    def evaluation(self, behaviors: Iterable[str]) -> Evaluation:
+    def evaluation(self, behaviors: Iterable[str], cut_by: BaseException | None = None) -> Evaluation:
+        """Return what was played. ``cut_by``: what ended the evaluation before its end."""
         seats = [(env, seat) for env in self._envs for seat in env.seats.values()]
         episodes = [episode for env, seat in seats for episode in seat.episodes[: env.wanted]]
-        n_episodes, n_lost = sum(env.wanted for env in self._envs), sum(env.lost for env in self._envs)
-        return Evaluation.of(episodes, behaviors, n_episodes=n_episodes, lost=n_lost)
+        n_wanted, n_lost = sum(env.wanted for env in self._envs), sum(env.lost for env in self._envs)
+        n_episodes = n_wanted if cut_by is None else self.count()
+        return Evaluation.of(episodes, behaviors, n_episodes=n_episodes, lost=n_lost, unplayed=n_wanted - n_episodes)
 
     def _add(self, info: StepInfo) -> None:
         envs, now = self._envs, self._now
@@ -394,6 +435,26 @@ class _Shares:
             ):
                 seat = envs[agent_id >> AGENT_BITS].seat(behavior, agent_id)
                 seat.seen, seat.began = now, now if seat.began is None else seat.began
+
+
+class _Tasks:
+    """An evaluation in progress that plays ``tasks``, each in whichever environment is free."""
+
+    def __init__(self, manager: EnvManager, tasks: Sequence[Any]) -> None:
+        self._manager, self._tasks = manager, tasks
+
+    def are_played(self, _: Iterable[StepInfo]) -> bool:
+        return self._manager.tasks.done
+
+    def count(self) -> int:
+        return len(self._manager.tasks.results)
+
+    def evaluation(self, behaviors: Iterable[str], cut_by: BaseException | None = None) -> Evaluation:
+        """Return what was played. ``cut_by``: what ended the evaluation before its end."""
+        book = None
+        with suppress(UsageError):  # the reset may have been refused
+            book = self._manager.tasks if self._manager.tasks.given is self._tasks else None
+        return Evaluation.of_tasks(self._tasks, behaviors, book, cut_by)
 
 
 def evaluation_seed(seed: int) -> int:

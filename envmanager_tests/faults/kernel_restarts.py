@@ -6,11 +6,14 @@ runs over every manager.
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
 
+from envmanager.data.seeding import derive_seed, derive_seeds
 from envmanager.environment import EnvContext
 from envmanager.errors import EnvRaised, RestartsExhausted, WorkerDied, WorkerError
 from envmanager.observe import events
@@ -47,6 +50,33 @@ class KernelRestarts(FaultyManagers):
             assert trainer.manager.stats().restarts == 3
             trainer.reset()
             assert trainer.workers[worker_id].generation == (4 if kind is WorkerDied else 3)
+
+    @only_with_processes
+    @pytest.mark.parametrize("on_demand", [False, True], ids=["automatic", "on demand"])
+    def test_a_reset_with_a_seed_brings_a_worker_that_was_given_up_back_with_that_seed(self, on_demand: bool) -> None:
+        if on_demand and not self.begins_on_demand:
+            pytest.skip("its episodes cannot begin on demand")
+        options: Any = {"episodes": "on_demand"} if on_demand else {}
+        with self.managing(faulty([]), restarts=RestartPolicy(0), **options) as manager:
+            manager.reset(seed=4)
+            for seed in (7, [5, None, 6], None):
+                worker = manager.stats().workers[1]
+                assert worker.pid is not None
+                os.kill(worker.pid, signal.SIGKILL)
+                with pytest.raises(WorkerDied):
+                    manager.reset(seed=9)
+                manager.reset(seed=seed)
+                own = derive_seed(9, 1, worker.generation + 1)  # no old episode again without a seed
+                expected = derive_seeds(seed, [0, 1, 2]) if seed is not None else [None, own, None]
+                assert [seeds[-1] for seeds in manager.get_attr("seeds")] == expected
+
+    def test_a_reset_tries_its_seed_twice_in_a_worker_and_then_others(self) -> None:
+        def make(context: EnvContext) -> EchoEnvironment:
+            return FaultyEnvironment(context, BROKEN if context.generation < 2 else [], at="reset", only_env=1)
+
+        with self.managing(make, restarts=ON_EXCEPTION) as manager:
+            manager.reset(seed=7)
+            assert manager.get_attr("seeds", [1]) == [[derive_seed(7, 1, 2)]]
 
     @pytest.mark.parametrize("max_restarts", [0, 1])
     @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 from unittest import mock
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given
@@ -133,7 +134,7 @@ def test_the_new_worker_is_reset_and_takes_the_place_of_the_old_one(scripted: An
     new = script.manager.env_workers[1]
 
     assert new is not old
-    new.send.assert_called_once_with("reset", ResetConfig(options={"level": 2}))
+    new.send.assert_called_once_with("reset", ResetConfig(options={"level": 2}, generation=1))
     new.recv.assert_called_once_with()
 
 
@@ -271,7 +272,7 @@ def test_a_replacement_is_reset_as_the_last_reset_asked_with_seeds_of_its_own(
     script.answer(0)
     script.manager.step(Wait.all())
 
-    script.manager.env_workers[1].send.assert_called_once_with("reset", expected)
+    script.manager.env_workers[1].send.assert_called_once_with("reset", attrs.evolve(expected, generation=1))
 
 
 def test_a_reset_without_a_seed_keeps_the_seed_for_replacements(scripted: Any) -> None:
@@ -282,7 +283,7 @@ def test_a_reset_without_a_seed_keeps_the_seed_for_replacements(scripted: Any) -
     script.answer(0)
     script.manager.step(Wait.all())
 
-    script.manager.env_workers[1].send.assert_called_once_with("reset", ResetConfig(seed=5))
+    script.manager.env_workers[1].send.assert_called_once_with("reset", ResetConfig(seed=5, generation=1))
 
 
 seeds = st.integers(0, 2**63)

@@ -142,14 +142,14 @@ def test_a_run_ends_with_0_and_writes_every_environments_returns(folder, kind):
 
 
 def test_the_same_seed_gives_the_same_episodes_in_any_manager(folder):
-    for name, kind in (("a", "simple"), ("b", "subprocess")):
+    for name, kind in (("a.json", "simple"), ("b.json", "subprocess")):
         run(
             folder,
             *("run", "--env", "CartPole-v1", "--n-envs", 3, "--manager", kind),
             *("--steps", 300, "--seed", 1, "--wait", "all", "--out", name),
         )
 
-    a, b = (json.loads((folder / name).read_text())["episode_returns"] for name in "ab")
+    a, b = (json.loads((folder / name).read_text())["episode_returns"] for name in ("a.json", "b.json"))
     assert a == b
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -358,6 +359,30 @@ def test_a_list_has_no_task_none(make: Make) -> None:
         manager.reset(tasks=[None])
 
 
+@pytest.mark.parametrize("make", [all_in_one, one_each])
+def test_a_task_that_cannot_be_sent_takes_none_of_the_last_tasks_along(make: Make) -> None:
+    with make(Level) as manager:
+        manager.reset(tasks=[{"level": level} for level in (0, 0, 0, threading.Lock(), 5)])
+        with pytest.raises(UsageError, match="pickled"):
+            play(manager, "recv", "all")
+        play(manager, "recv", "all")
+        assert [result.task.options["level"] for result in manager.tasks.results] == [0, 0, 0, 5]
+
+
+@pytest.mark.parametrize("options", [{}, {"zero_copy": True}])
+@pytest.mark.parametrize("make", [in_process, all_in_one])
+def test_after_tasks_a_plain_reset_lets_no_environment_rest(make: Make, options: Any) -> None:
+    with make(Level, 2, **options) as manager:
+        for length in (3, 4, 5):  # of the two, so that one rests while the other plays
+            manager.reset(tasks=[{"length": 2}, {"length": length}])
+            play(manager, "recv", "all")
+            manager.reset()
+            for _ in range(10):
+                batch = manager.recv("all")
+                assert len(batch) == 2
+                manager.send(np.zeros(2, np.int64), batch.env_ids)
+
+
 @KINDS
 def test_tasks_whose_workers_all_failed_are_no_reason_to_wait_for_ever(make: Make) -> None:
     tasks = [{"level": 0, "length": 0}] * 5
@@ -573,3 +598,31 @@ def test_a_replaced_worker_that_rested_takes_no_infos_from_the_rows_of_others(fa
             if manager.tasks.done:
                 break
         assert manager.tasks.results[0].length == 4
+
+
+@pytest.mark.parametrize("use", ["recv", "step"])
+@pytest.mark.parametrize("prefetch", [False, None])
+@pytest.mark.parametrize(("make", "factory"), [(in_process, Level), (all_in_one, Level), (all_in_one, vector)])
+def test_recycling_loses_no_episode_of_a_task(make: Make, factory: Any, prefetch: bool | None, use: str) -> None:
+    class Uneven:
+        """An endless source in which one task of nine is longer than a worker lives."""
+
+        n = 0
+
+        def next_task(self, env_id: int) -> dict[str, int]:
+            self.n += 1
+            return {"length": 40 if self.n % 9 == 1 else 3}
+
+    with make(factory, 3, restarts=RestartPolicy(recycle_after_steps=10)) as manager:
+        manager.set_policy("default", Zeros())
+        manager.reset(tasks=Uneven(), prefetch=prefetch)
+        for _ in range(200):
+            if use == "step":
+                manager.step("all")
+            else:
+                batch = manager.recv("all")
+                manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        results = manager.tasks.results
+        assert [result.index for result in results if result.length == 40][:3] == [0, 9, 18]
+        assert {result.attempts for result in results} == {1}
+        assert manager.stats().workers[0].generation >= 3

@@ -90,7 +90,7 @@ def result(curriculum: Curriculum, total: float, *, of: str = "default", **numbe
     """The end of the next task: an episode with this return, and these numbers in its info."""
     episode = Episode(of, 0, total, 1)
     episode.numbers = numbers
-    return TaskResult(0, curriculum.next_task(0), 0, total, 1, True, 1, episodes=(episode,))
+    return TaskResult(0, curriculum.next_task(0), 0, True, 1, episodes=(episode,))
 
 
 def test_samples_have_their_distribution() -> None:
@@ -144,6 +144,24 @@ def test_an_episode_counts_only_in_the_lesson_in_which_it_was_drawn() -> None:
     for each, lesson in [(result(curriculum, 1), 2), (early[3], 2), (result(curriculum, 1), 3)]:
         curriculum.ended(each)
         assert curriculum.lessons == {"wall": lesson}
+
+
+def test_an_error_while_a_lesson_is_told_leaves_no_parameter_uncounted_and_no_lesson_untold() -> None:
+    told = []
+
+    def tell(began: LessonBegan) -> None:
+        told.append(began.parameter)
+        if len(told) % 2:
+            raise OSError("no space left")
+
+    once = {"lessons": [{"value": 1, "until": {**UNTIL_ONE, "episodes": 1}}, {"value": 2}]}
+    curriculum = Curriculum({"wall": once, "wind": once, "size": once}, seed=0, on_lesson=tell)
+    with pytest.raises(OSError, match="no space"):
+        curriculum.ended(result(curriculum, 1))
+    assert (curriculum.lessons, told) == ({"wall": 2, "wind": 2, "size": 2}, ["wall"])
+    with pytest.raises(OSError, match="no space"):
+        curriculum.ended(result(curriculum, 1))
+    assert told == ["wall", "wind", "size"]
 
 
 def test_a_lesson_can_end_by_a_number_in_the_infos_of_one_behavior() -> None:

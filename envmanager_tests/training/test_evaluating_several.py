@@ -24,6 +24,7 @@ from envmanager.cli.task_files import read_tasks, tasks_of_seeds
 from envmanager.training.policies.saved import SavedTraining
 from envmanager.training.runs.plan import TrainingPlan
 from envmanager.training.runs.run import TrainingRun
+from envmanager_tests.envs import Duel
 from envmanager_tests.training.puzzles import SMALL_PPO, Quiet, trained
 
 END_S = 300
@@ -157,6 +158,15 @@ class Levels(gymnasium.Env):  # type: ignore[misc]
         return np.zeros(4, np.float32), self._worth, True, False, {}
 
 
+class MortalDuel(Duel):
+    """The process of environment 1 ends in its second episode."""
+
+    def step(self, actions: Any) -> Any:
+        if self._n_steps == 8 and self._length == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(actions)
+
+
 CSV = "\ufeffseed,id,level,how\r\n7,first,3,hard\r\n\r\n,007,4,\r\n,,,\r\n8,,,\r\n"
 JSONL = (
     '\ufeff{"seed": 7, "id": "first", "level": 3, "how": "hard"}\n\n'
@@ -237,8 +247,9 @@ def test_seeds_are_numbers_and_ranges_without_their_ends() -> None:
         (["--seeds", "0:3", "--out", "no/such/folder/a.csv"], "there is no directory"),
         (["--seeds", "0:3", "--env", "Acrobot-v1"], "does not fit"),
         (["--seeds", "0:3", "--env", "envmanager_tests.envs:Duel"], "cannot begin on demand"),
+        (["--seeds", "0:3", "--env", "no game", "--manager", "godot"], "cannot begin on demand"),
     ],
-    ids=range(5),
+    ids=range(6),
 )
 def test_mistakes_are_named(
     runs: list[Path], arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
@@ -292,8 +303,75 @@ def test_a_lost_task_is_told_loudly_and_has_its_row(
     assert (data["lost"], data["complete"], data["behaviors"]["default"]["episodes"]) == (1, False, 2)
 
 
+@pytest.mark.parametrize("as_json", [False, True], ids=["table", "json"])
+def test_what_was_played_until_an_error_is_printed_and_written(
+    runs: list[Path], tmp_path: Path, as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("level\n1\n13\n3\n")
+    options = ["--tasks", tmp_path / "a.csv", "--env", f"{HERE}:Levels", "--manager", "subprocess", "--n-envs", 1]
+    out = tmp_path / ("out.json" if as_json else "out.csv")
+    assert evaluate(*runs[:2], *options, "--restarts", 1, "--out", out, *(["--json"] if as_json else [])) == 1
+
+    told = capsys.readouterr()
+    assert "restarted once" in told.err
+    if as_json:
+        data = json.loads(told.out)["runs"]
+        assert data == json.loads(out.read_text())["runs"]
+        assert [[each[name] for name in ("lost", "unplayed", "complete")] for each in data] == [
+            [0, 2, False],
+            [0, 3, False],
+        ]
+        rows = [row for each in data for row in each["results"]]
+    else:
+        assert "1, 1 episode, 2 not played (incomplete)" in told.out
+        assert "no return, 0 episodes, 3 not played (incomplete)" in told.out
+        rows = table_of(out)
+    assert [row["error"] or "" for row in rows if not (row["error"] or "").startswith("not played: ")] == [
+        "",
+        "not finished: worker 0 was restarted once within 60 s and failed again: worker 0 died in step (SIGKILL)",
+    ]
+    assert [json.loads(str(row["task"])) for row in rows] == [0, 1, 2, 0, 1, 2]
+    assert all("SIGKILL" in row["error"] for row in rows[2:])
+    assert [float(row["return"]) for row in rows if row.get("return")] == [1.0]
+
+
+def test_an_error_in_a_later_run_leaves_the_results_of_the_earlier_ones(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path / "duel", "envmanager_tests.envs:Duel", {"*": SMALL_PPO})
+    given = [runs[0], tmp_path / "duel", "--seeds", "0:3", "--out", tmp_path / "out.csv"]
+    assert evaluate(*given) == 2
+    rows = table_of(tmp_path / "out.csv")
+    assert [bool(row["return"]) for row in rows] == [True] * 3 + [False] * 3
+    assert all("cannot begin on demand" in row["error"] for row in rows[3:])
+
+
+def test_shares_that_an_error_cuts_are_told_too(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path / "duel", "envmanager_tests.envs:Duel", {"*": SMALL_PPO})
+    options = ["--env", f"{HERE}:MortalDuel", "--episodes", 6, "--n-envs", 2, "--restarts", 0]
+    assert evaluate(tmp_path / "duel", *options, "--manager", "subprocess", "--json") == 1
+    data = json.loads(capsys.readouterr().out)
+    n_returns = {len(own["returns"]) for own in data["behaviors"].values()}
+    assert 0 < data["unplayed"] < 6
+    assert data["behaviors"]["hero"]["episodes"] + data["unplayed"] == 6
+    assert max(n_returns) <= 4
+
+
+def test_a_name_that_says_no_format_is_refused_before_anything_starts(
+    runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("results.txt", "results", "results.jsonl"):
+        assert evaluate(runs[0], "--seeds", "0:3", "--out", tmp_path / name) == 2
+        told = capsys.readouterr()
+        assert ".csv or .json" in told.err
+        assert told.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_leaves_what_was_told_and_no_file(
+def test_a_signal_leaves_what_was_played_in_the_table(
     runs: list[Path], tmp_path: Path, signum: int, exit_code: int
 ) -> None:
     trained(tmp_path / "acrobot", "Acrobot-v1", {"*": SMALL_PPO})
@@ -311,6 +389,14 @@ def test_a_signal_leaves_what_was_told_and_no_file(
         while not told[-1].startswith("Acrobot-v1: checkpoint"):
             told.append(next(lines))
         process.send_signal(signum)
+        told += lines
         assert process.wait(END_S) == exit_code
-    assert [line.count("200 episodes") for line in told] == [0, 1, 1, 0]
-    assert list(out.parent.iterdir()) == []
+    assert ["200 episodes" in line for line in told[:4]] == [False, True, True, False]
+    assert [path.name for path in out.parent.iterdir()] == ["table.csv"]
+    rows = table_of(out)
+    assert [(row["run"], row["task"]) for row in rows] == [
+        (str(run), str(task)) for run in (runs[0], runs[0], tmp_path / "acrobot") for task in range(200)
+    ]
+    assert all(row["return"] for row in rows[:400])
+    assert rows[-1]["error"] == "not played: interrupted"
+    assert "not played (incomplete)" in told[-1]

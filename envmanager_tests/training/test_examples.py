@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from envmanager import TaskResult
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.godot.games import find_major
+from envmanager.observe.episodes import Episode
 from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
@@ -101,7 +102,7 @@ def test_levels_whose_return_was_not_expected_are_replayed_and_old_ones_are_not_
         task = source.next_task(0)
         drawn.append(task.seed)
         total = 10.0 * (number % 2) if task.seed == 72 else 5.0  # only the return of 72 varies
-        source.ended(TaskResult(number, task, 0, total, 1, True, 1))
+        source.ended(TaskResult(number, task, 0, True, 1, episodes=(Episode("default", 0, total, 1),)))
 
     counts = {level: drawn[40:].count(level) for level in source.levels}
     assert counts[72] > 3 * max(counts[level] for level in (70, 71, 73))

@@ -160,9 +160,9 @@ def test_a_trace_is_written_and_the_verdict_is_said(capsys, tmp_path):
 
 def test_the_same_seed_gives_the_same_episodes(capsys, tmp_path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        run(capsys, *CART_POLE, "--steps", 300, "--seed", seed, "--out", tmp_path / name)
+        run(capsys, *CART_POLE, "--steps", 300, "--seed", seed, "--out", tmp_path / f"{name}.json")
 
-    a, b, c = (json.loads((tmp_path / name).read_text())["episode_returns"] for name in "abc")
+    a, b, c = (json.loads((tmp_path / f"{name}.json").read_text())["episode_returns"] for name in "abc")
     assert a == b != c
 
 
@@ -285,7 +285,12 @@ def test_commands_are_listed_when_none_is_named(capsys, words):
 
 
 @pytest.mark.parametrize(
-    ("out", "message"), [("missing/a.json", "there is no directory"), (".", "is a directory; name a file")]
+    ("out", "message"),
+    [
+        ("missing/a.json", "there is no directory"),
+        (".", "is a directory; name a file"),
+        ("a.csv", "let its name end in .json"),
+    ],
 )
 def test_an_output_that_cannot_be_written_is_refused_before_anything_runs(capsys, tmp_path, out, message):
     exit_code, out, err = run(capsys, *CART_POLE, "--out", tmp_path / out)
