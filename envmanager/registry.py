@@ -66,8 +66,9 @@ class ManagerOptions(ProcessOptions):
     With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses the value.
     But ``kind="godot"`` derives ``n_workers`` from ``n_envs`` and the number of cores. ``kind="simple"`` accepts but
     ignores ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and ``worker_env``, so that one
-    can switch to it by changing ``kind`` alone. In this library only ``kind="godot"`` accepts the mapping ``engine``,
-    and only ``kind="ray"`` accepts ``cluster``.
+    can switch to it by changing ``kind`` alone. ``kind="asyncio"`` ignores ``local_envs``, ``start_method``,
+    ``transport`` and ``worker_env``, and accepts no ``n_workers`` but ``"auto"`` and ``n_envs``. In this library
+    only ``kind="godot"`` accepts the mapping ``engine``, and only ``kind="ray"`` accepts ``cluster``.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.

@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import math
+import os
+import socket
 import sys
 import threading
 import time
@@ -25,8 +28,13 @@ from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from envmanager.system.interrupts import defer_interrupts
+
 logger = logging.getLogger("envmanager")
 
+_write: Callable[[int, bytes, int], int] | None = ctypes.PyDLL(None).write if os.name == "posix" else None
+"""Function that writes to a descriptor and keeps Python's lock. Otherwise the loop's thread would get it after the
+first of many commands, which takes both threads more time than the commands do. None on Windows, which lacks it."""
 _HOLD_SHARE = 0.01
 """Share of the duration of a step for which its response may wait for others."""
 _LONGEST_HOLD_S = 0.004
@@ -64,6 +72,11 @@ class LoopThread:
         self._ring = ring
         self._ring_at = math.inf
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._bell, self._ringer = socket.socketpair()
+        for each in (self._bell, self._ringer):
+            each.setblocking(False)
+        self._ringer_fd = self._ringer.fileno()
+        self.loop.add_reader(self._bell, self._take_posted)
         self._is_awake = False
         """Whether the loop is going to look at what was posted."""
         self.guests: set[int] = set()
@@ -73,13 +86,18 @@ class LoopThread:
         self._asked_at: float | None = None
         """Time (monotonic seconds) at which ``blocked_s`` asked the loop for a sign of life; None after the sign."""
         self._answered_after_s = 0.0
-        self._is_over = False
-        self._has_ended = threading.Event()
+        self._is_over = self._is_closed = False
+        self._ringing = threading.RLock()
+        """Lock held while the loop is rung, and while the socket is closed, after which another gets its number."""
+        self._finishing: asyncio.Task[None] | None = None
+        self._end = threading.Lock()
+        """Lock that the thread releases when it ends."""
+        self._end.acquire()
         self.thread = threading.Thread(target=self._run, name="envmanager-asyncio", daemon=True)
         try:
             self.thread.start()
         except BaseException:
-            self.loop.close()
+            self._close()
             raise
 
     # In any thread.
@@ -89,8 +107,16 @@ class LoopThread:
         self._posted.append((function, args))
         if not self._is_awake:
             self._is_awake = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._take_posted)
+            self._wake()
+
+    def _wake(self) -> None:
+        with defer_interrupts(), self._ringing:  # an interrupt would leave the lock locked
+            if self._is_closed:
+                pass
+            elif _write is not None:
+                _write(self._ringer_fd, b"!", 1)
+            else:
+                self._ringer.send(b"!")
 
     def blocked_s(self, now: float) -> tuple[float, bool]:
         """Return for how long the loop has not given a sign of life, and whether it has now. If so, ask for the next.
@@ -108,16 +134,18 @@ class LoopThread:
         return asyncio.current_task(self.loop), sys._current_frames().get(self.thread.ident or 0)
 
     def finish(self, close_s: float) -> None:
-        """Have the loop end its members within ``close_s`` seconds, then itself. Do not wait for it."""
-        self.post(lambda: self.loop.create_task(self._finish(close_s)))
+        """Make the loop end its members within ``close_s`` seconds, then itself, without waiting. May be repeated."""
+        self._posted.append((self._begin_to_finish, (close_s,)))
+        self._wake()  # even if it should be awake: an interrupt may have cut ``post`` short
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the end of the loop. Return whether it has ended."""
         if threading.current_thread() is self.thread:  # the garbage collector has closed a manager here
             return True
-        if self._has_ended.wait(timeout_s):
-            self.thread.join()
-        return self._has_ended.is_set()
+        if self._end.acquire(timeout=timeout_s):  # not an Event, whose wait may be interrupted anywhere
+            self._end.release()
+            self.thread.join(_REST_S)
+        return not self._end.locked()
 
     # On the loop.
 
@@ -139,6 +167,8 @@ class LoopThread:
         self._ring()
 
     def _take_posted(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._bell.recv(64)
         self._is_awake = False  # first: what is posted from now on calls this again
         posted = self._posted
         while posted:
@@ -155,8 +185,20 @@ class LoopThread:
                 self.loop.run_forever()
             except (KeyboardInterrupt, SystemExit):  # asyncio passes on those of a task that no session awaits
                 logger.exception("a task or a callback of an environment raised")
+        self._close()
+        self._end.release()
+
+    def _close(self) -> None:
+        with self._ringing:
+            self._is_closed = True
+            self.loop.remove_reader(self._bell)
+            self._bell.close()
+            self._ringer.close()
         self.loop.close()
-        self._has_ended.set()
+
+    def _begin_to_finish(self, close_s: float) -> None:
+        if self._finishing is None:
+            self._finishing = self.loop.create_task(self._finish(close_s))
 
     async def _finish(self, close_s: float) -> None:
         deadline = time.monotonic() + close_s

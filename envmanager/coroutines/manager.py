@@ -18,6 +18,9 @@ from envmanager.options import KindOptions, ResetConfig, takes
 from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import advice
 
+_COUNT_AFTER = 127
+"""Bit mask for the number of steps after which the times of a session are counted: seldom takes more memory."""
+
 
 class AsyncioEnvManager(EnvManager):
     """A manager of ``n_envs`` environments that wait, such as for a server, each of which is a worker of its own.
@@ -74,6 +77,7 @@ class SessionHost(WorkerHost):
         factory = SessionFactory.of(self.factories, entry, options, self._slots, known=self._shared)
         self._slots += 1
         plan = WorkerPlan(worker_id=worker_id, env_ids=entry.env_ids, generation=generation, timeouts=options.timeouts)
+        entry.times.count_after = _COUNT_AFTER
         session = Session(plan, queue.loop, queue, self.context.events, entry.times)
         queue.start(session, factory)
         return session

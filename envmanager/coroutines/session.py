@@ -40,7 +40,7 @@ from envmanager.kernel.host import ResponseSource
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import Abandoned, Event, EventLog, LoopBlocked, ServerBack, ServerGone
 from envmanager.observe.timing import WorkerTimes
-from envmanager.system.interrupts import allow_interrupts
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 
 _STEP, _FAILED, _START = CommandName.STEP, CommandName.FAILED, CommandName.START
 _AWAITED = (CommandName.RESET, *STEPPING)
@@ -122,7 +122,7 @@ class Session(WorkerLife):
             begins, self._begins = self._begins, None
             self.await_response(ticket, _STEP, deadline)
         else:
-            asked = self.asked
+            asked, self.answer = self.asked, None  # one of before, which an interrupt has kept from being taken
             asked.ticket, asked.command, asked.deadline = ticket, command, deadline
         self.loop.post(self._take, (ticket, command, payload, begins))
 
@@ -442,7 +442,7 @@ class SessionQueue(ResponseSource):
     @property
     def loop(self) -> LoopThread:
         """The loop for new sessions. Raises ManagerClosed if another thread has closed the manager."""
-        with self._stopping:
+        with defer_interrupts(), self._stopping:
             if self._is_stopped:
                 raise ManagerClosed("the start of a worker")
             if self._loops[-1].culprit is not None:
@@ -635,11 +635,10 @@ class SessionQueue(ResponseSource):
         """End all sessions and the loops within ``close_s`` seconds. Has no effect in a forked process."""
         if os.getpid() != self._owner_pid:
             return
-        with self._stopping:
-            if not self._is_stopped:
-                self._is_stopped = True
-                for loop in self._loops:
-                    loop.finish(self._close_s)
+        with defer_interrupts(), self._stopping:
+            self._is_stopped = True
+            for loop in self._loops:
+                loop.finish(self._close_s)
         deadline = time.monotonic() + self._close_s + 1.0
         for loop in self._loops:
             loop.join(max(0.0, deadline - time.monotonic()))

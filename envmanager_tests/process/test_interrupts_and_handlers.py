@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import envmanager
-from envmanager import BadAction, EnvManager, EnvRaised, SimpleEnvManager, SubprocessEnvManager, Wait
+from envmanager import AsyncioEnvManager, BadAction, EnvManager, EnvRaised, SimpleEnvManager, SubprocessEnvManager, Wait
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.interrupting import interrupted, interrupts_from_outside
 
 pytestmark = pytest.mark.untraced
 
-every_kind = pytest.mark.parametrize("make", [SimpleEnvManager, SubprocessEnvManager])
+every_kind = pytest.mark.parametrize("make", [SimpleEnvManager, AsyncioEnvManager, SubprocessEnvManager])
 
 
 @pytest.fixture(autouse=True)
@@ -247,11 +247,12 @@ class Books:
     "make",
     [
         lambda: SimpleEnvManager(EchoGym, 4),
+        lambda: AsyncioEnvManager(EchoGym, 4),
         lambda: SubprocessEnvManager(EchoGym, 4),
         lambda: SubprocessEnvManager(EchoGym, 4, n_workers=4, zero_copy=True),
         lambda: SubprocessEnvManager(EchoGym, 4, local_envs=1),
     ],
-    ids=["simple", "processes", "zero-copy", "share"],
+    ids=["simple", "asyncio", "processes", "zero-copy", "share"],
 )
 def test_a_thousand_interrupts_at_any_moment_lose_nothing_and_mix_up_nothing(make: Any) -> None:
     handler = Interrupts()
