@@ -294,10 +294,10 @@ class TaskBook:
         seat.coming, seat.cuts = None, False
         self._n_active -= not seat.plays
         self._set_acts(seat, seat.plays)
-        worker_id = seat.entry.worker_id
-        self.has_unsent[worker_id] = [other for other in self.has_unsent[worker_id] if other is not seat]
-        if not self.has_unsent[worker_id]:
-            del self.has_unsent[worker_id]
+        unsent = self.has_unsent[seat.entry.worker_id]
+        unsent.remove(seat)
+        if not unsent:
+            del self.has_unsent[seat.entry.worker_id]
         return True
 
     def send_begins(self, worker_id: int, worker: EnvWorker) -> None:
@@ -592,7 +592,7 @@ class TaskBook:
         losses = len(drawn.charges)
         is_given_up = self._source is None or losses >= self._attempts
         facts = {"worker_id": seat.entry.worker_id, "generation": seat.entry.generation, "env_id": seat.env_id}
-        if self._source is not None:
+        if self._source is not None or self.is_pooled:
             self._excuse(seat.entry, drawn.charges[0 if is_given_up else 1 :])
         self._events.add(TaskLost(**facts, index=drawn.index, losses=losses, is_given_up=is_given_up))
         if is_given_up:
