@@ -55,11 +55,7 @@ class Faulty:
     def __init__(self, context: EnvContext) -> None:
         self.env_id, self.serial = context.env_id, next(self.serials)
         self.dice = random.Random(self.serial)
-
-    @classmethod
-    def n_faults(cls) -> int:
-        """Number of faults for which an environment is to be replaced."""
-        return cls.faults["step"] + cls.faults["reset"]
+        self.is_cancelled = False
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         assert options is not None
@@ -80,6 +76,8 @@ class Faulty:
     async def _happens(self, phase: str) -> None:
         await asyncio.sleep(self.dice.choice((0, 0, 0, 0.001, 0.002)))
         (what,) = self.dice.choices(_KINDS, _WEIGHTS)
+        if self.is_cancelled:
+            return
         if what:
             self.faults[phase] += 1
             self.faults[what] += phase != "close"
@@ -100,6 +98,7 @@ class Faulty:
             try:
                 await asyncio.sleep(_EVER_S)
             except asyncio.CancelledError:
+                self.is_cancelled = True
                 await asyncio.sleep(0.01)
 
 
@@ -154,7 +153,7 @@ class Trainer(Books):
             self.go_on(self.dice.choice(WAITS))
             sample(self.delivered)
         deadline = time.monotonic() + SETTLE_S
-        while (self.in_flight or manager.stats().restarts < Faulty.n_faults()) and time.monotonic() < deadline:
+        while len(self.ready) < manager.n_envs and time.monotonic() < deadline:
             self.take(manager.recv(Wait.any(timeout_s=1.0)))
 
     def check(self, restarts: int, steps_lost: int) -> None:
