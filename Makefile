@@ -75,7 +75,7 @@ STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
 .PHONY: help run test test-cli test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods \
-    faults check docs soak bench bench-godot bench-vectors coverage ray godot addon godot4 test-ray test-envpool test-openenv \
+    faults check docs soak bench bench-godot bench-vectors bench-waiting coverage ray godot addon godot4 test-ray test-envpool test-openenv \
     test-mlagents test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
@@ -163,6 +163,13 @@ bench-godot: $(BENCH_STAMP) .venv-bench-godot_rl/.tried ## measure Godot engines
 
 bench-vectors: .venv-envpool/.installed ## measure what a manager adds to vector environments
 	.venv-envpool/bin/python -m benchmarks.vectors
+
+# make bench-waiting WAITING_FLAGS="--only sleepers --seconds 20"
+WAITING_FLAGS ?=
+
+bench-waiting: .venv-openenv/.installed .venv-bench-torchrl/.tried ## measure thousands of environments that wait, beside threads, TorchRL and bare asyncio
+	torchrl=""; if [ -e .venv-bench-torchrl/.installed ]; then torchrl="--torchrl .venv-bench-torchrl/bin/python"; fi; \
+	.venv-openenv/bin/python -m benchmarks.waiting $$torchrl $(WAITING_FLAGS)
 
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase

@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
+from types import CoroutineType
 from typing import Any, NamedTuple, Protocol
 
 from envmanager.system.interrupts import defer_interrupts
@@ -301,17 +302,33 @@ class OwnThread:
                 result = function(*args)
             except BaseException as raised:
                 error = raised
-            self._loop.post(_settle, future, (result, error))
+            if self._loop.loop.is_closed():
+                _discard(result)
+            else:
+                self._loop.post(_settle, future, (result, error))
             del call, future, function, args, result, error  # else they live until the next call
 
 
 def _settle(future: asyncio.Future[Any], outcome: tuple[Any, BaseException | None]) -> None:
-    if not future.done():
+    if future.done():  # it was cancelled
+        _discard(outcome[0])
+    else:
         future.set_result(outcome)
 
 
+def _discard(result: Any) -> None:
+    """Close a result that is a coroutine and that no code awaits, of which Python would complain."""
+    if isinstance(result, CoroutineType):
+        result.close()
+
+
 async def _outcome(future: asyncio.Future[Any]) -> Any:
-    result, error = await future  # a future cannot hold every error: not StopIteration
+    try:
+        result, error = await future  # a future cannot hold every error: not StopIteration
+    except asyncio.CancelledError:
+        if not future.cancelled() and future.done():
+            _discard(future.result()[0])
+        raise
     if error is not None:
         try:
             raise error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import threading
@@ -185,6 +186,34 @@ def test_a_thread_past_its_deadline_is_abandoned_and_closes_its_environment_when
         until(lambda: made[1, 0].calls == ["close"])
         manager.send(["on"], [1])
         assert manager.recv().obs.tolist() == ["1 on"]
+
+
+class Prepares(Blocks):
+    """Returns a coroutine after it has waited for the gate."""
+
+    def step(self, action: Any) -> Any:
+        return self._answer(super().step(action))
+
+    async def _answer(self, result: Any) -> Any:
+        return result
+
+
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_a_coroutine_that_a_thread_returns_too_late_is_closed(
+    ends: str, gate: threading.Event, recwarn: pytest.WarningsRecorder
+) -> None:
+    made: Made = {}
+    with AsyncioEnvManager(lambda context: Prepares(context, made, gate), 1, timeouts=SOON) as manager:
+        begun(manager)
+        manager.send(["hang"], [0])
+        until_lost(manager, [0])
+        if ends == "before":
+            gate.set()
+            until(lambda: made[0, 0].calls == ["close"])
+    gate.set()
+    until(lambda: not any(thread.name.startswith("envmanager") for thread in threading.enumerate()))
+    gc.collect()
+    assert not recwarn.list
 
 
 def test_code_that_blocks_the_loop_is_named_and_others_go_on_after_it(gate: threading.Event) -> None:

@@ -529,6 +529,29 @@ def test_a_pool_takes_environments_of_one_agent_that_are_stepped_one_by_one() ->
         run(played(manager.pool(), 1))
 
 
+def test_rollouts_64_at_once_lose_no_more_than_the_sessions_that_end_and_no_environment() -> None:
+    n_at_once, n_rollouts = 64, 300
+
+    async def rollout(pool: Any, k: int) -> bool:
+        try:
+            return await played(pool, k, 5, **({"raises": 1 + k % 4} if k % 100 == 37 else {})) == rows_of(k, 5)
+        except LostEpisode:
+            return False
+
+    async def test(pool: Any) -> list[bool]:
+        ended: list[bool] = []
+        for first in range(0, n_rollouts, n_at_once):
+            ks = range(first, min(first + n_at_once, n_rollouts))
+            ended += await asyncio.gather(*(rollout(pool, k) for k in ks))
+        await all_are_free(pool, n_at_once)
+        return ended
+
+    with AsyncioEnvManager(AwaitedLevel, n_at_once, seed=1, restarts=ALWAYS) as manager:
+        ended = run(test(manager.pool()))
+        assert ended == [k % 100 != 37 for k in range(n_rollouts)]
+        assert manager.stats().restarts == ended.count(False) == 3
+
+
 @pytest.mark.parametrize("make", WAITING)
 def test_under_deaths_errors_hangs_and_cancellations_each_episode_has_its_own_rows(make: Any) -> None:
     ends = random.Random(7)
