@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from envmanager.adapters.factories import EnvFactory, factories_for
 from envmanager.coroutines.environment import SessionFactory, SharedRows
+from envmanager.coroutines.loop import LoopThread
 from envmanager.coroutines.session import Session, SessionQueue
 from envmanager.data.steps import EnvironmentResponse, StartReport
 from envmanager.env_manager import EnvManager
@@ -58,7 +60,8 @@ class SessionHost(WorkerHost):
         self._options = options
         self._slots = 0
         """Number of ``slot`` numbers (see EnvContext) assigned so far."""
-        self._shared: list[SharedRows] = []
+        self._shared: defaultdict[LoopThread, list[SharedRows]] = defaultdict(list)
+        """Rows that environments on one loop share. Those on two loops would write into them at the same time."""
 
     def open(self, context: HostContext) -> None:
         super().open(context)
@@ -74,11 +77,12 @@ class SessionHost(WorkerHost):
         if generation > 0:
             self.workers[worker_id].kill()
         entry, options, queue = self.context.entries[worker_id], self._options, self.step_queue
-        factory = SessionFactory.of(self.factories, entry, options, self._slots, known=self._shared)
+        loop = queue.loop
+        factory = SessionFactory.of(self.factories, entry, options, self._slots, known=self._shared[loop])
         self._slots += 1
         plan = WorkerPlan(worker_id=worker_id, env_ids=entry.env_ids, generation=generation, timeouts=options.timeouts)
         entry.times.count_after = _COUNT_AFTER
-        session = Session(plan, queue.loop, queue, self.context.events, entry.times)
+        session = Session(plan, loop, queue, self.context.events, entry.times)
         queue.start(session, factory)
         return session
 
