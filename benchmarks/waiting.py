@@ -361,7 +361,8 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
 }
 
 
-def main() -> None:
+def parsed(given: list[str] | None = None) -> argparse.Namespace:
+    """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=ROWS, default=[*ROWS])
     parser.add_argument("--sleepers", type=int, default=2000, help="how many beside other ways")
@@ -369,7 +370,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0, help="duration of the hangs and errors")
     parser.add_argument("--torchrl", default="", help="interpreter with TorchRL; without, it is left out")
     parser.add_argument("--openenv", default=sys.executable, help="interpreter with OpenEnv, by default this one")
-    arguments = parser.parse_args()
+    return parser.parse_args(given)
+
+
+def main() -> None:
+    arguments = parsed()
     logging.getLogger("envmanager").setLevel(logging.CRITICAL)
     for row in arguments.only:
         ROWS[row](arguments)

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import attrs
+import gymnasium
 import numpy as np
 import pytest
 
@@ -246,6 +247,58 @@ def test_a_loop_that_stays_blocked_is_left_and_new_generations_run_on_another(ga
         manager.send(["go", "go"], [0, 1])
         assert manager.recv(ALL).obs.tolist() == ["0 1 1", "1 1 1"]
     gate.set()
+
+
+class Slowly:
+    """An observation whose conversion to an array waits for the gate."""
+
+    def __init__(self, number: int, has_begun: threading.Event, gate: threading.Event) -> None:
+        self.number, self.has_begun, self.gate = number, has_begun, gate
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        self.has_begun.set()
+        assert self.gate.wait(30)
+        return np.array([self.number], np.float32)
+
+
+class Meets(Obeys):
+    """Ends with each step. One that is slow waits for the gate while its row is made, and another for that."""
+
+    observation_space = gymnasium.spaces.Box(-100, 100, (1,))
+    action_space = gymnasium.spaces.Discrete(3)
+    has_begun: threading.Event
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.array([self.env_id], np.float32), {}
+
+    async def step(self, action: Any) -> Any:
+        number = 10 + self.env_id
+        if action == 0:
+            self.gate.wait()
+        if action == 1:
+            return Slowly(number, self.has_begun, self.gate), float(number), True, False, {}
+        while not self.has_begun.is_set():
+            await asyncio.sleep(0.001)
+        return np.array([number], np.float32), float(number), False, True, {}
+
+
+def test_environments_that_step_on_two_loops_at_the_same_time_get_their_own_rows(gate: threading.Event) -> None:
+    made: Made = {}
+    Meets.has_begun, slow = threading.Event(), threading.Event()
+    timeouts = Timeouts(step_s=2.5, call_s=5)
+    with AsyncioEnvManager(lambda context: Meets(context, made, gate), 2, timeouts=timeouts) as manager:
+        begun(manager)
+        manager.send([0], [0])
+        assert manager.recv(ALL).lost.tolist() == [True]
+        gate.set()
+        made[0, 1].gate = slow
+        manager.send([1, 2], [0, 1])
+        fast = manager.recv()
+        slow.set()
+        for env_id, batch in enumerate((manager.recv(), fast)):
+            assert batch.env_ids.tolist() == [env_id]
+            assert (batch.obs.tolist(), batch.final_obs.tolist()) == ([[env_id]], [[10 + env_id]])
+            assert (batch.reward[0], batch.terminated[0], batch.truncated[0]) == (10 + env_id, not env_id, bool(env_id))
 
 
 def test_environments_that_always_hang_use_up_their_restarts(gate: threading.Event) -> None:
