@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import pickle
 import secrets
 import socket
 import sys
@@ -186,7 +187,13 @@ class Connection:
     def recv(self) -> EnvironmentCommand:
         code, payload, begins = self.read()
         self.began_ns = time.perf_counter_ns()
-        return EnvironmentCommand(NAMES[code], Undecoded(payload) if payload else None, begins)
+        given: Any = Undecoded(payload) if payload else None
+        if begins:
+            try:
+                self.group.on_demand.add(pickle.loads(begins))
+            except Exception as error:
+                given = error  # which the command raises
+        return EnvironmentCommand(NAMES[code], given)
 
     def send(self, response: EnvironmentResponse) -> None:
         code, flags, specs = CODES[response.name], 0, None

@@ -19,15 +19,16 @@ import ctypes
 import logging
 import math
 import os
+import selectors
 import socket
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
 from types import CoroutineType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from envmanager.system.interrupts import defer_interrupts
 
@@ -42,11 +43,22 @@ _LONGEST_HOLD_S = 0.004
 """Maximum time (s) for which a response waits for others."""
 _LEAST_HOLD_S = 0.0005
 """Time (s) that is too short for a timer. Then the response waits for those of the same moment only."""
+_LONG_S = 5.0
+"""Time (s) after which it is told that the loop is blocked, even if that is not over."""
 _REST_S = 0.2
 """Time (s) in which tasks that environments have left behind may end after they were cancelled."""
 
 _abandoned: set[asyncio.Task[Any]] = set()
 """Tasks that did not end when they were cancelled. They are kept, because Python reports pending ones that it frees."""
+
+
+class Blocked(NamedTuple):
+    """Code that blocks the loop: the worker of its member (-1 if unknown), file and line, and for how long."""
+
+    worker_id: int
+    where: str
+    for_s: float
+    is_over: bool
 
 
 class Member(Protocol):
@@ -64,8 +76,12 @@ class Member(Protocol):
 class LoopThread:
     """An event loop in a thread of its own. Its thread keeps no interpreter from exiting."""
 
-    def __init__(self, ring: Callable[[], None]) -> None:
-        """Start the thread. ``ring``: function to call on the loop when responses are to be taken from it."""
+    def __init__(self, ring: Callable[[], None], own_files: Sequence[str] = ()) -> None:
+        """Start the thread. ``ring``: function to call on the loop when responses are to be taken from it.
+
+        ``own_files``: files of the code between the loop and environments.
+        """
+        self._own_files = own_files
         self.loop = asyncio.new_event_loop()
         self.loop.set_exception_handler(_log_exception)
         self.members: set[Member] = set()
@@ -73,19 +89,23 @@ class LoopThread:
         self._ring = ring
         self._ring_at = math.inf
         self._posted: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._bell, self._ringer = socket.socketpair()
-        for each in (self._bell, self._ringer):
+        self._sockets: Sequence[socket.socket] = () if _write is None else socket.socketpair()
+        for each in self._sockets:
             each.setblocking(False)
-        self._ringer_fd = self._ringer.fileno()
-        self.loop.add_reader(self._bell, self._take_posted)
+        if self._sockets:
+            self.loop.add_reader(self._sockets[0], self._take_posted)
         self._is_awake = False
         """Whether the loop is going to look at what was posted."""
         self.guests: set[int] = set()
         """Ids of the environments of members, no two of which may be the same. Only the loop's thread uses the set."""
-        self.culprit: tuple[int, str] | None = None
-        """Worker and line of code that block the loop, as found by the owner, who resets it."""
+        self.shared: list[Any] = []
+        """Objects that the members share. Other loops must not use them, because their threads would."""
+        self.blocked: Blocked | None = None
+        """Code that blocks the loop, as ``watch`` has found."""
+        self._suspect: Any = None
+        """Frame of the code that ``watch`` has found last."""
         self._asked_at: float | None = None
-        """Time (monotonic seconds) at which ``blocked_s`` asked the loop for a sign of life; None after the sign."""
+        """Time (monotonic seconds) at which ``watch`` asked the loop for a sign of life; None after the sign."""
         self._answered_after_s = 0.0
         self._is_over = self._is_closed = False
         self._ringing = threading.RLock()
@@ -115,24 +135,38 @@ class LoopThread:
             if self._is_closed:
                 pass
             elif _write is not None:
-                _write(self._ringer_fd, b"!", 1)
+                _write(self._sockets[1].fileno(), b"!", 1)
             else:
-                self._ringer.send(b"!")
+                self.loop.call_soon_threadsafe(self._take_posted)
 
-    def blocked_s(self, now: float) -> tuple[float, bool]:
-        """Return for how long the loop has not given a sign of life, and whether it has now. If so, ask for the next.
+    def watch(self, now: float) -> Blocked | None:
+        """Look whether code blocks the loop. Return what is to be told: once if it takes long, and when it is over.
 
-        Call this regularly, with the time of ``time.monotonic()``.
+        Call this regularly, with the time of ``time.monotonic()``. Code blocks the loop if it is found twice while the
+        loop gives no sign of life. If it is found only once, there are many tasks, each of which takes little time.
         """
-        if self._asked_at is not None:
-            return now - self._asked_at, False
-        answered_after_s, self._asked_at = self._answered_after_s, now
-        self.post(self._answer)
-        return answered_after_s, True
-
-    def where(self) -> tuple[asyncio.Task[Any] | None, Any]:
-        """Return the task that the loop runs at this moment, if any, and the innermost frame of its thread."""
-        return asyncio.current_task(self.loop), sys._current_frames().get(self.thread.ident or 0)
+        if self._asked_at is None:
+            blocked, self.blocked, self._suspect = self.blocked, None, None
+            after_s, self._asked_at = self._answered_after_s, now
+            self.post(self._answer)
+            return None if blocked is None else blocked._replace(for_s=after_s, is_over=True)
+        blocked_s = now - self._asked_at
+        if self.blocked is not None:
+            is_news = self.blocked.for_s < _LONG_S <= blocked_s
+            self.blocked = self.blocked._replace(for_s=blocked_s)
+            return self.blocked if is_news else None
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        if frame is None or frame.f_code.co_filename == selectors.__file__:
+            return None  # the loop waits, perhaps for its turn while another thread keeps Python's lock
+        while frame.f_back is not None and frame.f_back.f_code.co_filename not in self._own_files:
+            frame = frame.f_back
+        if frame is self._suspect:
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
+            task = asyncio.current_task(self.loop)
+            owners = [each.worker_id for each in list(self.members) if task is not None and each.owns(task)]
+            self.blocked = Blocked(owners[0] if owners else -1, where, blocked_s, is_over=False)
+        self._suspect = frame
+        return None
 
     def finish(self, close_s: float) -> None:
         """Make the loop end its members within ``close_s`` seconds, then itself, without waiting. May be repeated."""
@@ -168,8 +202,9 @@ class LoopThread:
         self._ring()
 
     def _take_posted(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            self._bell.recv(64)
+        if self._sockets:
+            with contextlib.suppress(BlockingIOError):
+                self._sockets[0].recv(64)
         self._is_awake = False  # first: what is posted from now on calls this again
         posted = self._posted
         while posted:
@@ -192,9 +227,10 @@ class LoopThread:
     def _close(self) -> None:
         with self._ringing:
             self._is_closed = True
-            self.loop.remove_reader(self._bell)
-            self._bell.close()
-            self._ringer.close()
+            if self._sockets:
+                self.loop.remove_reader(self._sockets[0])
+            for each in self._sockets:
+                each.close()
         self.loop.close()
 
     def _begin_to_finish(self, close_s: float) -> None:
@@ -229,8 +265,10 @@ def abandon(task: asyncio.Task[Any]) -> None:
     task.add_done_callback(_abandoned.discard)
 
 
-def _log_exception(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log what an environment's own tasks and callbacks raise, and no other code awaits."""
+    if loop.is_closed():
+        return  # of a task that was abandoned
     error = context.get("exception")
     logger.warning("on the event loop of environments: %s", context.get("message"), exc_info=error)
 

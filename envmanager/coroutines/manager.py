@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.coroutines.environment import SessionFactory, SharedRows
-from envmanager.coroutines.loop import LoopThread
+from envmanager.coroutines.environment import SessionFactory
 from envmanager.coroutines.session import Session, SessionQueue
 from envmanager.data.steps import EnvironmentResponse, StartReport
 from envmanager.env_manager import EnvManager
@@ -60,14 +58,12 @@ class SessionHost(WorkerHost):
         self._options = options
         self._slots = 0
         """Number of ``slot`` numbers (see EnvContext) assigned so far."""
-        self._shared: defaultdict[LoopThread, list[SharedRows]] = defaultdict(list)
-        """Rows that environments on one loop share. Those on two loops would write into them at the same time."""
 
     def open(self, context: HostContext) -> None:
         super().open(context)
         with defer_interrupts():
             try:
-                self.step_queue = SessionQueue(self._options.timeouts.close_s, context.entries, context.events)
+                self.step_queue = SessionQueue(self._options.timeouts, context.entries, context.events)
             except (OSError, RuntimeError) as error:  # no descriptor or no thread left
                 hint = advice(error) if isinstance(error, OSError) else ""
                 raise UsageError(f"an event loop cannot be started: {error}. {hint}".strip()) from error
@@ -78,7 +74,7 @@ class SessionHost(WorkerHost):
             self.workers[worker_id].kill()
         entry, options, queue = self.context.entries[worker_id], self._options, self.step_queue
         loop = queue.loop
-        factory = SessionFactory.of(self.factories, entry, options, self._slots, known=self._shared[loop])
+        factory = SessionFactory.of(self.factories, entry, options, self._slots, known=loop.shared)
         self._slots += 1
         plan = WorkerPlan(worker_id=worker_id, env_ids=entry.env_ids, generation=generation, timeouts=options.timeouts)
         entry.times.count_after = _COUNT_AFTER

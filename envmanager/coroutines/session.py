@@ -19,7 +19,6 @@ import inspect
 import math
 import os
 import random
-import selectors
 import threading
 import time
 from collections import deque
@@ -31,6 +30,7 @@ from envmanager.adapters.choosing import SAME_ENVIRONMENT, innermost
 from envmanager.coroutines import environment
 from envmanager.coroutines.environment import AwaitedEnvironment, is_coroutine
 from envmanager.coroutines.loop import LoopThread, OwnThread, abandon, logger, wait
+from envmanager.coroutines.servers import Servers
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvGroup
 from envmanager.errors import ConnectionLost, ManagerClosed, UsageError
@@ -38,8 +38,9 @@ from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
 from envmanager.hosts.life import Alarm, State, WorkerLife, WorkerPlan
 from envmanager.kernel.host import ResponseSource
 from envmanager.kernel.table import Entry
-from envmanager.observe.events import Abandoned, Event, EventLog, LoopBlocked, ServerBack, ServerGone
+from envmanager.observe.events import Abandoned, Event, EventLog, LoopBlocked
 from envmanager.observe.timing import WorkerTimes
+from envmanager.options import Timeouts
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 
 _STEP, _FAILED, _START = CommandName.STEP, CommandName.FAILED, CommandName.START
@@ -51,10 +52,6 @@ _PAUSE_S = 0.002
 """Maximum pause (s) before the start of a further session. Thousands of threads at once would take much memory."""
 _WATCH_EVERY_S = 0.25
 """Interval (s) at which the trainer's thread looks whether a loop is blocked."""
-_BLOCKED_S = 0.5
-"""Time (s) without a sign of life after which a loop counts as blocked."""
-_LONG_S = 5.0
-"""Time (s) after which an event tells that a loop is blocked, even if that is not over."""
 _FIRST_TRY_S, _LONGEST_TRY_S = 0.05, 0.75
 """First and longest time (s) before another try of a reset without a server. Chance takes off up to half of it."""
 _TRY_S = 0.002
@@ -104,11 +101,6 @@ class Session(WorkerLife):
         """Number of behaviors whose specs were sent with a response."""
 
     # In the trainer's thread.
-
-    @property
-    def server_s(self) -> float:
-        """Time (s) for which the first reset waits for a server."""
-        return self._timeouts_s[_START]
 
     def send(self, name: str, payload: Any = None) -> None:
         command = name if name.__class__ is CommandName else CommandName(name)
@@ -163,7 +155,7 @@ class Session(WorkerLife):
 
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, ConnectionLost):
-            self._queue.note_loss(self, error)
+            self._queue.servers.note_loss(error)
             self.kill()  # what has lost its connection is not used again
 
     def kill(self) -> None:
@@ -266,7 +258,7 @@ class Session(WorkerLife):
             phase=phase_of(command),
             type_name=type(error).__qualname__,
             cause=str(error),
-            timeout_s=self.server_s if group.begun_at is None else 0.0,
+            timeout_s=self._timeouts_s[_START] if group.begun_at is None else 0.0,
             is_charged=group.begun_at is None or time.monotonic() - group.begun_at < _LASTING_S,
         )
         lost.__cause__ = error
@@ -276,7 +268,7 @@ class Session(WorkerLife):
         """Wait before the next try of the first reset, which raised ``error``. Raises it if it is too late."""
         now = time.monotonic()
         if self._server_until is None:
-            self._server_until = now + self.server_s
+            self._server_until = now + self._timeouts_s[_START]
             for each in (self.awaited, self.asked):
                 each.deadline = max(each.deadline, self._server_until + _LAST_TRY_S)
             self._queue.waiting.add(self)
@@ -292,7 +284,8 @@ class Session(WorkerLife):
     def has_connected(self) -> None:
         """Take note that the first reset has succeeded."""
         self._queue.waiting.discard(self)
-        self._queue.note_connection(self)
+        if self.worker_id in self._queue.servers.missed_by:
+            self._queue.tell(self, None)
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
         return task in (self.task, self.ending)
@@ -374,22 +367,16 @@ an event, the ConnectionError of a first reset that is to be tried again, or Non
 class SessionQueue(ResponseSource):
     """The queue of all sessions' responses, and the loops on which they run."""
 
-    def __init__(self, close_s: float, entries: Sequence[Entry], events: EventLog) -> None:
+    def __init__(self, timeouts: Timeouts, entries: Sequence[Entry], events: EventLog) -> None:
         self.sessions: dict[int, Session] = {}
         """Sessions by worker_id. A replacement overwrites its predecessor."""
         self.alarm = Alarm()
         self.waiting: set[Session] = set()
         """Sessions whose first reset is to be tried again. Only loops use the set."""
         self._entries, self._events = entries, events
-        self._disconnected: dict[int, None] = {}
-        """Workers without a server, by worker_id, since the first of them lost its."""
-        self._n_disconnected = 0
-        """Number of workers that were added to ``_disconnected`` since it was empty."""
-        self._disconnected_at = 0.0
-        self._unlasting: set[int] = set()
-        """Workers whose last connection was lost soon."""
+        self.servers = Servers(entries, events, timeouts.start_s)
         self._watch_at = 0.0
-        self._close_s = close_s
+        self._close_s = timeouts.close_s
         self._owner_pid = os.getpid()
         self._arrived: deque[Arrived] = deque()
         self._ready: list[EnvironmentResponse] = []
@@ -404,7 +391,7 @@ class SessionQueue(ResponseSource):
         self._n_started = 0
         """Number of sessions that have started."""
         self._stopping = threading.RLock()
-        self._loops = [LoopThread(self._ring)]
+        self._loops = [LoopThread(self._ring, _OUR_FILES)]
 
     # On the loop.
 
@@ -424,11 +411,6 @@ class SessionQueue(ResponseSource):
         self._is_urgent = True
         session.loop.ring_soon(0.0)
 
-    def note_connection(self, session: Session) -> None:
-        """Take note that the first reset of a session has succeeded."""
-        if session.worker_id in self._disconnected:
-            self.tell(session, None)
-
     def _ring(self) -> None:
         if self._is_waiting and (self._is_urgent or len(self._arrived) >= self._n_wanted):
             with contextlib.suppress(RuntimeError):  # it has been rung
@@ -445,8 +427,8 @@ class SessionQueue(ResponseSource):
         with defer_interrupts(), self._stopping:
             if self._is_stopped:
                 raise ManagerClosed("the start of a worker")
-            if self._loops[-1].culprit is not None:
-                self._loops.append(LoopThread(self._ring))
+            if self._loops[-1].blocked is not None:
+                self._loops.append(LoopThread(self._ring, _OUR_FILES))
             return self._loops[-1]
 
     def start(self, session: Session, factory: GroupFactory) -> None:
@@ -508,17 +490,19 @@ class SessionQueue(ResponseSource):
 
     def answer_of(self, session: Session) -> EnvironmentResponse:
         """Await the response to the last command other than a step, or return a failure at its deadline."""
-        command = session.asked.command
-        assert command is not None
+        asked, awaited = session.asked, session.awaited
+        assert asked.command is not None
         while True:
             self._pump()
             if session.answer is not None:
                 return session.answer
             if self._is_woken:
                 raise ManagerClosed("a call that waits")
-            left_s = session.asked.deadline - time.monotonic()
+            is_behind_step = awaited.command is _STEP and awaited.deadline < asked.deadline
+            left_s = (awaited if is_behind_step else asked).deadline - time.monotonic()
             if left_s <= 0 or session.state is State.GONE:
-                return EnvironmentResponse(_FAILED, session.worker_id, session.timed_out(command))
+                error = session.timed_out(_STEP if is_behind_step else asked.command)
+                return EnvironmentResponse(_FAILED, session.worker_id, error)
             self._wait(1, left_s)
 
     def _pump(self) -> None:
@@ -539,62 +523,20 @@ class SessionQueue(ResponseSource):
         if isinstance(news, Event):
             self._events.add(news)
         elif news is not None:
-            self._disconnect(session, news)
-        elif self._disconnected.pop(session.worker_id, 0) is None and not self._disconnected:
-            who = {"worker_id": session.worker_id, "generation": session.generation}
-            after_s = time.monotonic() - self._disconnected_at
-            self._events.add(ServerBack(**who, n_workers=self._n_disconnected, after_s=after_s))
-
-    def note_loss(self, session: Session, error: ConnectionLost) -> None:
-        """Take note that a session has lost its connection. Decide whether its restart counts.
-
-        It does if no server was found, or if this connection was lost soon, as was the one before.
-        """
-        worker_id, was_soon = session.worker_id, error.is_charged
-        error.is_charged = error.timeout_s > 0 or (was_soon and worker_id in self._unlasting)
-        (self._unlasting.add if was_soon else self._unlasting.discard)(worker_id)
-        self._disconnect(session, error.__cause__)
-
-    def _disconnect(self, session: Session, error: Any) -> None:
-        for worker_id in [each for each in self._disconnected if self._entries[each].error is not None]:
-            del self._disconnected[worker_id]  # given up
-        if not self._disconnected:
-            self._disconnected_at, self._n_disconnected = time.monotonic(), 0
-            who = {"worker_id": session.worker_id, "generation": session.generation}
-            self._events.add(ServerGone(**who, error=error, wait_s=session.server_s))
-        self._n_disconnected += session.worker_id not in self._disconnected
-        self._disconnected[session.worker_id] = None
+            self.servers.note_gone(session.worker_id, news)
+        else:
+            self.servers.note_back(session.worker_id)
 
     def _watch(self, now: float) -> None:
-        """Look whether a loop is blocked. If so, find the code that blocks it; tell of it when it is over, or long."""
+        """Add events for loops that are blocked."""
         self._watch_at = now + _WATCH_EVERY_S
         for loop in self._loops:
-            blocked_s, is_over = loop.blocked_s(now)
-            if not is_over and blocked_s >= _BLOCKED_S and loop.culprit is None:
-                loop.culprit = self._culprit(loop)
-            if loop.culprit is not None and (is_over or blocked_s >= _LONG_S > blocked_s - _WATCH_EVERY_S):
-                worker_id, where = loop.culprit
-                generation = self._entries[worker_id].generation if worker_id >= 0 else 0
+            found = loop.watch(now)
+            if found is not None:
+                worker_id, where, for_s, is_over = found
+                generation = 0 if worker_id < 0 else self._entries[worker_id].generation
                 who = {"worker_id": worker_id, "generation": generation}
-                self._events.add(LoopBlocked(**who, blocked_s=blocked_s, where=where, is_over=is_over))
-            if is_over:
-                loop.culprit = None
-
-    def _culprit(self, loop: LoopThread) -> tuple[int, str] | None:
-        """Return the worker whose task runs on the loop now, -1 if it is unknown, and the line of code that runs.
-
-        Return None if none runs: the loop waits for its turn, because another thread keeps Python's lock.
-        """
-        task, frame = loop.where()
-        if frame is not None and frame.f_code.co_filename == selectors.__file__:
-            return None
-        ours = [each.worker_id for each in list(loop.members) if task is not None and each.owns(task)]
-        while frame is not None and frame.f_back is not None and frame.f_back.f_code.co_filename not in _OUR_FILES:
-            frame = frame.f_back
-        where = (
-            "unknown code" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
-        )
-        return ours[0] if ours else -1, where
+                self._events.add(LoopBlocked(**who, blocked_s=for_s, where=where, is_over=is_over))
 
     def _wait(self, n_wanted: int, left_s: float) -> None:
         """Wait until ``n_wanted`` responses have arrived, or one that is urgent, at most ``left_s`` seconds."""

@@ -101,6 +101,4 @@ class GodotOptions(KindOptions):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         if self.episodes == "on_demand":
-            raise UsageError(
-                f"episodes={self.episodes!r}: Godot games begin their next episode by themselves. Leave it out."
-            )
+            raise UsageError('episodes="on_demand": Godot games begin their next episode by themselves. Leave it out.')

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envmanager.data.specs import BehaviorSpec
+from envmanager.data.specs import BehaviorSpec, object_array
 from envmanager.data.steps import Batch
 from envmanager.data.trees import is_foreign, map_tree, take_rows
 from envmanager.errors import BadAction, LostEpisode, ManagerClosed, UsageError, WorkerError
@@ -33,6 +33,7 @@ from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 from envmanager.kernel.tasks import TaskBook
 from envmanager.options import Wait
+from envmanager.system.interrupts import defer_interrupts
 from envmanager.tasks import Task
 
 if TYPE_CHECKING:
@@ -160,8 +161,9 @@ class Pool:
             while episode.env_id is None:  # again if its worker failed before the coroutine could go on
                 episode.lost = None
                 await self._take(episode)
-            self._manager.begin([episode.env_id], [episode.task])
-            self._in_flight.add(episode.env_id)
+            with defer_interrupts():
+                self._manager.begin([episode.env_id], [episode.task])
+                self._in_flight.add(episode.env_id)
             await self._response_to(episode)
         except BaseException:
             self._leave(episode)
@@ -178,8 +180,8 @@ class Pool:
                 self._assign(env_id, episode)
                 return
         self._require_some_worker()
-        self._waiting[episode] = None
         try:
+            self._waiting[episode] = None
             await self._response_to(episode)
         finally:
             self._waiting.pop(episode, None)
@@ -204,46 +206,52 @@ class Pool:
 
     def _send(self, entry: Entry, env_id: int, row: Any) -> None:
         """Send an action, or queue it if the worker has another step in flight. Raises BadAction."""
-        if entry.state is WorkerState.IN_FLIGHT or entry.state is WorkerState.READY:
-            self._queued.setdefault(entry.worker_id, {})[env_id] = row
-        elif entry.is_nominal:
-            self._manager.send(row, [env_id])
-        # else the failure was not yet told to the episode
-        self._in_flight.add(env_id)
+        with defer_interrupts():
+            if entry.state is WorkerState.IN_FLIGHT or entry.state is WorkerState.READY:
+                self._queued.setdefault(entry.worker_id, {})[env_id] = row
+            elif entry.is_nominal:
+                self._manager.send(row, [env_id])
+            # else the failure was not yet told to the episode
+            self._in_flight.add(env_id)
 
     async def _response_to(self, episode: Episode) -> Step:
         """Wait for the response to an episode, or for its environment."""
-        loop = self._join()
-        awaited: asyncio.Future[Step] = loop.create_future()
-        episode._awaited = awaited
+        awaited: asyncio.Future[Step] = self._require_loop().create_future()
         try:
+            with defer_interrupts():
+                self._join()
+                episode._awaited = awaited
             return await awaited
         except asyncio.CancelledError:
             episode._is_cancelled = True
             raise
         finally:
-            episode._awaited = None
-            if awaited.done() and not awaited.cancelled():
-                awaited.exception()  # else the loop would report that no coroutine has seen it
-            self._part()
+            with defer_interrupts():
+                if awaited.done() and not awaited.cancelled():
+                    awaited.exception()  # else the loop would report that no coroutine has seen it
+                if episode._awaited is not None:
+                    episode._awaited = None
+                    self._part()
 
     def _leave(self, episode: Episode) -> None:
         """Give back the environment of an episode, unless it was lost. It is free once it has responded."""
-        env_id, episode.env_id = episode.env_id, None
-        if env_id is None:
-            return
-        del self._held[env_id]
-        entry = self._entries[env_id]
-        queued = self._queued.get(entry.worker_id, {})
-        if env_id in queued or self._book.withdraw(env_id):
-            queued.pop(env_id, None)
-            self._in_flight.discard(env_id)
-        if env_id not in self._in_flight:
-            self._release(env_id)
+        with defer_interrupts():
+            env_id, episode.env_id = episode.env_id, None
+            if env_id is None:
+                return
+            del self._held[env_id]
+            entry = self._entries[env_id]
+            queued = self._queued.get(entry.worker_id, {})
+            if env_id in queued or self._book.withdraw(env_id):
+                queued.pop(env_id, None)
+                self._in_flight.discard(env_id)
+            if env_id not in self._in_flight:
+                self._release(env_id)
 
     def _assign(self, env_id: int, episode: Episode) -> None:
-        self._free.pop(env_id, None)
-        episode.env_id, self._held[env_id] = env_id, episode
+        with defer_interrupts():
+            self._free.pop(env_id, None)
+            episode.env_id, self._held[env_id] = env_id, episode
 
     def _release(self, env_id: int) -> None:
         """Give an environment that no episode holds to the first episode that waits for one."""
@@ -317,8 +325,9 @@ class Pool:
         try:
             self.require_usable()
             is_over = False
-            while self._receive():
-                pass
+            with defer_interrupts():  # what recv has returned must reach the episodes
+                while self._receive():
+                    pass
             self._require_some_worker()
         except Exception as error:
             for episode in [*self._waiting, *self._held.values()]:
@@ -340,7 +349,7 @@ class Pool:
         for row, env_id in enumerate(batch.env_ids.tolist()):
             if not batch.lost[row]:
                 self._deliver(env_id, batch, row)
-        cuts, self._book.delivered_cuts = self._book.delivered_cuts, []
+        cuts = list(self._book.cuts)
         for entry, cause in cuts:
             self._lose(entry, cause)
             for env_id in entry.env_ids:
@@ -408,7 +417,11 @@ def _row_of(action: Any, spec: BehaviorSpec | None) -> Any:
     try:
         return map_tree(
             lambda leaf, value: (
-                [value] if leaf.is_object else value[None] if is_foreign(value) else np.asarray(value)[None]
+                object_array([value])
+                if leaf.is_object
+                else value[None]
+                if is_foreign(value)
+                else np.asarray(value)[None]
             ),
             spec.action,
             action,

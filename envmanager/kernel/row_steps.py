@@ -247,8 +247,8 @@ class BatchStepper:
             batch = self._joined(parts, entries)
         if lost_env_ids:
             batch.lost[:] = np.isin(batch.env_ids, lost_env_ids)
-            if book is not None:
-                book.cuts = cuts
+        if book is not None:
+            book.cuts = cuts
         only_this = (batch,)
         partly = {}
         if len(batch.env_ids) < n_envs:

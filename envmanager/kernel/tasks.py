@@ -136,8 +136,6 @@ class TaskBook:
         """Worker in which nothing begins until all its environments rest, because a task is to begin alone there."""
         self.cuts: list[tuple[Entry, EnvManagerError]] = []
         """Workers whose replacement the batch tells of that is delivered next, and the causes."""
-        self.delivered_cuts: list[tuple[Entry, EnvManagerError]] = []
-        """The cuts of the last batch that had any, until a pool takes them."""
         self.has_unsent: dict[int, list[_Seat]] = {}
         """By worker_id, the environments that have got a task since their worker was last told what to begin."""
         self._n_charged = 0
@@ -473,7 +471,6 @@ class TaskBook:
         if self.cuts:
             for entry, cause in self.cuts:
                 self.lose(entry, cause)
-            self.delivered_cuts, self.cuts = self.cuts, []
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
         """Set the tasks of StepInfos that are delivered, and advance the book."""

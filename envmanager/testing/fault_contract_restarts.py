@@ -335,10 +335,12 @@ class TasksUnderFaults(FaultyManagers):
             assert len(results) == 20
             assert min(results[number].attempts for number in fails) >= 3
             assert isinstance(results[4].error, WorkerError)
-            assert (manager.tasks.n_lost, manager.stats().restarts) == (5, 15)
+            assert manager.tasks.n_lost == 5
+            n_restarts = manager.stats().restarts
+            assert 3 * 3 <= n_restarts <= 3 * 5  # environments of one worker may fail together
             failures = [each.tasks for each in manager.events if isinstance(each, events.Failed)]
             assert all(set(fails) & set(under_way) for under_way in failures)
-            assert len(failures) == 15
+            assert len(failures) == n_restarts
 
     @pytest.mark.parametrize("n_sound", [0, 10])
     @pytest.mark.parametrize("fault", [Die(0), BROKEN], ids=["exits", "raises"])

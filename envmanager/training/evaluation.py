@@ -108,9 +108,9 @@ class Evaluation:
         why = "interrupted" if isinstance(cut_by, KeyboardInterrupt) else getattr(cut_by, "headline", cut_by)
         for index in () if cut_by is None else range(len(tasks)):
             if index not in results:
-                error = EnvManagerError(f"{'not finished' if index in running else 'not played'}: {why}")
-                task, env_id = Task.of(tasks[index]), running.get(index)
-                results[index] = TaskResult(index, task, -1 if env_id is None else env_id, False, 0, error)
+                where = "" if running.get(index) is None else f" in env {running[index]}"
+                error = EnvManagerError(f"not {f'finished{where}' if index in running else 'played'}: {why}")
+                results[index] = TaskResult(index, Task.of(tasks[index]), -1, False, 0, error)
         return cls.of(
             [episode for result in results.values() for episode in result.episodes],
             behaviors,
@@ -132,8 +132,9 @@ class Evaluation:
         """
         for each in self.results:
             row = {"task": each.index, "id": each.task.id, "seed": each.task.seed, "options": each.task.options}
-            row |= {"env_id": each.env_id, "terminated": each.terminated, "attempts": each.attempts}
-            row |= {"error": _headline(each)}
+            if each.attempts:  # else it was not played
+                row |= {"env_id": each.env_id, "terminated": each.terminated, "attempts": each.attempts}
+            row["error"] = _headline(each)
             yield from ({**row, **_of_agent(episode)} for episode in each.episodes)
             if not each.episodes:
                 yield row
@@ -510,7 +511,7 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
     if kind == "auto":
         kind = "simple" if isinstance(manager, SimpleEnvManager) else "subprocess"
     n_envs = min(options.n_envs, n_episodes)
-    n_workers = options.n_workers
+    n_workers = None if kind == "asyncio" else options.n_workers  # there, each environment is a worker
     if n_workers == "auto" or options.kind == "auto":
         n_workers = count_cores()
     return attrs.evolve(

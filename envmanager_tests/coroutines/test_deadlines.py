@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import attrs
 import gymnasium
 import numpy as np
 import pytest
@@ -32,7 +33,8 @@ from envmanager.testing.fault_checks import returns_within, until
 
 ALL = Wait.all()
 Made = dict[tuple[int, int], Any]
-SOON = Timeouts(start_s=5, reset_s=5, step_s=0.3, call_s=5, close_s=1)
+SOON = Timeouts(start_s=20, reset_s=20, step_s=1, call_s=20, close_s=1)
+SOONER = attrs.evolve(SOON, step_s=0.3)
 
 
 @pytest.fixture
@@ -238,7 +240,7 @@ def test_a_loop_that_stays_blocked_is_left_and_new_generations_run_on_another(ga
     limits = Timeouts(start_s=5, step_s=2, close_s=0.5)
     with AsyncioEnvManager(lambda c: Obeys(c, made, gate), 2, timeouts=limits) as manager:
         begun(manager)
-        with returns_within(5):
+        with returns_within(10):
             manager.send(["block for ever", "go"], [0, 1])
             lost = until_lost(manager, [0, 1])
         assert lost == {0: "0 1 0", 1: "1 1 0"}
@@ -343,6 +345,18 @@ def test_each_command_has_its_own_limit(phase: str, gate: threading.Event) -> No
     gate.set()
 
 
+def test_a_call_waits_for_a_step_that_hangs_no_longer_than_the_step_may_take(gate: threading.Event) -> None:
+    made: Made = {}
+    with AsyncioEnvManager(lambda c: Obeys(c, made, gate), 2, timeouts=SOON) as manager:
+        begun(manager)
+        manager.send(["go", "hang"], [0, 1])
+        with pytest.raises(WorkerTimedOut) as raised:
+            manager.get_attr("calls")
+        assert (raised.value.phase, raised.value.worker_id) == ("step", 1)
+        assert until_lost(manager, [1]) == {1: "1 1 0"}
+        assert manager.get_attr("generation") == [0, 1]
+
+
 def test_hangs_and_errors_cost_no_row_of_another_and_every_task_is_played_or_lost(gate: threading.Event) -> None:
     generator = np.random.default_rng(5)
     made: Made = {}
@@ -359,7 +373,7 @@ def test_hangs_and_errors_cost_no_row_of_another_and_every_task_is_played_or_los
             obs, *rest = await super().step(action)
             return f"{obs} {self.task}", *rest
 
-    with AsyncioEnvManager(lambda c: Chancy(c, made, gate), 64, timeouts=SOON, restarts=policy) as manager:
+    with AsyncioEnvManager(lambda c: Chancy(c, made, gate), 64, timeouts=SOONER, restarts=policy) as manager:
         manager.reset(tasks=[{"task": number} for number in range(300)], attempts=100)
         while not manager.tasks.done:
             batch = manager.recv()

@@ -179,15 +179,15 @@ def test_a_full_server_gives_its_slots_to_those_that_wait() -> None:
 
 def test_a_server_that_never_comes_is_waited_for_as_long_as_start_s() -> None:
     server = Server(is_there=False)
-    limits = Timeouts(start_s=0.3)
+    limits = Timeouts(start_s=1)
     never = RestartPolicy(max_restarts=0)
     with AsyncioEnvManager(lambda: Remote(server), 3, timeouts=limits, restarts=never) as manager:
         began = time.monotonic()
         with pytest.raises(ConnectionLost) as raised:
             manager.reset()
-        assert time.monotonic() - began >= 0.3
+        assert time.monotonic() - began >= 1
         error = raised.value
-        assert (error.phase, error.timeout_s, error.type_name) == ("reset", 0.3, "ConnectionRefusedError")
+        assert (error.phase, error.timeout_s, error.type_name) == ("reset", 1, "ConnectionRefusedError")
         assert isinstance(error.__cause__, ConnectionRefusedError)
         server.start()
         connected(manager)
@@ -196,12 +196,12 @@ def test_a_server_that_never_comes_is_waited_for_as_long_as_start_s() -> None:
 
 def test_waits_in_vain_are_restarts_in_the_end() -> None:
     server = Server(is_there=False)
-    policy = RestartPolicy(max_restarts=2, within_s=0.5, backoff_s=0)
-    with AsyncioEnvManager(lambda: Remote(server), 1, timeouts=Timeouts(start_s=0.3), restarts=policy) as manager:
+    policy = RestartPolicy(max_restarts=1, within_s=0.5, backoff_s=0)
+    with AsyncioEnvManager(lambda: Remote(server), 1, timeouts=Timeouts(start_s=1), restarts=policy) as manager:
         with pytest.raises(RestartsExhausted) as raised:
             manager.reset()
         assert isinstance(raised.value.last, ConnectionLost)
-        assert manager.events.count(events.Disconnected) == 3
+        assert manager.events.count(events.Disconnected) == 2
         assert manager.events.count(events.ServerGone) == 1
 
 

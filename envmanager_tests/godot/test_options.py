@@ -50,7 +50,7 @@ def test_a_mistake_is_named_with_its_path(value: Any, text: str) -> None:
 
 
 def test_episodes_on_demand_are_refused_before_an_engine_is_looked_for() -> None:
-    with pytest.raises(UsageError, match=r"episodes='on_demand'.*by themselves"):
+    with pytest.raises(UsageError, match=r'episodes="on_demand".*by themselves'):
         make_manager({"kind": "godot", "env": "no game", "episodes": "on_demand"})
 
 

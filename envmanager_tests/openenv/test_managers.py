@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,6 +27,7 @@ from envmanager.observe.events import ServerBack, ServerGone
 from envmanager_tests.openenv.test_sessions import SOON_S, Server, serving
 
 N = 16
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -156,6 +160,15 @@ def test_coroutines_play_over_a_server_that_hangs_is_killed_and_comes_back():
             assert lost[7] >= 1
             assert sum(lost) >= N
             assert manager.stats().restarts >= sum(lost)
+
+
+def test_the_example_plays_on_500_sessions():
+    with serving(501) as server:
+        command = [sys.executable, "docs/examples/agents_on_openenv.py", server.url, '{"add": 3}']
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True, cwd=ROOT)
+    assert done.stdout.startswith("2000 episodes, mean return 12.0, ")
+    assert done.stdout.endswith(" steps/s, 0 lost\n")
+    assert done.stderr == ""
 
 
 def test_a_hang_is_a_lost_episode_with_its_deadline():

@@ -394,7 +394,7 @@ def test_a_worker_that_is_given_up_leaves_the_pool_and_the_last_error_is_raised(
 
 def test_those_that_wait_get_the_error_of_the_last_worker() -> None:
     async def test(pool: Any) -> list[Any]:
-        agents = [played(pool, 9, raises=1) for _ in range(12)]
+        agents = [played(pool, 9, raises=1) for _ in range(30)]
         return await asyncio.gather(*agents, return_exceptions=True)
 
     with one_each(restarts=RestartPolicy(max_restarts=1, on_exception="restart", backoff_s=0)) as manager:

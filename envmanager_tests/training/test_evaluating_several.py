@@ -328,8 +328,10 @@ def test_what_was_played_until_an_error_is_printed_and_written(
         rows = table_of(out)
     assert [row["error"] or "" for row in rows if not (row["error"] or "").startswith("not played: ")] == [
         "",
-        "not finished: worker 0 was restarted once within 60 s and failed again: worker 0 died in step (SIGKILL)",
+        "not finished in env 0: worker 0 was restarted once within 60 s and failed again: worker 0 died in step "
+        "(SIGKILL)",
     ]
+    assert [row.get("env_id") or "" for row in rows[1:]] == [""] * 5
     assert [json.loads(str(row["task"])) for row in rows] == [0, 1, 2, 0, 1, 2]
     assert all("SIGKILL" in row["error"] for row in rows[2:])
     assert [float(row["return"]) for row in rows if row.get("return")] == [1.0]
