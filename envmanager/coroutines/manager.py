@@ -71,7 +71,7 @@ class SessionHost(WorkerHost):
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         if generation > 0:
-            self.workers[worker_id].kill()
+            self.workers[worker_id].retire()
         entry, options, queue = self.context.entries[worker_id], self._options, self.step_queue
         loop = queue.loop
         factory = SessionFactory.of(self.factories, entry, options, self._slots, known=loop.shared)

@@ -73,6 +73,8 @@ class Session(WorkerLife):
 
     _server_until: float | None = None
     """Time (monotonic seconds) until which the first reset waits for a server, if it has had to."""
+    _error: Exception | None = None
+    """The failure that it has reported last."""
     _is_late = False
     """Whether the environment has not been closed in time."""
     _n_tries = 0
@@ -154,6 +156,7 @@ class Session(WorkerLife):
         return None
 
     def _note_failure(self, error: Exception) -> None:
+        self._error = error
         if isinstance(error, ConnectionLost):
             self._queue.servers.note_loss(error)
             self.kill()  # what has lost its connection is not used again
@@ -164,6 +167,14 @@ class Session(WorkerLife):
         if self.state is not State.GONE:
             self.move(State.GONE)
             self.loop.post(self.end)
+
+    def retire(self) -> None:
+        """End the session, which is replaced. Errors are kept for long, and their tracebacks would keep its frames."""
+        self.kill()
+        error: BaseException | None = self._error
+        while error is not None:
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
 
     def ask_to_close(self) -> None:
         self.kill()

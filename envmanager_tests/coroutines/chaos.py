@@ -55,12 +55,13 @@ class Faulty:
     def __init__(self, context: EnvContext) -> None:
         self.env_id, self.serial = context.env_id, next(self.serials)
         self.dice = random.Random(self.serial)
-        self.is_cancelled = False
+        self.is_cancelled = self.has_begun = False
 
     async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         assert options is not None
         self.key, self.length, self.n_steps = options["key"], options["length"], 0
         await self._happens("reset")
+        self.has_begun = True
         return (self.env_id, self.serial, self.key, 0, None), {}
 
     async def step(self, action: Any) -> Any:
@@ -78,6 +79,8 @@ class Faulty:
         (what,) = self.dice.choices(_KINDS, _WEIGHTS)
         if self.is_cancelled:
             return
+        if what == "loses its connection" and not self.has_begun:
+            phase = "first reset"  # its server is awaited
         if what:
             self.faults[phase] += 1
             self.faults[what] += phase != "close"

@@ -27,9 +27,46 @@ from envmanager import (
     Wait,
     make_manager,
 )
-from envmanager.testing.fault_checks import returns_within
+from envmanager.observe.events import Failed
+from envmanager.testing.fault_checks import returns_within, until
 
 ALL = Wait.all()
+
+
+class Breaks:
+    """Raises in its step."""
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return "begun", {}
+
+    async def step(self, action: Any) -> Any:
+        try:
+            raise KeyError("no page")
+        except KeyError as error:
+            raise {"value": ValueError, "connection": ConnectionError}[action]("the browser has ended") from error
+
+
+@pytest.mark.parametrize("action", ["value", "connection"])
+def test_what_is_kept_of_an_error_keeps_no_environment_that_was_replaced(action: str) -> None:
+    made: list[weakref.ref[Breaks]] = []
+
+    def make() -> Breaks:
+        env = Breaks()
+        made.append(weakref.ref(env))
+        return env
+
+    restarts = RestartPolicy(max_restarts=100, on_exception="restart", backoff_s=0)
+    with AsyncioEnvManager(make, 1, restarts=restarts) as manager:
+        manager.reset()
+        manager.recv(ALL)
+        for _ in range(5):
+            manager.send([action], [0])
+            assert manager.recv(ALL).lost.all()
+        until(lambda: gc.collect() >= 0 and [each() is None for each in made] == [True] * 5 + [False])
+        if action == "value":
+            (error, *_) = [event.error for event in manager.events if isinstance(event, Failed)]
+            assert "in step" in str(error.remote_traceback)
+            assert isinstance(error.__cause__, ValueError)
 
 
 class Talk:
