@@ -244,6 +244,8 @@ class GymnasiumEnvironment(RowGroup):
             envs = [_Stepped] * len(chosen)
         elif n:
             given = self._read_actions(actions[BEHAVIOR], n)
+        if not begins:
+            return envs, given
         own = iter(given)
         return (
             [_Beginner(self) if row in begins else env for row, env in zip(chosen, envs, strict=True)],

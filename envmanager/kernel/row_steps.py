@@ -236,8 +236,7 @@ class BatchStepper:
                 entry.n_envs_in_flight = len(steps)
                 entry.rows_in_flight.difference_update((steps.env_id - entry.env_ids[0]).tolist())
             elif steps is None or steps.agent_id is not entry.usual_ids or steps.acting is not None:
-                is_step = response.name is _STEP
-                self._check_rows(entry, steps, entry.n_envs_in_flight if is_step else len(entry.env_ids))
+                self._check_rows(entry, steps, entry.n_envs_in_flight if response.name is _STEP else len(entry.env_ids))
             parts.append(steps)
         if len(parts) == 1:
             (steps,) = parts

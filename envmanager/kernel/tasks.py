@@ -524,8 +524,7 @@ class TaskBook:
             self._finish(seat, seat.playing, terminated=terminated)
             seat.entry.n_lost_tasks = 0
         seat.ended.clear()
-        coming = seat.coming
-        goes_on = seat.is_sent
+        coming, goes_on = seat.coming, seat.is_sent
         if goes_on:
             assert coming is not None
             coming.attempts += 1

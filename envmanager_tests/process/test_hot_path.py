@@ -138,8 +138,8 @@ def test_a_batch_of_a_vector_in_this_process_takes_two_calls_more(begin: Any, li
 @pytest.mark.parametrize(("begin", "limit"), [(sending, 11), (stepping, 21)], ids=["send-recv", "step"])
 def test_a_worker_step_takes_so_many_calls_in_the_trainer(begin: Any, limit: int) -> None:
     with SubprocessEnvManager(Noop, N_ENVS) as manager:
-        # On a busy machine, each wait may look for responses once more.
-        assert n_calls(begin(manager), n_times=1000) <= limit * N_ENVS + 1
+        # On a busy machine, most waits look for responses once more.
+        assert n_calls(begin(manager), n_times=4000) / N_ENVS <= limit
 
 
 @pytest.mark.parametrize("begin", [sending, stepping])
