@@ -177,10 +177,12 @@ class LoopThread:
         """Wait for the end of the loop. Return whether it has ended."""
         if threading.current_thread() is self.thread:  # the garbage collector has closed a manager here
             return True
-        if self._end.acquire(timeout=timeout_s):  # not an Event, whose wait may be interrupted anywhere
+        # Not an Event, whose wait may be interrupted anywhere. An interrupt here may leave the lock locked.
+        if not self._is_closed and self._end.acquire(timeout=timeout_s):
             self._end.release()
+        if self._is_closed:
             self.thread.join(_REST_S)
-        return not self._end.locked()
+        return self._is_closed
 
     # On the loop.
 
