@@ -28,8 +28,8 @@ ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
     "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
-    "textarena.core.Env": "envmanager.adapters.texts:GameEnvironment",
-    "gem.core.Env": "envmanager.adapters.texts:TextEnvironment",
+    "textarena.core.Env": "envmanager.adapters.texts:TextEnvironment.game",
+    "gem.core.Env": "envmanager.adapters.texts:TextEnvironment.texts",
     "mlagents_envs.base_env.BaseEnv": "envmanager.adapters.mlagents:MlagentsEnvironment",
 }
 """Import names of the adapters, by the name of the base class that each wraps."""

@@ -14,24 +14,15 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
-import numpy as np
 
-from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import check_info, flag, real_number
-from envmanager.data.casting import Casting
-from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value, object_array
-from envmanager.data.steps import AgentSteps, Steps
-from envmanager.data.trees import Tree
-from envmanager.environment import Environment
+from envmanager.adapters.gymnasium import GymnasiumEnvironment
 from envmanager.errors import UsageError
 from envmanager.importing import nearest, needed_by
 
-BEHAVIOR = "default"
-_OBJECTS = BehaviorSpec(ArraySpec(dtype=np.dtype(object)), ArraySpec(dtype=np.dtype(object)))
 _MOST_PLAYERS = 15
 
 _REGISTRIES = {
@@ -42,84 +33,21 @@ _REGISTRIES = {
 """Modules and names of the registries of environments, by library."""
 
 
-class TextEnvironment(Environment):
-    """An environment whose ``reset`` and ``step`` return what Gymnasium's do, but that declares no spaces."""
+class Texts:
+    """An environment whose ``reset`` and ``step`` are like Gymnasium's, but that declares no spaces."""
 
-    can_rest = True
+    observation_space = action_space = None
 
     def __init__(self, env: Any) -> None:
-        self.casting: Casting = Casting()
-        self._env = env
-        self._reset = Resetter(env)
-        self._options: Mapping[str, Any] | None = None
+        self.env = env
 
-    @property
-    def behavior_specs(self) -> BehaviorSpecs:
-        return {BEHAVIOR: _OBJECTS}
-
-    @property
-    def wrapped(self) -> Any:
-        return self._env
-
-    def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
-        self._options = options
-        obs, info = self._begun(seeds[0], options)
-        steps = AgentSteps.first(agent_id=np.zeros(1, np.int64), obs=object_array([obs]), info=[info])
-        return {BEHAVIOR: steps}
-
-    def step(self, actions: Mapping[str, Tree]) -> Steps:
-        return self.steps_of(self._env.step(self.action_of(actions)))
-
-    def action_of(self, actions: Mapping[str, Tree]) -> Any:
-        return actions[BEHAVIOR][0]
-
-    def steps_of(self, result: Any) -> Steps:
-        obs, reward, terminated, truncated, info = self._result(result)
-        number = real_number(reward, "reward", self.casting)
-        ends = flag(terminated, "terminated", self.casting), flag(truncated, "truncated", self.casting)
-        check_info(info, "info")
-        final_obs = acting = None
-        reset_info: list[dict[str, Any]] | None = None
-        if any(ends):
-            final_obs = object_array([obs])
-            if self.rests:
-                acting = np.zeros(1, np.bool_)
-            else:
-                obs, first_info = self._begun(None, self._options)
-                reset_info = [first_info]
-        steps = AgentSteps.stepped(
-            agent_id=np.zeros(1, np.int64),
-            obs=object_array([obs]),
-            reward=np.array([number], np.float32),
-            terminated=np.array(ends[:1]),
-            truncated=np.array(ends[1:]),
-            final_obs=final_obs,
-            acting=acting,
-            info=[info],
-            reset_info=reset_info,
-        )
-        return {BEHAVIOR: steps}
-
-    def close(self) -> None:
-        getattr(self._env, "close", lambda: None)()
-
-    def _begun(self, seed: int | None, options: Mapping[str, Any] | None) -> tuple[Any, Any]:
-        result = self._reset(self._env, seed=seed, options=options)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise SpecMismatch("the result of reset", "(obs, info)", describe_value(result))
-        check_info(result[1], "info")
-        return result
-
-    def _result(self, result: Any) -> Any:
-        """Return what ``step`` returned as observation, reward, terminated, truncated and info."""
-        if not isinstance(result, tuple) or len(result) != 5:
-            raise SpecMismatch(
-                "the result of step", "(obs, reward, terminated, truncated, info)", describe_value(result)
-            )
-        return result
+    def __getattr__(self, name: str) -> Any:
+        if name == "env":
+            raise AttributeError(name)
+        return getattr(self.env, name)
 
 
-class GameEnvironment(TextEnvironment):
+class Game(Texts):
     """A game of TextArena in which one agent plays all players, each in turn.
 
     An observation is the number of the player whose turn it is, and what that player reads. The reward of a step is
@@ -132,24 +60,22 @@ class GameEnvironment(TextEnvironment):
         self._n_players: int | None = None
         self._player = 0
 
-    def close(self) -> None:
-        """Do nothing, because ``close`` of a game returns its rewards and releases nothing."""
-
-    def _begun(self, seed: int | None, options: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        """Begin a game, and return what the first player reads."""
         given = dict(options or {})
         n_players = given.pop("num_players", self._n_players)
         if given:
             raise UsageError(f"a game of TextArena has only the option num_players, not {sorted(given)}.")
         if n_players is None:
             self._n_players = n_players = self._least_number_of_players(seed)
-        self._env.reset(num_players=n_players, seed=seed)
+        self.env.reset(num_players=n_players, seed=seed)
         return self._turn(), {}
 
     def _least_number_of_players(self, seed: int | None) -> int:
         refusal: Exception | None = None
         for n_players in range(1, _MOST_PLAYERS + 1):
             try:
-                self._env.reset(num_players=n_players, seed=seed)
+                self.env.reset(num_players=n_players, seed=seed)
             except (AssertionError, ValueError) as error:
                 refusal = refusal or error
             else:
@@ -157,16 +83,20 @@ class GameEnvironment(TextEnvironment):
         raise UsageError(f"the game takes no number of players from 1 to {_MOST_PLAYERS}: {refusal}") from refusal
 
     def _turn(self) -> Any:
-        self._player, text = self._env.get_observation()
+        self._player, text = self.env.get_observation()
         return self._player, text
 
-    def _result(self, result: Any) -> Any:
-        done, info = result
+    def step(self, action: Any) -> Any:
+        """Take the move of the player whose turn it is."""
+        done, info = self.env.step(action)
         reward = 0.0
         if done:
-            rewards, game_info = self._env.close()
+            rewards, game_info = self.env.close()
             reward, info = (rewards or {}).get(self._player, 0.0), {**info, "rewards": rewards, "game_info": game_info}
         return self._turn(), reward, done, False, info
+
+    def close(self) -> None:
+        """Do nothing, because ``close`` of a game returns its rewards and releases nothing."""
 
 
 class Questions:
@@ -175,6 +105,8 @@ class Questions:
     Options of an episode are an entry of the data set, so that the data set itself is a list of tasks. Without them, a
     question is made from the seed.
     """
+
+    observation_space = action_space = None
 
     def __init__(self, name: str, **config: Any) -> None:
         self._make, self._name, self._config = importlib.import_module("reasoning_gym").create_dataset, name, config
@@ -198,6 +130,24 @@ class Questions:
         return self._entry.get("answer", ""), float(score), True, False, {}
 
 
+class TextEnvironment(GymnasiumEnvironment):
+    """The group of one environment of texts."""
+
+    @classmethod
+    def game(cls, env: Any) -> TextEnvironment:
+        """Return the group of a game of TextArena."""
+        return cls([Game(env)], infos=True)
+
+    @classmethod
+    def texts(cls, env: Any) -> TextEnvironment:
+        """Return the group of an environment that has Gymnasium's methods."""
+        return cls([Texts(env)], infos=True)
+
+    @property
+    def subject(self) -> Any:
+        return self.wrapped.env
+
+
 @attrs.frozen
 class RegisteredText:
     """A factory of the environment that a library of texts has registered under ``env_id``."""
@@ -207,7 +157,7 @@ class RegisteredText:
 
     def __call__(self, **arguments: Any) -> Any:
         if self.library == "reasoning_gym":
-            return TextEnvironment(Questions(self.env_id, **arguments))
+            return GymnasiumEnvironment.wrap(Questions(self.env_id, **arguments))
         return importlib.import_module(self.library).make(self.env_id, **arguments)
 
 
