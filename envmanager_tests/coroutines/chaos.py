@@ -118,7 +118,7 @@ class Sample:
     def now(cls) -> Sample:
         rss_pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         rss_mb = rss_pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-        tasks = sum(isinstance(each, asyncio.Task) and not each.done() for each in gc.get_objects())
+        tasks = sum(issubclass(type(each), asyncio.Task) and not each.done() for each in gc.get_objects())
         return cls(rss_mb, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), tasks)
 
 
