@@ -65,6 +65,7 @@ VECTORS = $(addprefix envmanager_tests/,contract/test_vectors.py process/test_ve
 SYSTEMS = $(addprefix envmanager_tests/,process/test_other_systems.py faults/test_portable_transport.py)
 COMMANDS = $(addprefix envmanager_tests/process/,test_cli.py test_cli_tune.py)
 BENCHMARKS = envmanager_tests/benchmarks
+WAITING = $(addprefix envmanager_tests/,coroutines process/test_pool.py interop/test_trl.py)
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
@@ -74,7 +75,7 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-cli test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods \
+.PHONY: help run test test-cli test-waiting test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods \
     faults check docs soak bench bench-godot bench-vectors bench-waiting coverage ray godot addon godot4 test-ray test-envpool test-openenv \
     test-mlagents test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
@@ -97,10 +98,13 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
 
 test: $(DEV_STAMP) ## run the tests, but for those that have a target of their own
-	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS) $(COMMANDS))
+	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS) $(COMMANDS) $(WAITING))
 
 test-cli: $(DEV_STAMP) ## run the tests of the command line, whose commands are processes
 	$(SIDE_BY_SIDE) $(COMMANDS)
+
+test-waiting: $(DEV_STAMP) ## run the tests of environments that wait: coroutines, pools, servers that are gone
+	$(SIDE_BY_SIDE) $(WAITING)
 
 test-vectors: $(DEV_STAMP) ## run the contracts and the faults of vector environments, beside the same vectors alone
 	$(SIDE_BY_SIDE) $(VECTORS)
