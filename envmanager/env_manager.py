@@ -75,13 +75,15 @@ class EnvManager(ABC):
         zero_copy: bool = False,
         check_values: bool = False,
         trace: str | None = None,
+        record: str | None = None,
+        record_observations: bool = True,
         episodes: EpisodeStart = "automatic",
     ):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
         ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
         "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
-        ``trace``: path of a trace file. ``episodes``: whether environments begin their next episode by themselves, or
+        ``trace``: path of a trace file. ``record``, ``record_observations``: see ``recording``. ``episodes``: whether environments begin their next episode by themselves, or
         rest until ``begin``. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
         floats for integers) even if a cast would change no value. ``zero_copy``: whether to return a worker's arrays
         without a copy. The host must then keep the arrays unchanged for one more step.
@@ -96,6 +98,7 @@ class EnvManager(ABC):
         self._given_back = False
         self._episodes: Episodes | None = None
         self._is_on_demand = episodes == "on_demand"
+        self._record, self._record_observations = record, record_observations
         self.begins_on_demand = self._can_prefetch = False
         """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
         self._is_pooled = False
@@ -107,6 +110,7 @@ class EnvManager(ABC):
         self._named = self._calls.named
         self._table = table = WorkerTable(self._env_rows.blocks)
         policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
+        self._restarts, self._check_values = policy, check_values
         self._recovery = recovery = Recovery(table, policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
@@ -129,9 +133,11 @@ class EnvManager(ABC):
         """
         if getattr(self.create_worker, "__func__", None) is not _create_worker:  # a test has replaced it
             host = FakeHost(weakref.proxy(self), host)
+        if self._record is not None:
+            host = self._recorded(host, self._record)
         host.open(HostContext(self._table.entries, self._calls, self.events))
         self._host = host
-        for part in (self._recovery, self._policy_steps, self._row_steps, self._commands):
+        for part in (self._recovery, self._collector, self._policy_steps, self._row_steps, self._commands):
             part.host = host
         self.step_queue = host.step_queue
         try:
@@ -157,6 +163,21 @@ class EnvManager(ABC):
             if isinstance(error, WorkerError) and host.factories:
                 error.suggest_one_each(self._table.entries[error.worker_id].env_ids)
             raise
+
+    def _recorded(self, host: WorkerHost, path: str) -> WorkerHost:
+        """Return a host that records ``host`` in a file."""
+        from envmanager.recording.recorder import Recorder, RecordingHost  # needs libraries of its own
+
+        about = {
+            "kind": type(self).__name__,
+            "n_envs": self.n_envs,
+            "seed": self._recovery.last_config.seed,
+            "wait": self._wait,
+            "restarts": self._restarts,
+            "check_values": self._check_values,
+            "episodes": "on_demand" if self._is_on_demand else "automatic",
+        }
+        return RecordingHost(host, Recorder(path, observations=self._record_observations), about)
 
     # The interface for trainers.
 

@@ -323,6 +323,8 @@ class KindOptions:
         default=None, converter=_path_as_text, validator=_optional(_directory), kw_only=True
     )
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
+    record: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
+    record_observations: bool = attrs.field(default=True, validator=flag, kw_only=True)
     episodes: EpisodeStart = attrs.field(default="automatic", validator=one_of("automatic", "on_demand"), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -338,7 +340,7 @@ class KindOptions:
     @property
     def of_the_manager(self) -> dict[str, Any]:
         """The options of KindOptions that are also arguments of ``EnvManager.__init__``, by name."""
-        names = ("wait", "seed", "restarts", "check_values", "trace", "episodes")
+        names = ("wait", "seed", "restarts", "check_values", "trace", "record", "record_observations", "episodes")
         return {name: getattr(self, name) for name in names}
 
 

@@ -41,6 +41,7 @@ KINDS = {
     "asyncio": "envmanager.coroutines.manager:AsyncioEnvManager",
     "auto": "envmanager.auto_env_manager:auto_env_manager",
     "godot": "envmanager.godot.manager:GodotEnvManager",
+    "replay": "envmanager.recording.replay:ReplayEnvManager",
     "ray": "envmanager.ray_cluster.manager:RayEnvManager",
     "simple": "envmanager.simple_env_manager:SimpleEnvManager",
     "subprocess": "envmanager.subprocess_env_manager:SubprocessEnvManager",
@@ -55,7 +56,7 @@ PROCESS_OPTIONS = frozenset(
 )
 """Options about worker processes. Kinds of manager without these parameters ignore them."""
 
-OF_ONE_KIND = frozenset({"engine", "cluster"})
+OF_ONE_KIND = frozenset({"engine", "cluster", "recording", "strict"})
 """Options passed only to kinds that declare the parameter, not to kinds that merely take ``**options``."""
 
 
@@ -86,6 +87,8 @@ class ManagerOptions(ProcessOptions):
     cluster: Mapping[str, Any] | None = attrs.field(
         default=None, validator=attrs.validators.optional(a_mapping), repr=False
     )
+    recording: str | None = None
+    strict: bool = True
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()

@@ -1,0 +1,155 @@
+"""The file of a recording: a sequence of records in an MCAP container, each compressed and with a checksum of its own.
+
+::
+
+    Record ── pickled, arrays out of band ── zstd ──▶ a message of the container ── written at once ──▶ run.emrec
+
+The rule: a file that ends in the middle, because its writer was killed, is read up to its last whole record. Any other
+damage is an error. A recording is unpickled, so read only those that you trust, as with a program.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import attrs
+
+from envmanager.errors import EnvManagerError, UsageError
+from envmanager.importing import needed_by
+
+with needed_by("recordings", extra="record"):
+    import zstandard
+    from mcap.exceptions import EndOfFile
+    from mcap.records import Channel, Footer, Message
+    from mcap.stream_reader import StreamReader
+    from mcap.writer import IndexType, Writer
+
+FORMAT = 1
+_PROFILE = "envmanager"
+_ENCODING = "envmanager-pickle-zstd"
+_LEVEL = 1
+_LARGEST_RECORD = 1 << 32
+_COUNT = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+
+
+class BadRecording(EnvManagerError):
+    """Error raised when a file is no recording, or is damaged."""
+
+
+@attrs.frozen
+class Record:
+    """One record: its ``kind``, such as ``"moment"``, its time in ns since the epoch, and its content."""
+
+    kind: str
+    time_ns: int
+    content: Any
+
+
+def packed(content: Any) -> list[bytes]:
+    """Return ``content`` pickled, and copies of its larger arrays, so that later changes do not matter."""
+    buffers: list[bytes] = []
+    pickled = pickle.dumps(content, protocol=5, buffer_callback=lambda each: buffers.append(bytes(each.raw())))
+    return [pickled, *buffers]
+
+
+class RecordWriter:
+    """Writes records to a file, each at once."""
+
+    def __init__(self, path: str) -> None:
+        """Create the file. Raises OSError if that is impossible."""
+        self._file: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        self._writer = Writer(
+            _Whole(self._file), use_chunking=False, index_types=IndexType.NONE, use_statistics=False, enable_crcs=False
+        )
+        self._writer.start(profile=_PROFILE, library=f"envmanager {FORMAT}")
+        self._channels: dict[str, int] = {}
+
+    def write(self, kind: str, time_ns: int, parts: list[bytes]) -> None:
+        """Append a record of ``packed`` parts. Raises OSError if it cannot be written."""
+        if kind not in self._channels:
+            self._channels[kind] = self._writer.register_channel(kind, _ENCODING, schema_id=0)
+        lengths = b"".join(map(_LENGTH.pack, map(len, parts)))
+        data = self._compressor.compress(b"".join([_COUNT.pack(len(parts)), lengths, *parts]))
+        self._writer.add_message(self._channels[kind], log_time=time_ns, data=data, publish_time=time_ns)
+
+    def close(self) -> None:
+        """Write the end of the file, which says that it is complete."""
+        try:
+            self._writer.finish()
+        finally:
+            self._file.close()
+
+
+class _Whole:
+    """A stream that passes each write on whole: an unbuffered file may write a part of the bytes only."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._pending = bytearray()
+
+    def write(self, data: bytes) -> int:
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """Yield the records of a file. Raises BadRecording if it is none or damaged, and UsageError if there is none.
+
+    A file that ends in the middle of a record ends with the record before.
+    """
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise UsageError(f"the recording {path} cannot be read: {error}.") from error
+    decompressor = zstandard.ZstdDecompressor()
+    kinds: dict[int, str] = {}
+    number = 0
+    with file:
+        try:
+            for each in StreamReader(file, record_size_limit=_LARGEST_RECORD).records:
+                if isinstance(each, Channel):
+                    kinds[each.id] = each.topic
+                elif isinstance(each, Message):
+                    number += 1
+                    yield Record(kinds[each.channel_id], each.log_time, _unpacked(decompressor.decompress(each.data)))
+                elif isinstance(each, Footer):
+                    return
+        except EndOfFile as error:
+            if not number:
+                raise BadRecording(f"{path} has no whole record.") from error
+        except EnvManagerError:
+            raise
+        except Exception as error:  # what a damaged file makes of the container's reader
+            raise BadRecording(
+                f"{path} is no recording, or is damaged after record {number}: {type(error).__name__}: {error}"
+            ) from error
+
+
+def _unpacked(data: bytes) -> Any:
+    view = memoryview(data)
+    (count,) = _COUNT.unpack_from(view)
+    lengths = [_LENGTH.unpack_from(view, _COUNT.size + k * _LENGTH.size)[0] for k in range(count)]
+    at, parts = _COUNT.size + count * _LENGTH.size, []
+    for length in lengths:
+        parts.append(view[at : at + length])
+        at += length
+    return pickle.loads(parts[0], buffers=[bytearray(each) for each in parts[1:]])
+
+
+def described(about: Mapping[str, Any]) -> str:
+    """Return what a recording is of, in a line."""
+    return f"{about['kind']}, {about['n_envs']} environments, envmanager format {about['format']}"
