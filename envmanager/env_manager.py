@@ -83,7 +83,8 @@ class EnvManager(ABC):
 
         ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
         "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
-        ``trace``: path of a trace file. ``record``, ``record_observations``: see ``recording``. ``episodes``: whether environments begin their next episode by themselves, or
+        ``trace``: path of a trace file. ``record``: path of a recording, with observations unless
+        ``record_observations`` is False. ``episodes``: whether environments begin their next episode by themselves, or
         rest until ``begin``. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
         floats for integers) even if a cast would change no value. ``zero_copy``: whether to return a worker's arrays
         without a copy. The host must then keep the arrays unchanged for one more step.
@@ -176,8 +177,10 @@ class EnvManager(ABC):
             "restarts": self._restarts,
             "check_values": self._check_values,
             "episodes": "on_demand" if self._is_on_demand else "automatic",
+            "env_ids": [list(entry.env_ids) for entry in self._table.entries],
         }
-        return RecordingHost(host, Recorder(path, observations=self._record_observations), about)
+        recorder = Recorder(path, about, observations=self._record_observations)
+        return RecordingHost(host, recorder)
 
     # The interface for trainers.
 

@@ -2,7 +2,7 @@
 
 ::
 
-    Record ── pickled, arrays out of band ── zstd ──▶ a message of the container ── written at once ──▶ run.emrec
+    content ── pickled ── zstd, with its checksum ──▶ a message of the container ── written at once ──▶ run.emrec
 
 The rule: a file that ends in the middle, because its writer was killed, is read up to its last whole record. Any other
 damage is an error. A recording is unpickled, so read only those that you trust, as with a program.
@@ -11,7 +11,6 @@ damage is an error. A recording is unpickled, so read only those that you trust,
 from __future__ import annotations
 
 import pickle
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -33,8 +32,6 @@ _PROFILE = "envmanager"
 _ENCODING = "envmanager-pickle-zstd"
 _LEVEL = 1
 _LARGEST_RECORD = 1 << 32
-_COUNT = struct.Struct("<I")
-_LENGTH = struct.Struct("<Q")
 
 
 class BadRecording(EnvManagerError):
@@ -43,18 +40,11 @@ class BadRecording(EnvManagerError):
 
 @attrs.frozen
 class Record:
-    """One record: its ``kind``, such as ``"moment"``, its time in ns since the epoch, and its content."""
+    """One record: its ``kind``, ``"about"`` or ``"facts"``, its time in ns since the epoch, and its content."""
 
     kind: str
     time_ns: int
     content: Any
-
-
-def packed(content: Any) -> list[bytes]:
-    """Return ``content`` pickled, and copies of its larger arrays, so that later changes do not matter."""
-    buffers: list[bytes] = []
-    pickled = pickle.dumps(content, protocol=5, buffer_callback=lambda each: buffers.append(bytes(each.raw())))
-    return [pickled, *buffers]
 
 
 class RecordWriter:
@@ -64,24 +54,24 @@ class RecordWriter:
         """Create the file. Raises OSError if that is impossible."""
         self._file: IO[bytes] = open(path, "wb", buffering=0)  # noqa: SIM115
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True)
+        whole: Any = _Whole(self._file)
         self._writer = Writer(
-            _Whole(self._file), use_chunking=False, index_types=IndexType.NONE, use_statistics=False, enable_crcs=False
+            whole, use_chunking=False, index_types=IndexType.NONE, use_statistics=False, enable_crcs=False
         )
         self._writer.start(profile=_PROFILE, library=f"envmanager {FORMAT}")
         self._channels: dict[str, int] = {}
 
-    def write(self, kind: str, time_ns: int, parts: list[bytes]) -> None:
-        """Append a record of ``packed`` parts. Raises OSError if it cannot be written."""
+    def write(self, kind: str, time_ns: int, content: Any) -> None:
+        """Append a record. Raises OSError if it cannot be written."""
         if kind not in self._channels:
             self._channels[kind] = self._writer.register_channel(kind, _ENCODING, schema_id=0)
-        lengths = b"".join(map(_LENGTH.pack, map(len, parts)))
-        data = self._compressor.compress(b"".join([_COUNT.pack(len(parts)), lengths, *parts]))
+        data = self._compressor.compress(pickle.dumps(content, protocol=5))
         self._writer.add_message(self._channels[kind], log_time=time_ns, data=data, publish_time=time_ns)
 
     def close(self) -> None:
         """Write the end of the file, which says that it is complete."""
         try:
-            self._writer.finish()
+            self._writer.finish()  # type: ignore[no-untyped-call]
         finally:
             self._file.close()
 
@@ -91,7 +81,6 @@ class _Whole:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._pending = bytearray()
 
     def write(self, data: bytes) -> int:
         view = memoryview(data)
@@ -125,7 +114,9 @@ def read_records(path: str | Path) -> Iterator[Record]:
                     kinds[each.id] = each.topic
                 elif isinstance(each, Message):
                     number += 1
-                    yield Record(kinds[each.channel_id], each.log_time, _unpacked(decompressor.decompress(each.data)))
+                    yield Record(
+                        kinds[each.channel_id], each.log_time, pickle.loads(decompressor.decompress(each.data))
+                    )
                 elif isinstance(each, Footer):
                     return
         except EndOfFile as error:
@@ -137,17 +128,6 @@ def read_records(path: str | Path) -> Iterator[Record]:
             raise BadRecording(
                 f"{path} is no recording, or is damaged after record {number}: {type(error).__name__}: {error}"
             ) from error
-
-
-def _unpacked(data: bytes) -> Any:
-    view = memoryview(data)
-    (count,) = _COUNT.unpack_from(view)
-    lengths = [_LENGTH.unpack_from(view, _COUNT.size + k * _LENGTH.size)[0] for k in range(count)]
-    at, parts = _COUNT.size + count * _LENGTH.size, []
-    for length in lengths:
-        parts.append(view[at : at + length])
-        at += length
-    return pickle.loads(parts[0], buffers=[bytearray(each) for each in parts[1:]])
 
 
 def described(about: Mapping[str, Any]) -> str:

@@ -4,66 +4,45 @@
 
     kernel ── send, recv, launch, now ──▶ RecordingHost ──▶ the host of the manager's kind
                   take, get            ◀──     │
-                                               └── what was asked and answered ──▶ Recorder ── a thread ──▶ file
+                                               └── facts ──▶ Recorder ── a thread ──▶ file
 
-The kernel decides by nothing but what this host tells it: responses, the results of calls, and the time. So a manager
+The kernel decides by nothing but what its host tells it: responses, the results of calls, and the time. So a manager
 whose host tells the same, and whose trainer does the same, makes the same run; see ``recording.replay``.
-
-A *moment* is all that was asked and answered up to the arrival of responses. It is one record of the file.
 """
 
 from __future__ import annotations
 
 import logging
+import pickle
 import threading
 import time
 import weakref
-import zlib
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
-import numpy as np
 
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, StartReport
-from envmanager.data.trees import Tree, map_tree, snapshot
+from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import UsageError
 from envmanager.kernel.host import EnvWorker, HostContext, QueueSource, ResponseSource, WorkerHost
-from envmanager.observe.events import Event, EventLog
+from envmanager.observe.events import Event
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
-from envmanager.recording.file import FORMAT, RecordWriter, packed
+from envmanager.recording.codec import frozen, frozen_response
+from envmanager.recording.file import FORMAT, RecordWriter
 from envmanager.system.interrupts import defer_interrupts
 
-_MOST_PENDING_BYTES = 64 << 20
-"""Size of the records that wait to be written above which the trainer waits."""
-_logger = logging.getLogger("envmanager")
+_MOST_PENDING = 10_000
+"""Number of facts that wait to be written above which the trainer waits."""
+_EVERY_S = 0.02
+"""Time in which facts are gathered for one record, so that compressing and writing take little."""
+_STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
-
-class Fact(NamedTuple):
-    """Something that was asked or answered: ``what``, the worker (-1: all), and its content."""
-
-    what: str
-    worker_id: int
-    content: Any
-
-
-class Checksum(NamedTuple):
-    """What is kept of an array of observations that is not recorded."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    crc32: int
-
-    @classmethod
-    def of(cls, array: Any) -> Checksum:
-        """Return the checksum of an array. Objects have none but their number."""
-        values = np.ascontiguousarray(array)
-        crc = 0 if values.dtype.hasobject else zlib.crc32(values.reshape(-1).view(np.uint8).data)
-        return cls(str(values.dtype), values.shape, crc)
+Fact = tuple[str, int, Any]
+"""What was asked or answered, by which worker (-1: by none), and its content."""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,91 +59,73 @@ class RecordingFailed(Event):
 
 
 class Recorder:
-    """A thread that writes records to a file."""
+    """A thread that writes facts to a file, all of a short time as one record."""
 
-    def __init__(self, path: str, *, observations: bool = True) -> None:
-        """Create the file. Raises UsageError if that is impossible."""
+    def __init__(self, path: str, about: Mapping[str, Any], *, observations: bool = True) -> None:
+        """Create the file. ``about``: what it says first. Raises UsageError if that is impossible."""
         self.path, self.observations = path, observations
-        self.is_over = False
-        """Whether nothing more is recorded: it was closed, or has failed."""
         self.error: Exception | None = None
         """The error with which it has failed, if it has."""
+        self._is_over = False
+        """Whether nothing more is recorded: it was closed, or has failed."""
         try:
             self._writer = RecordWriter(path)
+            first = {"format": FORMAT, "observations": observations, **about}
+            self._writer.write("about", time.time_ns(), first)
         except OSError as error:
             raise UsageError(f"the recording {path} cannot be written: {error}.") from error
-        self._moment: list[Fact] = []
-        self._pending: deque[tuple[str, int, list[bytes]] | None] = deque()
-        self._n_pending_bytes = 0
-        self._changed = threading.Condition(threading.Lock())
-        self._thread = threading.Thread(target=self._write, name="envmanager-recorder", daemon=True)
+        self._facts: deque[Fact] = deque()
+        self._nothing: tuple[str, int] = ("", 0)
+        """Call that has found nothing, and how often in a row."""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="envmanager-recorder", daemon=True)
         self._thread.start()
 
     # In the trainer's thread.
 
     def add(self, what: str, worker_id: int, content: Any) -> None:
-        """Add a fact to the present moment."""
-        if not self.is_over:
-            self._moment.append(Fact(what, worker_id, content))
-
-    def count(self, what: str) -> None:
-        """Add a fact that nothing had arrived. Many in a row are one fact with their number."""
-        moment = self._moment
-        if moment and moment[-1].what == what:
-            moment[-1] = Fact(what, -1, moment[-1].content + 1)
-        else:
-            self.add(what, -1, 1)
-
-    def end_moment(self) -> None:
-        """Hand the present moment to the thread, as one record."""
-        moment, self._moment = self._moment, []
-        if moment and not self.is_over:
-            self.put("moment", [tuple(fact) for fact in moment])
-
-    def put(self, kind: str, content: Any) -> None:
-        """Hand a record to the thread. Waits while very much is to be written."""
-        if self.is_over:
+        """Add a fact. Its content must not change later. Waits while very many are to be written."""
+        if self._is_over:
             return
-        parts = packed(content)
-        size = sum(map(len, parts))
-        with defer_interrupts(), self._changed:
-            while self._n_pending_bytes > _MOST_PENDING_BYTES and not self.is_over:
-                self._changed.wait(1.0)
-            self._n_pending_bytes += size
-            self._pending.append((kind, time.time_ns(), parts))
-            self._changed.notify_all()
+        if self._nothing[1]:
+            self._facts.append(self._nothing_found())
+        self._facts.append((what, worker_id, content))
+        while len(self._facts) > _MOST_PENDING and not self._is_over:
+            time.sleep(_EVERY_S)
+
+    def found_nothing(self, call: str) -> None:
+        """Add the fact that a call has found nothing. Many in a row are one fact with their number."""
+        before, number = self._nothing
+        if number and before != call:
+            self._facts.append(self._nothing_found())
+            number = 0
+        self._nothing = (call, number + 1)
+
+    def _nothing_found(self) -> Fact:
+        (call, number), self._nothing = self._nothing, ("", 0)
+        return f"no {call}", -1, number
 
     def close(self) -> None:
         """Write what is left and the end of the file."""
         with defer_interrupts():
-            self.end_moment()
-            with self._changed:
-                self._pending.append(None)
-                self._changed.notify_all()
+            self._closing.set()
             self._thread.join()
-            self.is_over = True
 
     # In its thread.
 
-    def _write(self) -> None:
+    def _run(self) -> None:
+        facts, is_last = self._facts, False
         try:
-            while True:
-                with self._changed:
-                    while not self._pending:
-                        self._changed.wait()
-                    record = self._pending.popleft()
-                if record is None:
-                    break
-                self._writer.write(*record)
-                with self._changed:
-                    self._n_pending_bytes -= sum(map(len, record[2]))
-                    self._changed.notify_all()
+            while not is_last:
+                is_last = self._closing.wait(_EVERY_S)
+                if facts:
+                    self._writer.write("facts", time.time_ns(), [facts.popleft() for _ in range(len(facts))])
             self._writer.close()
         except Exception as error:  # the disk is full, say
-            with self._changed:
-                self.error, self.is_over = error, True
-                self._pending.clear()
-                self._changed.notify_all()
+            self.error = error
+        finally:
+            self._is_over = True
+            facts.clear()
 
 
 class RecordedWorker:
@@ -172,23 +133,28 @@ class RecordedWorker:
 
     def __init__(self, worker: EnvWorker, host: RecordingHost) -> None:
         self.worker_id = worker.worker_id
-        self._worker, self._host = worker, host
+        self._worker, self._recorder = worker, host.recorder
+        self._entry = host.context.entries[self.worker_id]
 
     def send(self, name: str, payload: Any = None) -> None:
         """Send a command, and record it."""
         self._worker.send(name, payload)
-        name = CommandName(name)
-        versions = None
-        if name in STEPPING:
-            actions = self._host.context.entries[self.worker_id].actions or {}
-            versions = {behavior: each.version for behavior, each in actions.items()}
-        self._host.recorder.add("send", self.worker_id, (name.value, snapshot(payload), versions))
+        if name is _STEP or name is _STEP_ROWS:
+            rows = None
+            if name is _STEP_ROWS:
+                rows, payload = payload
+                rows = frozen(rows)
+            actions, taken = {behavior: frozen(each) for behavior, each in payload.items()}, self._entry.actions
+            versions = {behavior: each.version for behavior, each in taken.items()} if taken else None
+            self._recorder.add("step", self.worker_id, (rows, actions, versions))
+        else:
+            self._recorder.add("send", self.worker_id, (str(name), pickle.dumps(payload, protocol=5)))
 
     def recv(self) -> EnvironmentResponse:
         """Return the answer to the last command, and record it."""
         response = self._worker.recv()
-        self._host.recorder.add("recv", self.worker_id, self._host.kept(response))
-        self._host.recorder.end_moment()  # before the worker writes into the same arrays again
+        form = frozen_response(response, observations=self._recorder.observations)
+        self._recorder.add("recv", self.worker_id, form)
         return response
 
     def __getattr__(self, name: str) -> Any:
@@ -201,7 +167,8 @@ class RecordedSource(ResponseSource):
     """A source whose responses are recorded, with the calls that returned them."""
 
     def __init__(self, source: ResponseSource, host: RecordingHost) -> None:
-        self._source, self._host = source, weakref.proxy(host)
+        self._source, self._recorder = source, host.recorder
+        self._tell = weakref.WeakMethod(host.tell)
 
     @property
     def steps_when_asked(self) -> bool:  # type: ignore[override]
@@ -214,14 +181,15 @@ class RecordedSource(ResponseSource):
         return self._recorded("get", self._source.get(n_wanted, deadline))
 
     def _recorded(self, call: str, responses: Sequence[EnvironmentResponse]) -> Sequence[EnvironmentResponse]:
-        recorder = self._host.recorder
+        recorder = self._recorder
         if not responses:
-            recorder.count(f"no {call}")
+            recorder.found_nothing(call)
             return responses
-        recorder.add(call, -1, [self._host.kept(response) for response in responses])
-        recorder.end_moment()
-        if recorder.error is not None:
-            self._host.tell()
+        observations = recorder.observations
+        forms = [frozen_response(response, observations=observations) for response in responses]
+        recorder.add(call, -1, (time.time_ns(), forms))
+        if recorder.error is not None and (tell := self._tell()) is not None:
+            tell()
         return responses
 
     def listen(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
@@ -234,12 +202,9 @@ class RecordedSource(ResponseSource):
 class RecordingHost(WorkerHost):
     """A host that records what the host of a manager's kind does."""
 
-    def __init__(self, host: WorkerHost, recorder: Recorder, about: Mapping[str, Any]) -> None:
-        """``about``: what is to be known of the manager, by name."""
+    def __init__(self, host: WorkerHost, recorder: Recorder) -> None:
         super().__init__()
-        self.recorder = recorder
-        self._inner = host
-        self._about = dict(about)
+        self.recorder, self._inner = recorder, host
         self.env_factory, self.factories = host.env_factory, host.factories
         self._finalizer = weakref.finalize(self, recorder.close)
 
@@ -255,29 +220,20 @@ class RecordingHost(WorkerHost):
         try:
             worker = self._inner.launch(worker_id, generation)
         except Exception as error:
-            self.recorder.add("launch", worker_id, (generation, error))
+            self.recorder.add("launch", worker_id, (generation, pickle.dumps(error, protocol=5)))
             raise
         self.recorder.add("launch", worker_id, (generation, None))
-        if worker_id < len(self._inner.workers):
-            self._inner.workers[worker_id] = worker
-        else:
-            self._inner.workers.append(worker)
+        self._inner.workers[worker_id:] = [worker, *self._inner.workers[worker_id + 1 :]]
         return RecordedWorker(worker, self)
 
     def await_start(self) -> dict[int, StartReport]:
         reports = self._inner.await_start()
-        inner = self._inner
-        self.rewrites_arrays, self.accepts_device_arrays = inner.rewrites_arrays, inner.accepts_device_arrays
-        self.steps_some_rows = inner.steps_some_rows
-        names = ("rewrites_arrays", "accepts_device_arrays", "steps_some_rows")
-        host = {name: getattr(inner, name) for name in names}
-        blocks = [list(entry.env_ids) for entry in self.context.entries]
-        observations = self.recorder.observations
-        self.recorder.put(
-            "about", {**self._about, "format": FORMAT, "env_ids": blocks, "host": host, "observations": observations}
+        self.rewrites_arrays = self._inner.rewrites_arrays
+        self.accepts_device_arrays, self.steps_some_rows = told = (
+            self._inner.accepts_device_arrays,
+            self._inner.steps_some_rows,
         )
-        self.recorder.add("started", -1, reports)
-        self.recorder.end_moment()
+        self.recorder.add("started", -1, pickle.dumps((reports, told), protocol=5))
         return reports
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
@@ -285,9 +241,8 @@ class RecordingHost(WorkerHost):
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         response = self._inner.begin_again(worker_id, config)
-        kept = None if response is None else self.kept(response)
-        self.recorder.add("begin_again", worker_id, (snapshot(config), kept))
-        self.recorder.end_moment()
+        form = None if response is None else frozen_response(response, observations=self.recorder.observations)
+        self.recorder.add("begin_again", worker_id, (pickle.dumps(config, protocol=5), form))
         return response
 
     def is_gone(self, worker_id: int) -> bool:
@@ -329,23 +284,5 @@ class RecordingHost(WorkerHost):
         """Add an event if the recording has failed."""
         error, self.recorder.error = self.recorder.error, None
         if error is not None:
-            self.context.events.add(
-                RecordingFailed(worker_id=-1, generation=0, path=self.recorder.path, error=error)
-            )
-
-    def kept(self, response: EnvironmentResponse) -> EnvironmentResponse:
-        """Return what is recorded of a response: without its observations, if they are not."""
-        if self.recorder.observations or not isinstance(response.payload, Mapping):
-            return response
-        payload = {
-            behavior: attrs.evolve(steps, obs=_checksums(steps.obs), final_obs=_checksums(steps.final_obs))
-            if isinstance(steps, AgentSteps)
-            else steps
-            for behavior, steps in response.payload.items()
-        }
-        return EnvironmentResponse(response.name, response.worker_id, payload, response.specs)
-
-
-def _checksums(tree: Tree) -> Tree:
-    return None if tree is None else map_tree(Checksum.of, tree)
-
+            event = RecordingFailed(worker_id=-1, generation=0, path=self.recorder.path, error=error)
+            self.context.events.add(event)

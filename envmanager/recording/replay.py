@@ -10,6 +10,7 @@ order of what the manager asks.
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,10 +22,12 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig, Wait
+from envmanager.recording.codec import thawed, thawed_response
 from envmanager.recording.file import FORMAT, BadRecording, Record, read_records
 
 _ASKED = {
     "send": "a command",
+    "step": "a step",
     "recv": "the wait for an answer",
     "launch": "a worker's start",
     "begin_again": "a worker's reset",
@@ -79,7 +82,7 @@ class Tape:
                     f"the recording {self.path} ends here, after {sum(self.n_steps.values()):,} steps of workers, but "
                     "the trainer goes on."
                 )
-            if record.kind == "moment":
+            if record.kind == "facts":
                 self._facts.extend(record.content)
         return self._facts[0]
 
@@ -100,7 +103,8 @@ class Tape:
             else:
                 self._facts[0] = (what, -1, content - 1)
             return ()
-        return self.next(call)  # type: ignore[no-any-return]
+        _, forms = self.next(call)
+        return [thawed_response(form) for form in forms]
 
     def diverged(self, text: str, worker_id: int, *, found: Any) -> ReplayDiverged:
         """Return the error for something that was done in place of what is recorded next."""
@@ -120,10 +124,16 @@ class Tape:
 
     def compare(self, worker_id: int, name: str, payload: Any) -> None:
         """Compare a command with the next fact. Raises ReplayDiverged, or counts, if actions differ."""
-        recorded_name, recorded, _ = self.next("send", worker_id)
         step = self.n_steps.get(worker_id, 0)
         if name in STEPPING:
+            rows, actions, _ = self.next("step", worker_id)
+            recorded: Any = {behavior: thawed(form) for behavior, form in actions.items()}
+            recorded_name = CommandName.STEP if rows is None else CommandName.STEP_ROWS
+            recorded = recorded if rows is None else (thawed(rows), recorded)
             self.n_steps[worker_id] = step + 1
+        else:
+            recorded_name, recorded = self.next("send", worker_id)
+            recorded = pickle.loads(recorded)
         if recorded_name == name and _same(recorded, payload):
             return
         if not self.strict and recorded_name in STEPPING and name in STEPPING:
@@ -132,7 +142,8 @@ class Tape:
         row, before, now = _first_difference(recorded, payload)
         raise ReplayDiverged(
             f"the replay of {self.path} has left the recorded run: in step {step} of worker {worker_id} "
-            f"the trainer sent {name}" + (f", row {row}: {now!r}" if row >= 0 else f" {now!r}")
+            f"the trainer sent {name}"
+            + (f", row {row}: {now!r}" if row >= 0 else f" {now!r}")
             + f"; the recording has {recorded_name} {before!r}.",
             step=step,
             worker_id=worker_id,
@@ -154,7 +165,7 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and (one is other or bool(one == other) or one != one)
+    return type(one) is type(other) and bool(one is other or one == other or one != one)
 
 
 def _first_difference(recorded: Any, found: Any) -> tuple[int, Any, Any]:
@@ -189,7 +200,7 @@ class ReplayWorker:
 
     def recv(self) -> EnvironmentResponse:
         """Return the recorded answer."""
-        return self._tape.next("recv", self.worker_id)  # type: ignore[no-any-return]
+        return thawed_response(self._tape.next("recv", self.worker_id))
 
 
 class ReplaySource(ResponseSource):
@@ -211,8 +222,6 @@ class ReplayHost(WorkerHost):
     def __init__(self, tape: Tape) -> None:
         super().__init__()
         self._tape = tape
-        for name, value in tape.about["host"].items():
-            setattr(self, name, value)
         self.rewrites_arrays = False  # each response has arrays of its own
         self.step_queue = ReplaySource(tape)
 
@@ -224,17 +233,18 @@ class ReplayHost(WorkerHost):
         if recorded != generation:
             raise self._tape.diverged(f"generation {generation}", worker_id, found=generation)
         if error is not None:
-            raise error
+            raise pickle.loads(error)
         return ReplayWorker(worker_id, self._tape)
 
     def await_start(self) -> dict[int, StartReport]:
-        return self._tape.next("started")  # type: ignore[no-any-return]
+        reports, (self.accepts_device_arrays, self.steps_some_rows) = pickle.loads(self._tape.next("started"))
+        return reports  # type: ignore[no-any-return]
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         recorded, response = self._tape.next("begin_again", worker_id)
-        if not _same(recorded, config):
+        if not _same(pickle.loads(recorded), config):
             raise self._tape.diverged(f"a reset with {config}", worker_id, found=config)
-        return response  # type: ignore[no-any-return]
+        return None if response is None else thawed_response(response)
 
     def is_gone(self, worker_id: int) -> bool:
         return self._tape.next("is_gone", worker_id)  # type: ignore[no-any-return]
