@@ -160,12 +160,12 @@ def _same(one: Any, other: Any) -> bool:
             return False
         if one.dtype.hasobject:
             return all(map(_same, one.reshape(-1).tolist(), other.reshape(-1).tolist()))
-        return one.tobytes() == other.tobytes()
+        return bool(one.tobytes() == other.tobytes())
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return type(one) is type(other) and bool(one is other or one == other or one != one)
+    return bool(type(one) is type(other) and (one is other or one == other or one != one))
 
 
 def _first_difference(recorded: Any, found: Any) -> tuple[int, Any, Any]:
