@@ -77,6 +77,7 @@ class EnvManager(ABC):
         trace: str | None = None,
         record: str | None = None,
         record_observations: bool = True,
+        order: str | None = None,
         episodes: EpisodeStart = "automatic",
     ):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
@@ -84,7 +85,8 @@ class EnvManager(ABC):
         ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
         "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
         ``trace``: path of a trace file. ``record``: path of a recording, with observations unless
-        ``record_observations`` is False. ``episodes``: whether environments begin their next episode by themselves, or
+        ``record_observations`` is False. ``order``: path of the recording in whose order responses are
+        delivered. ``episodes``: whether environments begin their next episode by themselves, or
         rest until ``begin``. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
         floats for integers) even if a cast would change no value. ``zero_copy``: whether to return a worker's arrays
         without a copy. The host must then keep the arrays unchanged for one more step.
@@ -99,7 +101,7 @@ class EnvManager(ABC):
         self._given_back = False
         self._episodes: Episodes | None = None
         self._is_on_demand = episodes == "on_demand"
-        self._record, self._record_observations = record, record_observations
+        self._order, self._record, self._record_observations = order, record, record_observations
         self.begins_on_demand = self._can_prefetch = False
         """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
         self._is_pooled = False
@@ -134,6 +136,11 @@ class EnvManager(ABC):
         """
         if getattr(self.create_worker, "__func__", None) is not _create_worker:  # a test has replaced it
             host = FakeHost(weakref.proxy(self), host)
+        if self._order is not None:
+            from envmanager.recording.ordered import OrderedHost  # needs libraries of its own
+            from envmanager.recording.tape import Tape
+
+            host = OrderedHost(host, Tape(self._order))
         if self._record is not None:
             host = self._recorded(host, self._record)
         host.open(HostContext(self._table.entries, self._calls, self.events))

@@ -324,6 +324,7 @@ class KindOptions:
     )
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
     record: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
+    order: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
     record_observations: bool = attrs.field(default=True, validator=flag, kw_only=True)
     episodes: EpisodeStart = attrs.field(default="automatic", validator=one_of("automatic", "on_demand"), kw_only=True)
 
@@ -340,7 +341,17 @@ class KindOptions:
     @property
     def of_the_manager(self) -> dict[str, Any]:
         """The options of KindOptions that are also arguments of ``EnvManager.__init__``, by name."""
-        names = ("wait", "seed", "restarts", "check_values", "trace", "record", "record_observations", "episodes")
+        names = (
+            "wait",
+            "seed",
+            "restarts",
+            "check_values",
+            "trace",
+            "record",
+            "record_observations",
+            "order",
+            "episodes",
+        )
         return {name: getattr(self, name) for name in names}
 
 

@@ -17,6 +17,7 @@ import pickle
 import threading
 import time
 import weakref
+from abc import abstractmethod
 from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import UsageError
 from envmanager.kernel.host import EnvWorker, HostContext, QueueSource, ResponseSource, WorkerHost
+from envmanager.kernel.table import Entry
 from envmanager.observe.events import Event
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
@@ -199,83 +201,116 @@ class RecordedSource(ResponseSource):
         return self._source.due_at()
 
 
-class RecordingHost(WorkerHost):
-    """A host that records what the host of a manager's kind does."""
+class HostAround(WorkerHost):
+    """The base class of hosts around the host of a manager's kind, which get to know what passes."""
 
-    def __init__(self, host: WorkerHost, recorder: Recorder) -> None:
+    def __init__(self, host: WorkerHost) -> None:
         super().__init__()
-        self.recorder, self._inner = recorder, host
+        self.inner = host
         self.env_factory, self.factories = host.env_factory, host.factories
-        self._finalizer = weakref.finalize(self, recorder.close)
 
     def open(self, context: HostContext) -> None:
         super().open(context)
-        self._inner.open(context)
-        source = self._inner.step_queue
+        self.inner.open(context)
+        source = self.inner.step_queue
         if not isinstance(source, ResponseSource):
             source = QueueSource(source, context.calls)
-        self.step_queue = RecordedSource(source, self)
+        self.step_queue = self.around_source(source)
+
+    @abstractmethod
+    def around_source(self, source: ResponseSource) -> ResponseSource:
+        """Return the source to use in place of ``source``."""
+
+    def launch(self, worker_id: int, generation: int) -> EnvWorker:
+        worker = self.inner.launch(worker_id, generation)
+        self.inner.workers[worker_id:] = [worker, *self.inner.workers[worker_id + 1 :]]
+        return worker
+
+    def await_start(self) -> dict[int, StartReport]:
+        reports, inner = self.inner.await_start(), self.inner
+        self.rewrites_arrays, self.steps_some_rows = inner.rewrites_arrays, inner.steps_some_rows
+        self.accepts_device_arrays = inner.accepts_device_arrays
+        return reports
+
+    def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
+        self.inner.have_started(specs, reports)
+
+    def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
+        return self.inner.begin_again(worker_id, config)
+
+    def is_gone(self, worker_id: int) -> bool:
+        return self.inner.is_gone(worker_id)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    def check_can_travel(self, payload: Any) -> None:
+        self.inner.check_can_travel(payload)
+
+    def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
+        return self.inner.whole(behavior, parts)
+
+    def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
+        return self.inner.describe(entry, known)
+
+    def describe_all(self, known: ManagerStats) -> ManagerStats:
+        return self.inner.describe_all(known)
+
+    def wake(self) -> None:
+        self.inner.wake()
+
+    def stop(self) -> None:
+        self.inner.stop()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class RecordingHost(HostAround):
+    """A host that records what the host of a manager's kind does."""
+
+    def __init__(self, host: WorkerHost, recorder: Recorder) -> None:
+        super().__init__(host)
+        self.recorder = recorder
+        self._finalizer = weakref.finalize(self, recorder.close)
+
+    def around_source(self, source: ResponseSource) -> ResponseSource:
+        return RecordedSource(source, self)
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         try:
-            worker = self._inner.launch(worker_id, generation)
+            worker = super().launch(worker_id, generation)
         except Exception as error:
             self.recorder.add("launch", worker_id, (generation, pickle.dumps(error, protocol=5)))
             raise
         self.recorder.add("launch", worker_id, (generation, None))
-        self._inner.workers[worker_id:] = [worker, *self._inner.workers[worker_id + 1 :]]
         return RecordedWorker(worker, self)
 
     def await_start(self) -> dict[int, StartReport]:
-        reports = self._inner.await_start()
-        self.rewrites_arrays = self._inner.rewrites_arrays
-        self.accepts_device_arrays, self.steps_some_rows = told = (
-            self._inner.accepts_device_arrays,
-            self._inner.steps_some_rows,
-        )
+        reports = super().await_start()
+        told = self.accepts_device_arrays, self.steps_some_rows
         self.recorder.add("started", -1, pickle.dumps((reports, told), protocol=5))
         return reports
 
-    def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
-        self._inner.have_started(specs, reports)
-
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        response = self._inner.begin_again(worker_id, config)
+        response = super().begin_again(worker_id, config)
         form = None if response is None else frozen_response(response, observations=self.recorder.observations)
         self.recorder.add("begin_again", worker_id, (pickle.dumps(config, protocol=5), form))
         return response
 
     def is_gone(self, worker_id: int) -> bool:
-        is_gone = self._inner.is_gone(worker_id)
+        is_gone = super().is_gone(worker_id)
         self.recorder.add("is_gone", worker_id, is_gone)
         return is_gone
 
     def now(self) -> float:
-        now = self._inner.now()
+        now = super().now()
         self.recorder.add("now", -1, now)
         return now
 
-    def check_can_travel(self, payload: Any) -> None:
-        self._inner.check_can_travel(payload)
-
-    def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
-        return self._inner.whole(behavior, parts)
-
-    def describe(self, entry: Any, known: WorkerStats) -> WorkerStats:
-        return self._inner.describe(entry, known)
-
-    def describe_all(self, known: ManagerStats) -> ManagerStats:
-        return self._inner.describe_all(known)
-
-    def wake(self) -> None:
-        self._inner.wake()
-
-    def stop(self) -> None:
-        self._inner.stop()
-
     def close(self) -> None:
         try:
-            self._inner.close()
+            super().close()
         finally:
             self._finalizer()
             self.tell()

@@ -526,6 +526,7 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
         seed=None,
         trace=None,
         record=None,
+        order=None,
         log_dir=None if options.log_dir is None else os.path.join(options.log_dir, "evaluation"),
         engine=None if options.engine is None else _engine(options.engine),
     )
