@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from envmanager.kernel.pool import Pool
+    from envmanager.serving.server import Server
 
 _RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # constants, because in Python 3.11 ``Use.STEP`` is as slow as a call
 
@@ -107,6 +108,7 @@ class EnvManager(ABC):
         self._is_pooled = False
         """Whether a pool is being made."""
         self._wake_pool: Callable[[], None] | None = None
+        self._servers: list[Server] = []
         self._book: TaskBook | None = None
         """Book of the episodes since the last reset, if they begin on demand."""
         self._calls = Calls(weak_callback(self._give_back))
@@ -568,6 +570,34 @@ class EnvManager(ABC):
         )
         return host.describe_all(known)
 
+    def serve(
+        self,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        *,
+        episodes: Episodes | None = None,
+    ) -> Server:
+        """Serve a page that shows the workers at work, and metrics for Prometheus, until the manager is closed.
+
+        Return the server; its ``url`` is the page's address, which has the ``token`` that every request needs.
+        ``port``: 0 means a free one. ``host``: the address to listen on; ``"0.0.0.0"`` lets other machines in.
+        ``token``: ASCII text, or None for one made by chance. ``episodes``: the counters to show, if the trainer has
+        its own; else ``manager.episodes``. Raises UsageError if the server cannot listen there.
+        """
+        self._calls.require_usable("serve")
+        from envmanager.serving.server import Server  # the standard library's server is slow to import
+        from envmanager.serving.watch import Watch
+
+        counted = self.episodes if episodes is None else episodes
+        watch = Watch(weakref.ref(self), self._table, self._calls, self._collector.waits, counted)
+        server = Server(watch, port, host, token)
+        self._servers.append(server)
+        weakref.finalize(self, server.close)
+        if self._calls.closed:  # by another thread
+            server.close()
+        return server
+
     def close(self) -> None:
         """Stop all workers and release all resources, within ``Timeouts.close_s``. May be called repeatedly.
 
@@ -582,6 +612,8 @@ class EnvManager(ABC):
             self._host.wake()
         if self._wake_pool is not None:
             self._wake_pool()
+        for server in self._servers:
+            server.close()
         self._calls.end(None if self._host is None else self._host.stop)
 
     def __repr__(self) -> str:

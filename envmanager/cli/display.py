@@ -104,15 +104,12 @@ class RunDisplay:
     def __init__(self, output: PlainOutput) -> None:
         self._output = output
         self.show_notice = output.show_notice
+        self.show_line = output.line
 
     def show_start(self, plan: Plan) -> None:
         """Show the line that ``describe_start`` returns. Called before the workers start, which may take a while."""
         self._plan = plan
         self._output.line(describe_start(plan), "bold")
-
-    def show_placement(self, placement: str) -> None:
-        """Show ``placement``, a sentence that says which placement a probe has chosen and why."""
-        self._output.line(placement)
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:

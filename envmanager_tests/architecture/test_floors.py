@@ -20,7 +20,7 @@ FLOORS = {
     "what travels": ["data", "options", "policy", "structuring"],
     "what is observed": ["observe", "tasks"],
     "environments": ["environment", "adapters"],
-    "kernel": ["kernel", "env_manager"],
+    "kernel": ["kernel", "env_manager", "serving"],
     "workers": ["hosts"],
     "processes": ["processes"],
     "placement": ["placing"],
