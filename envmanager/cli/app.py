@@ -184,7 +184,7 @@ def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> i
 def _with_port(arguments: Sequence[str]) -> list[str]:
     """Return the arguments with port 0 after a ``--serve`` without one, as Typer knows no optional values."""
     completed = []
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
         takes_none = word == "--serve" and not re.fullmatch(r"(\S+:)?\d+", following)
         completed.append("--serve=0" if takes_none else word)
     return completed

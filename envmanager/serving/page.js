@@ -48,7 +48,7 @@ function drawTimeline() {
   };
   context.textBaseline = "middle";
   workers.forEach((worker, at) => {
-    if (at % every === 0) context.fillText(worker.id, 0, at * row + (row - gap) / 2);
+    if (at % every === 0) context.fillText(worker.id, 0, Math.max(6, at * row + (row - gap) / 2));
   });
   for (const [worker, began, ended, ...times] of spans) {
     if (ended < last.now - shown) continue;
