@@ -17,7 +17,8 @@ const make = (tag, text = "", parent = null) => {
   return made;
 };
 const number = value => value == null ? "–" : Math.abs(value) >= 1000 || Number.isInteger(value)
-  ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+  ? Math.round(value).toLocaleString("en")
+  : Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
 const seconds = s => s >= 1 ? `${number(s)} s` : s >= 1e-3 ? `${number(s * 1e3)} ms` : `${number(s * 1e6)} µs`;
 const clock = s => [s / 3600, s / 60 % 60, s % 60].map(n => String(Math.floor(n)).padStart(2, "0")).join(":");
 
@@ -130,23 +131,23 @@ function drawPlots() {
 }
 
 function show() {
-  const { totals, means, tasks, figures } = last, names = Object.keys(means);
+  const { means, tasks, figures } = last, names = Object.keys(means);
   $("about").textContent = `${last.workers.reduce((n, w) => n + w.envs.length, 0)} environments in ` +
     `${last.workers.length} workers, watched for ${clock(last.now / 1000)}`;
-  const tiles = { "env steps/s": number(last.steps_per_s), "env steps": number(totals.env_steps) };
-  tiles.episodes = number(totals.episodes);
+  const tiles = { "env steps/s": number(last.steps_per_s), "env steps": number(last.env_steps) };
+  tiles.episodes = number(last.episodes);
   for (const name of names) tiles[names.length > 1 ? `return, ${name}` : "mean return"] = number(means[name].return);
   if (tasks) tiles["tasks done"] = number(tasks.done) + (tasks.total == null ? "" : ` of ${number(tasks.total)}`);
   if (tasks && tasks.lost) tiles["tasks given up"] = number(tasks.lost);
-  tiles.restarts = number(totals.restarts);
-  tiles["episodes lost"] = number(totals.episodes_lost);
+  tiles.restarts = number(last.restarts);
+  tiles["episodes lost"] = number(last.episodes_lost);
   $("tiles").replaceChildren(...Object.entries(tiles).map(([name, value]) => {
     const tile = make("div");
     make("b", value, tile);
     make("span", name, tile);
     return tile;
   }));
-  $("verdict").textContent = last.verdict || last.placement;
+  $("verdict").textContent = last.verdict;
   $("learning").hidden = !Object.keys(figures).length;
   const columns = [...new Set(Object.values(figures).flatMap(Object.keys))];
   const rows = Object.entries(figures).map(([name, own]) => [name, ...columns.map(each => number(own[each]))]);

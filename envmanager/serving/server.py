@@ -60,6 +60,8 @@ class Server:
         if (token is not None and not token.isascii()) or token == "":
             raise UsageError("the token of a server must be ASCII text, or None for one that is made by chance.")
         self.token = secrets.token_urlsafe(16) if token is None else token
+        self.watch = watch
+        """What is shown."""
         self.figures = watch.figures
         """Figures of learning to show, by behavior: ``server.figures["default"] = {"loss": 0.1}``."""
         self._owner_pid = os.getpid()
@@ -109,7 +111,7 @@ class _Http(socketserver.ThreadingTCPServer):
 
     def __init__(self, watch: Watch, port: int, host: str, token: str) -> None:
         self.watch, self.token = watch, token.encode()
-        self.names = {"localhost", host.lower(), socket.gethostname().lower()}
+        self.names = {"localhost", host.lower(), socket.gethostname().lower()} - {""}
         """Names of this machine, beside its addresses."""
         self.connections: set[socket.socket] = set()
         self._is_ending = threading.Event()
@@ -124,7 +126,7 @@ class _Http(socketserver.ThreadingTCPServer):
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + SAMPLE_S
                 try:
-                    self.watch.sample()
+                    self.watch.sample(time.perf_counter_ns())
                 except Exception:  # the run must not end because of those who watch it
                     _logger.debug("a sample for the page failed", exc_info=True)
             self.timeout = max(0.0, due_s - time.monotonic())
@@ -183,10 +185,10 @@ class _Http(socketserver.ThreadingTCPServer):
             return HTTPStatus.OK, "application/json", text.encode()
         if url.path == "/metrics":
             try:
-                from envmanager.serving.prometheus import metrics_of
+                from envmanager.serving.prometheus import Collector
             except MissingExtra as error:
                 return _text(HTTPStatus.NOT_IMPLEMENTED, str(error))
-            return HTTPStatus.OK, *metrics_of(self.watch, headers.get("Accept", ""))
+            return HTTPStatus.OK, *Collector(self.watch).exposed(headers.get("Accept", ""))
         return _text(HTTPStatus.NOT_FOUND, "There is /, /data and /metrics.")
 
     def _is_own(self, host: str) -> bool:

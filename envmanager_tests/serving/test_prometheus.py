@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import urllib.request
 from typing import Any
 
@@ -27,13 +28,13 @@ def test_metrics_are_those_of_the_manager():
         server.figures["default"] = {"value_loss": 0.25, "unknown": float("nan")}
         for _ in range(40):
             manager.step()
-        server._http.watch.sample()
+        server.watch.sample(time.perf_counter_ns())
         found = samples(get(server, "/metrics")[2])
 
     assert found["envmanager_env_steps_total",] == 80
     assert found["envmanager_worker_steps_total", "0"] == 40
     assert found["envmanager_worker_restarts_total", "0"] == 0
-    assert found["envmanager_worker_up", "0"] == 1
+    assert found["envmanager_worker_failed", "0"] == 0
     assert found["envmanager_episodes_total",] == manager.episodes.count > 0
     assert found["envmanager_episode_return", "default"] == pytest.approx(manager.episodes.mean_of_recent())
     assert found["envmanager_training_figure", "default", "value_loss"] == 0.25

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -109,11 +110,11 @@ def test_data_have_steps_episodes_and_what_the_workers_do(manager):
     server = start(manager)
     for _ in range(30):
         manager.step()
-    until(lambda: data_of(server)["totals"]["env_steps"] == 60)
+    until(lambda: data_of(server)["env_steps"] == 60)
     until(lambda: data_of(server)["means"] != {})
 
     data = data_of(server)
-    assert data["totals"]["episodes"] == manager.episodes.count > 0
+    assert data["episodes"] == manager.episodes.count > 0
     assert data["means"]["default"]["return"] == pytest.approx(manager.episodes.mean_of_recent())
     assert [worker["envs"] for worker in data["workers"]] == [[0, 1]]
     assert data["tasks"] is None
@@ -151,8 +152,8 @@ def test_a_death_is_shown_with_its_text_and_the_run_goes_on():
         events = data_of(server)["events"]
         assert [(event["kind"], event["worker"]) for event in events] == [("Died", 1), ("Restarted", 1)]
         assert all("SIGKILL" in event["text"] for event in events)
-        assert data_of(server)["totals"]["restarts"] == 1
-        until(lambda: manager.step() is not None and data_of(server)["totals"]["episodes_lost"] == 1)
+        assert data_of(server)["restarts"] == 1
+        until(lambda: manager.step() is not None and data_of(server)["episodes_lost"] == 1)
 
 
 def test_tasks_are_counted():
@@ -175,9 +176,11 @@ def test_counters_of_a_trainer_and_its_figures_take_the_place_of_the_managers(ma
     server.figures["default"] = {"loss": 0.5, "entropy": float("nan")}
 
     data = data_of(server)
-    assert data["totals"]["episodes"] == 12
+    assert data["episodes"] == 12
     assert data["figures"] == {"default": {"loss": 0.5, "entropy": None}}
-    assert manager._episodes is None  # nothing is counted twice
+    for _ in range(9):
+        manager.step()
+    assert manager.episodes.count == 0  # nothing was counted twice
 
 
 def test_only_what_is_new_is_sent_again(manager):
@@ -193,17 +196,15 @@ def test_only_what_is_new_is_sent_again(manager):
 
 
 def test_the_history_covers_the_run_in_few_points(manager):
-    watch = start(manager)._http.watch
-    for number in range(3000):
-        watch._history_due_s = 0.0
-        watch.table.env_steps = number
-        watch.sample()
+    watch = start(manager).watch
+    for second in range(3000):
+        watch.sample(time.perf_counter_ns() + second * 10**9)
 
-    steps = [n for _, n, _ in watch.history]
-    assert len(steps) < 400
-    assert steps[0] < 3
-    assert steps[-1] > 2900
-    assert steps == sorted(steps)
+    seconds = [point[0] for point in watch.data(0)["history"]]
+    assert len(seconds) < 400
+    assert seconds[0] < 3
+    assert seconds[-1] > 2900
+    assert seconds == sorted(seconds)
 
 
 def test_the_server_ends_with_the_manager(manager):
@@ -251,7 +252,7 @@ def test_a_taken_port_is_a_usage_error(manager):
 
 def test_an_error_in_a_handler_is_told_and_the_server_goes_on(manager, monkeypatch):
     server = start(manager)
-    monkeypatch.setattr(server._http.watch, "data", lambda after: 1 / 0)
+    monkeypatch.setattr(server.watch, "data", lambda after: 1 / 0)
     assert refusal(server) == 500
     monkeypatch.undo()
 
@@ -269,7 +270,7 @@ def test_a_sample_that_fails_ends_nothing(manager, monkeypatch):
         failed.set()
         raise RuntimeError("no sample")
 
-    monkeypatch.setattr(server._http.watch, "_take_episodes", fail)
+    monkeypatch.setattr(server.watch, "sample", fail)
     assert failed.wait(TIMEOUT_S)
     assert get(server)[0] == 200
 
@@ -311,7 +312,7 @@ def test_steps_and_requests_go_on_beside_each_other_until_the_manager_is_closed(
             try:
                 get(server, path)
             except (OSError, HTTPException):
-                if not over.is_set() and not manager._calls.closed:
+                if not closed.is_set():
                     raise
 
     def guarded(path: str) -> None:
@@ -320,7 +321,7 @@ def test_steps_and_requests_go_on_beside_each_other_until_the_manager_is_closed(
         except BaseException as error:
             errors.append(error)
 
-    over = threading.Event()
+    over, closed = threading.Event(), threading.Event()
     with SubprocessEnvManager(FakeEnvironment, n_envs=3) as manager:
         server = start(manager)
         threads = [threading.Thread(target=guarded, args=[path]) for path in ("/", "/data", "/data")]
@@ -330,6 +331,7 @@ def test_steps_and_requests_go_on_beside_each_other_until_the_manager_is_closed(
             manager.step()
             if number % 200 == 0:
                 manager.reset()
+        closed.set()
         manager.close()
         over.set()
         for thread in threads:
