@@ -68,7 +68,7 @@ def test_a_training_is_served_with_its_figures(tmp_path):
     pytest.importorskip("torch", reason="needs PyTorch")
     config = str(EXAMPLES / "ppo_cartpole.yaml")
     with served("train", config, "--steps", "100000000", "--dir", str(tmp_path / "run")) as url:
-        until(lambda: bool(data_of(url)["figures"].get("default")), within_s=TIMEOUT_S)
+        until(lambda: bool(data_of(url)["figures"] and data_of(url)["means"]), within_s=TIMEOUT_S)
         data = data_of(url)
     assert data["figures"]["default"]["version"] >= 1
     assert data["episodes"] > 0
