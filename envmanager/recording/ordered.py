@@ -121,3 +121,7 @@ class OrderedHost(HostAround):
 
     def now(self) -> float:
         return self._tape.next("now")  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        super().close()
+        self._tape.close()

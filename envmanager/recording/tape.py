@@ -66,6 +66,10 @@ class Tape:
         self.about: Mapping[str, Any] = first.content
         self._facts: deque[tuple[str, int, Any]] = deque()
 
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
+
     def peek(self) -> tuple[str, int, Any]:
         """Return the next fact, and leave it there. Raises RecordingEnded if there is none."""
         while not self._facts:
