@@ -1,8 +1,8 @@
-"""A recording as data: its episodes, a table of its steps, and Minari's format.
+"""A recording as data: its episodes, and a table of its steps.
 
 ::
 
-    facts ──▶ episodes(): one agent's episode each, in the order of their ends ──▶ table(), to_minari()
+    facts ──▶ episodes(): one agent's episode each, in the order of their ends ──▶ table()
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse
 from envmanager.data.trees import Tree, concat_rows, take_rows
 from envmanager.errors import UsageError
-from envmanager.importing import needed_by
 from envmanager.recording.codec import thawed, thawed_response
 from envmanager.recording.file import read_records
 
@@ -283,42 +282,3 @@ def table(path: str | Path) -> dict[str, np.ndarray]:
         columns["truncated"].append(last & each.truncated)
         columns["lost"].append(last & (each.error is not None))
     return {name: np.concatenate(parts) for name, parts in columns.items()}
-
-
-def to_minari(path: str | Path, dataset_id: str, *, behavior: str = "default", **described: Any) -> Any:
-    """Make a data set of Minari of the finished episodes of a behavior, and return it.
-
-    ``described``: further arguments of Minari's ``create_dataset_from_buffers``, such as ``author``. Raises UsageError
-    if observations were not recorded or there is no such behavior.
-    """
-    with needed_by("to_minari", extra="minari"):
-        import minari
-        from minari.data_collector import EpisodeBuffer
-
-        from envmanager.interop.spaces import to_space
-    specs = specs_of(path)
-    if behavior not in specs:
-        raise UsageError(f"the recording {path} has no behavior {behavior!r}, but {sorted(specs)}.")
-    if not about(path)["observations"]:
-        raise UsageError(f"{path} was recorded without observations.")
-    buffers = [
-        EpisodeBuffer(
-            id=number,
-            seed=each.seed,
-            observations=each.obs,
-            actions=each.actions,
-            rewards=each.rewards.tolist(),
-            terminations=[*[False] * (each.length - 1), each.terminated],
-            truncations=[*[False] * (each.length - 1), each.truncated or each.error is not None],
-        )
-        for number, each in enumerate(
-            each for each in episodes(path) if each.behavior == behavior and each.length and not each.is_cut
-        )
-    ]
-    return minari.create_dataset_from_buffers(
-        dataset_id,
-        buffers,
-        observation_space=to_space(specs[behavior].observation),
-        action_space=to_space(specs[behavior].action),
-        **described,
-    )

@@ -321,3 +321,8 @@ class RecordingHost(HostAround):
         if error is not None:
             event = RecordingFailed(worker_id=-1, generation=0, path=self.recorder.path, error=error)
             self.context.events.add(event)
+
+
+def recorded(host: WorkerHost, path: str, about: Mapping[str, Any], *, observations: bool) -> WorkerHost:
+    """Return a host that records ``host`` in a file. Raises UsageError if it cannot be made."""
+    return RecordingHost(host, Recorder(path, about, observations=observations))

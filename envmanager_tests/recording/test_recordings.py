@@ -21,10 +21,11 @@ from envmanager import (
     Wait,
     make_manager,
 )
-from envmanager.recording.data import about, episodes, table, to_minari
+from envmanager.interop.minari import to_minari
+from envmanager.recording.data import about, episodes, table
 from envmanager.recording.file import BadRecording, read_records
-from envmanager.recording.replay import ReplayEnvManager
 from envmanager.recording.tape import RecordingEnded, ReplayDiverged
+from envmanager.replay_env_manager import ReplayEnvManager
 from envmanager_tests.recording.runs import Uneven, by_rows, by_steps, kill
 
 RESTARTS = RestartPolicy(max_restarts=100, backoff_s=0.02)
@@ -254,6 +255,7 @@ def test_damaged_recordings_are_typed_errors(path: str) -> None:
 SCRIPT = """
 import os, sys
 from envmanager import SimpleEnvManager
+from envmanager.replay_env_manager import ReplayEnvManager
 from envmanager_tests.recording.runs import Uneven
 with SimpleEnvManager(Uneven, 4, record=sys.argv[1]) as manager:
     manager.reset(seed=1)
