@@ -17,6 +17,7 @@ KeyboardInterrupt is raised in a wait, in a policy, or at the end of a call. A l
 from __future__ import annotations
 
 import os
+import pkgutil
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -139,12 +140,10 @@ class EnvManager(ABC):
         if getattr(self.create_worker, "__func__", None) is not _create_worker:  # a test has replaced it
             host = FakeHost(weakref.proxy(self), host)
         if self._order is not None:
-            from envmanager.recording.ordered import OrderedHost  # needs libraries of its own
-            from envmanager.recording.tape import Tape
-
-            host = OrderedHost(host, Tape(self._order))
+            host = pkgutil.resolve_name("envmanager.recording.ordered:ordered")(host, self._order)
         if self._record is not None:
-            host = self._recorded(host, self._record)
+            record = pkgutil.resolve_name("envmanager.recording.recorder:recorded")
+            host = record(host, self._record, self._about_recording(), observations=self._record_observations)
         host.open(HostContext(self._table.entries, self._calls, self.events))
         self._host = host
         for part in (self._recovery, self._collector, self._policy_steps, self._row_steps, self._commands):
@@ -174,22 +173,18 @@ class EnvManager(ABC):
                 error.suggest_one_each(self._table.entries[error.worker_id].env_ids)
             raise
 
-    def _recorded(self, host: WorkerHost, path: str) -> WorkerHost:
-        """Return a host that records ``host`` in a file."""
-        from envmanager.recording.recorder import Recorder, RecordingHost  # needs libraries of its own
-
-        about = {
+    def _about_recording(self) -> dict[str, Any]:
+        """Return what a replay needs to know to make the manager again."""
+        return {
             "kind": type(self).__name__,
             "n_envs": self.n_envs,
+            "env_ids": [list(entry.env_ids) for entry in self._table.entries],
             "seed": self._recovery.last_config.seed,
             "wait": self._wait,
             "restarts": self._restarts,
             "check_values": self._check_values,
             "episodes": "on_demand" if self._is_on_demand else "automatic",
-            "env_ids": [list(entry.env_ids) for entry in self._table.entries],
         }
-        recorder = Recorder(path, about, observations=self._record_observations)
-        return RecordingHost(host, recorder)
 
     # The interface for trainers.
 

@@ -41,7 +41,7 @@ KINDS = {
     "asyncio": "envmanager.coroutines.manager:AsyncioEnvManager",
     "auto": "envmanager.auto_env_manager:auto_env_manager",
     "godot": "envmanager.godot.manager:GodotEnvManager",
-    "replay": "envmanager.recording.replay:ReplayEnvManager",
+    "replay": "envmanager.replay_env_manager:ReplayEnvManager",
     "ray": "envmanager.ray_cluster.manager:RayEnvManager",
     "simple": "envmanager.simple_env_manager:SimpleEnvManager",
     "subprocess": "envmanager.subprocess_env_manager:SubprocessEnvManager",

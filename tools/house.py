@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1] / "envmanager"
 AROUND = {
     "adapters", "auto_env_manager", "check", "cli", "coroutines", "godot", "interop", "observe", "placing",
-    "ray_cluster", "testing", "training",
+    "ray_cluster", "recording", "replay_env_manager", "serving", "testing", "training",
 }  # fmt: skip
 SUBPROCESS = "subprocess_env_manager"
 SMALL_LINES = 3

@@ -98,8 +98,11 @@ class Flags:
         None,
         "--serve",
         metavar="[[HOST:]PORT]",
-        help="Serve a page that shows the run, and metrics for Prometheus. Only this machine is let in without a HOST.",
-        show_default="a free port",
+        help="Serve a page that shows the run, and metrics for Prometheus, on 127.0.0.1 and a free port unless named. "
+        "Nothing is served if unset.",
+    )
+    record: Path | None = typer.Option(  # noqa: RUF009
+        None, metavar="FILE.emrec", help="Record the run, to replay it or to read it as data."
     )
     out: Path | None = typer.Option(  # noqa: RUF009
         None, metavar="FILE.json", help="Write the result to this file too."
@@ -117,6 +120,7 @@ class Flags:
             "n_workers": _number_or_text(self.n_workers),
             "wait": self.wait,
             "restarts": _with_max_restarts(tables["manager"].get("restarts"), self.restarts),
+            "record": None if self.record is None else str(self.record),
         }
         return {**tables, "manager": _with(tables["manager"], {**own, **more})}
 
@@ -356,6 +360,23 @@ def train_command(
 app.command("evaluate")(evaluate_command)
 app.command("play")(play_command)
 app.command("export")(export_command)
+
+
+@app.command("replay")
+def replay_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording.")],
+    step: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Show what happened around this step of a worker.")
+    ] = None,
+    worker: Annotated[int, typer.Option(min=0, metavar="ID", help="The worker whose step it is.")] = 0,
+) -> None:
+    """Show what a recording holds: steps, episodes, what was lost, and what happened around a step.
+
+    The exit code is 0, or 2 for a file that is no recording, or has no such step.
+    """
+    with loading():
+        recorded = importlib.import_module("envmanager.cli.recorded")
+    recorded.show_recording(file, PlainOutput(), worker, step)
 
 
 def _number_or_text(given: str | None) -> int | str | None:

@@ -310,7 +310,7 @@ class TaskBook:
             drawn = seat.coming
             if drawn is not None and not seat.is_sent:
                 seat.is_sent, at_once = True, not seat.plays or seat.cuts
-                begins.append(Begin(seat.row, at_once, *self._arguments(seat, drawn)))
+                begins.append(Begin(seat.row, at_once, *self._arguments(seat, drawn), drawn.index))
                 if at_once:
                     drawn.attempts += 1
                     self._set_begun(seat, True)

@@ -12,8 +12,9 @@ from __future__ import annotations
 import pickle
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import cloudpickle
 import numpy as np
 
 from envmanager.data.steps import COLUMNS, AgentSteps, CommandName, EnvironmentResponse
@@ -23,11 +24,27 @@ _STEPS = (CommandName.STEP, CommandName.RESET)
 _INT64, _FLOAT32, _BOOL = COLUMNS["agent_id"], COLUMNS["reward"], COLUMNS["acting"]
 
 
+class Unrecorded(NamedTuple):
+    """What stands for an object that cannot be pickled. A replay takes any other for it."""
+
+    kind: str
+
+
+def pickled(value: Any) -> bytes:
+    """Return a pickle of a value, or of an Unrecorded for it."""
+    for dumps in (pickle.dumps, cloudpickle.dumps):
+        try:
+            return dumps(value, protocol=5)
+        except Exception:  # of any kind: it is the object's own code
+            continue
+    return pickle.dumps(Unrecorded(type(value).__qualname__))
+
+
 def frozen(tree: Tree) -> Any:
     """Return the recorded form of an array or a tree."""
     if tree.__class__ is np.ndarray and not tree.dtype.hasobject:
         return tree.dtype.str, tree.shape, tree.tobytes()
-    return None if tree is None else pickle.dumps(tree, protocol=5)
+    return None if tree is None else pickled(tree)
 
 
 def checksum(tree: Tree) -> Any:
@@ -37,7 +54,7 @@ def checksum(tree: Tree) -> Any:
             return tree.dtype.str, tree.shape, 0
         data = tree if tree.flags.c_contiguous else np.ascontiguousarray(tree)
         return tree.dtype.str, tree.shape, zlib.crc32(data.data)
-    return None if tree is None else pickle.dumps(map_tree(lambda leaf: checksum(np.asarray(leaf)), tree), protocol=5)
+    return None if tree is None else pickled(map_tree(lambda leaf: checksum(np.asarray(leaf)), tree))
 
 
 def thawed(form: Any) -> Any:
@@ -52,7 +69,7 @@ def frozen_steps(steps: AgentSteps, *, observations: bool) -> tuple[Any, ...]:
     """Return the recorded form of steps."""
     keep, acting, infos = frozen if observations else checksum, steps.acting, None
     if steps.info is not None or steps.reset_info is not None:
-        infos = pickle.dumps((steps.info, steps.reset_info), protocol=5)
+        infos = pickled((steps.info, steps.reset_info))
     return (
         steps.agent_id.tobytes(),
         keep(steps.obs),
@@ -88,8 +105,8 @@ def frozen_response(response: EnvironmentResponse, *, observations: bool) -> tup
     if response.name in _STEPS and isinstance(payload, Mapping):
         form: Any = {behavior: frozen_steps(steps, observations=observations) for behavior, steps in payload.items()}
     else:
-        form = pickle.dumps(payload, protocol=5)
-    new = None if specs is None else pickle.dumps(specs, protocol=5)
+        form = pickled(payload)
+    new = None if specs is None else pickled(specs)
     return response.name.value, response.worker_id, form, new
 
 

@@ -11,7 +11,7 @@ damage is an error. A recording is unpickled, so read only those that you trust,
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,7 +95,7 @@ class _Whole:
         return self._file.tell()
 
 
-def read_records(path: str | Path) -> Iterator[Record]:
+def read_records(path: str | Path) -> Generator[Record, None, None]:
     """Yield the records of a file. Raises BadRecording if it is none or damaged, and UsageError if there is none.
 
     A file that ends in the middle of a record ends with the record before.

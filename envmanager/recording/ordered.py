@@ -121,3 +121,12 @@ class OrderedHost(HostAround):
 
     def now(self) -> float:
         return self._tape.next("now")  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        super().close()
+        self._tape.close()
+
+
+def ordered(host: WorkerHost, path: str) -> WorkerHost:
+    """Return a host that delivers what ``host`` does in the order of a recording. Raises the errors of ``Tape``."""
+    return OrderedHost(host, Tape(path))

@@ -13,7 +13,6 @@ whose host tells the same, and whose trainer does the same, makes the same run; 
 from __future__ import annotations
 
 import logging
-import pickle
 import threading
 import time
 import weakref
@@ -33,7 +32,7 @@ from envmanager.kernel.table import Entry
 from envmanager.observe.events import Event
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
-from envmanager.recording.codec import frozen, frozen_response
+from envmanager.recording.codec import frozen, frozen_response, pickled
 from envmanager.recording.file import FORMAT, RecordWriter
 from envmanager.system.interrupts import defer_interrupts
 
@@ -150,7 +149,7 @@ class RecordedWorker:
             versions = {behavior: each.version for behavior, each in taken.items()} if taken else None
             self._recorder.add("step", self.worker_id, (rows, actions, versions))
         else:
-            self._recorder.add("send", self.worker_id, (str(name), pickle.dumps(payload, protocol=5)))
+            self._recorder.add("send", self.worker_id, (str(name), pickled(payload)))
 
     def recv(self) -> EnvironmentResponse:
         """Return the answer to the last command, and record it."""
@@ -281,7 +280,7 @@ class RecordingHost(HostAround):
         try:
             worker = super().launch(worker_id, generation)
         except Exception as error:
-            self.recorder.add("launch", worker_id, (generation, pickle.dumps(error, protocol=5)))
+            self.recorder.add("launch", worker_id, (generation, pickled(error)))
             raise
         self.recorder.add("launch", worker_id, (generation, None))
         return RecordedWorker(worker, self)
@@ -289,13 +288,13 @@ class RecordingHost(HostAround):
     def await_start(self) -> dict[int, StartReport]:
         reports = super().await_start()
         told = self.accepts_device_arrays, self.steps_some_rows
-        self.recorder.add("started", -1, pickle.dumps((reports, told), protocol=5))
+        self.recorder.add("started", -1, pickled((reports, told)))
         return reports
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         response = super().begin_again(worker_id, config)
         form = None if response is None else frozen_response(response, observations=self.recorder.observations)
-        self.recorder.add("begin_again", worker_id, (pickle.dumps(config, protocol=5), form))
+        self.recorder.add("begin_again", worker_id, (pickled(config), form))
         return response
 
     def is_gone(self, worker_id: int) -> bool:
@@ -321,3 +320,8 @@ class RecordingHost(HostAround):
         if error is not None:
             event = RecordingFailed(worker_id=-1, generation=0, path=self.recorder.path, error=error)
             self.context.events.add(event)
+
+
+def recorded(host: WorkerHost, path: str, about: Mapping[str, Any], *, observations: bool) -> WorkerHost:
+    """Return a host that records ``host`` in a file. Raises UsageError if it cannot be made."""
+    return RecordingHost(host, Recorder(path, about, observations=observations))

@@ -15,7 +15,7 @@ import numpy as np
 
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
-from envmanager.recording.codec import frozen_response, thawed, thawed_response
+from envmanager.recording.codec import Unrecorded, frozen_response, thawed, thawed_response
 from envmanager.recording.file import FORMAT, BadRecording, Record, read_records
 
 _ASKED = {
@@ -65,6 +65,10 @@ class Tape:
             raise BadRecording(f"{path} does not begin as a recording of this version of envmanager does.")
         self.about: Mapping[str, Any] = first.content
         self._facts: deque[tuple[str, int, Any]] = deque()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
 
     def peek(self) -> tuple[str, int, Any]:
         """Return the next fact, and leave it there. Raises RecordingEnded if there is none."""
@@ -172,6 +176,8 @@ class Tape:
 
 def same(one: Any, other: Any) -> bool:
     """Return whether two payloads are equal to the bit."""
+    if isinstance(one, Unrecorded) or (callable(one) and callable(other)):
+        return isinstance(one, Unrecorded) or getattr(one, "__qualname__", "") == getattr(other, "__qualname__", "")
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         one, other = np.asarray(one), np.asarray(other)
         if one.shape != other.shape or one.dtype != other.dtype:

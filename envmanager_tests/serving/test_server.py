@@ -156,6 +156,22 @@ def test_a_death_is_shown_with_its_text_and_the_run_goes_on():
         until(lambda: manager.step() is not None and data_of(server)["episodes_lost"] == 1)
 
 
+class SlowReset(FakeEnvironment):
+    def reset(self, **given: Any) -> Any:
+        time.sleep(0.3)
+        return super().reset(**given)
+
+
+def test_resets_and_restarts_have_parts_of_their_own():
+    with SubprocessEnvManager(lambda _: SlowReset(), n_envs=1, restarts=RestartPolicy(backoff_s=0)) as manager:
+        server = start(manager)
+        until(lambda: sum(span[4] for span in data_of(server)["spans"]) >= 300)
+        assert sum(span[7] for span in data_of(server)["spans"]) == 0
+        os.kill(manager.stats().workers[0].pid, signal.SIGKILL)
+        until(lambda: manager.step() is not None and any(span[7] > 0 for span in data_of(server)["spans"]))
+        until(lambda: sum(span[4] for span in data_of(server)["spans"]) >= 600)
+
+
 def test_tasks_are_counted():
     with SimpleEnvManager("CartPole-v1", n_envs=2) as manager:
         server = start(manager)

@@ -82,7 +82,7 @@ class ReplayHost(WorkerHost):
         return self._tape.next("now")  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        pass
+        self._tape.close()
 
 
 class ReplayEnvManager(EnvManager):

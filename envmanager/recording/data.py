@@ -1,0 +1,284 @@
+"""A recording as data: its episodes, and a table of its steps.
+
+::
+
+    facts ──▶ episodes(): one agent's episode each, in the order of their ends ──▶ table()
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse
+from envmanager.data.trees import Tree, concat_rows, take_rows
+from envmanager.errors import UsageError
+from envmanager.recording.codec import thawed, thawed_response
+from envmanager.recording.file import read_records
+
+
+@attrs.define(eq=False)
+class RecordedEpisode:
+    """One agent's episode of T steps.
+
+    ``obs`` is a tree of ``[T + 1, …]``, or None if observations were not recorded; ``actions`` a tree of ``[T, …]``;
+    ``rewards`` float32[T]. ``task``: index of its task, or -1; ``seed`` and ``options``: those with which it was begun
+    on demand. ``error``: why it was lost, if it was. ``is_cut``: whether it was still running at a reset, or at the end
+    of the recording. ``ended_ns``: time of its end, in ns since the epoch.
+    """
+
+    behavior: str
+    worker_id: int
+    generation: int
+    env_id: int
+    agent_id: int
+    task: int = -1
+    seed: int | None = None
+    options: Mapping[str, Any] | None = None
+    terminated: bool = False
+    truncated: bool = False
+    error: Exception | None = None
+    is_cut: bool = False
+    ended_ns: int = 0
+    rewards: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.float32))
+    obs: Tree = None
+    actions: Tree = None
+    infos: list[dict[str, Any]] | None = None
+    times_ns: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def total(self) -> float:
+        """Sum of its rewards."""
+        return float(self.rewards.sum(dtype=np.float64))
+
+    @property
+    def length(self) -> int:
+        """Number T of its steps."""
+        return len(self.rewards)
+
+
+@attrs.define(eq=False)
+class _Running:
+    """An episode that goes on, and its steps so far."""
+
+    episode: RecordedEpisode
+    obs: list[Tree]
+    actions: list[Tree] = attrs.field(factory=list)
+    rewards: list[float] = attrs.field(factory=list)
+    infos: list[Any] = attrs.field(factory=list)
+    times_ns: list[int] = attrs.field(factory=list)
+
+    def ended(self, time_ns: int, **how: Any) -> RecordedEpisode:
+        episode = self.episode
+        for name, value in how.items():
+            setattr(episode, name, value)
+        episode.ended_ns = time_ns
+        has_obs = not any(_is_checksum(obs) for obs in self.obs)
+        episode.obs = concat_rows(self.obs) if has_obs else None
+        episode.actions = concat_rows(self.actions) if self.actions else None
+        episode.rewards = np.array(self.rewards, np.float32)
+        episode.times_ns = np.array(self.times_ns, np.int64)
+        episode.infos = self.infos if any(info is not None for info in self.infos) else None
+        return episode
+
+
+def _is_checksum(obs: Any) -> bool:
+    return isinstance(obs, tuple) and len(obs) == 3 and isinstance(obs[0], str) and isinstance(obs[2], int)
+
+
+class _Worker:
+    """What a worker plays, as far as the facts say."""
+
+    def __init__(self, worker_id: int, env_ids: list[int]) -> None:
+        self.worker_id, self.env_ids = worker_id, env_ids
+        self.generation = 0
+        self.running: dict[tuple[str, int], _Running] = {}
+        """Episodes by behavior and agent_id."""
+        self.acting: dict[str, list[int]] = {}
+        """The agents that take an action next, by behavior, in the order of their actions."""
+        self.sent: dict[tuple[str, int], Tree] = {}
+        """Actions whose results have not arrived, by behavior and agent_id."""
+        self.begins: dict[int, Begin] = {}
+        """What was begun on demand in environments, by env_id, until its first observation arrives."""
+        self.has_begun: set[int] = set()
+        """Environments in which the response that has arrived last has begun an episode."""
+        self.asked = ""
+        """Name of the last command to which ``recv`` returns the answer."""
+
+    def cut(self, time_ns: int, **how: Any) -> list[RecordedEpisode]:
+        ended = [running.ended(time_ns, **how) for running in self.running.values()]
+        for each in (self.running, self.acting, self.sent):
+            each.clear()
+        return ended
+
+    def begin(self, begins: Any) -> None:
+        for begin in (Begin(*each) for each in begins):
+            self.begins[self.env_ids[begin.row]] = begin
+
+    def step(self, rows: np.ndarray | None, actions: Mapping[str, Tree]) -> None:
+        for behavior, taken in actions.items():
+            acting = self.acting.get(behavior, [])
+            if rows is not None:
+                wanted = [self.env_ids[row] for row in rows.tolist()]
+                by_env = {agent_id >> 32: agent_id for agent_id in acting}
+                acting = [by_env.get(env_id, env_id << 32) for env_id in wanted]
+            for row, agent_id in enumerate(acting):
+                self.sent[behavior, agent_id] = take_rows(taken, slice(row, row + 1))
+
+    def arrived(self, response: EnvironmentResponse, time_ns: int) -> list[RecordedEpisode]:
+        if response.name is CommandName.FAILED:
+            return self.cut(time_ns, error=response.payload)
+        ended = self.cut(time_ns, is_cut=True) if response.name is CommandName.RESET else []
+        self.has_begun.clear()
+        for behavior, steps in response.payload.items():
+            ended += self._joined(behavior, steps, time_ns)
+        for env_id in self.has_begun:
+            self.begins.pop(env_id, None)
+        return ended
+
+    def _joined(self, behavior: str, steps: AgentSteps, time_ns: int) -> list[RecordedEpisode]:
+        ended, n_final = [], 0
+        acts = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
+        for row, agent_id in enumerate(steps.agent_id.tolist()):
+            key, env_id = (behavior, agent_id), agent_id >> 32
+            action, running = self.sent.pop(key, None), self.running.get(key)
+            is_over = bool(steps.terminated[row] or steps.truncated[row])
+            obs = _row(steps.obs, row)
+            if running is not None and action is None and env_id in self.begins and self.begins[env_id].at_once:
+                ended.append(self.running.pop(key).ended(time_ns, is_cut=True))
+                running = None
+            elif running is not None:
+                seen = obs
+                if is_over:
+                    seen, n_final = _row(steps.final_obs, n_final), n_final + 1
+                if action is None and running.rewards:  # it did not act: its reward belongs to its last action
+                    running.rewards[-1] += float(steps.reward[row])
+                elif action is not None:
+                    running.actions.append(action)
+                    running.rewards.append(float(steps.reward[row]))
+                    running.obs.append(seen)
+                    running.times_ns.append(time_ns)
+                    running.infos.append(None if steps.info is None else steps.info[row])
+                if is_over:
+                    how = {"terminated": bool(steps.terminated[row]), "truncated": bool(steps.truncated[row])}
+                    ended.append(self.running.pop(key).ended(time_ns, **how))
+                    running = None
+            elif is_over:
+                n_final += 1
+            if running is None and (acts[row] or not is_over):
+                self.running[key] = _Running(self._begun(behavior, agent_id), [obs])
+                self.has_begun.add(env_id)
+        self.acting[behavior] = steps.agent_id[acts].tolist()
+        return ended
+
+    def _begun(self, behavior: str, agent_id: int) -> RecordedEpisode:
+        env_id = agent_id >> 32
+        episode = RecordedEpisode(behavior, self.worker_id, self.generation, env_id, agent_id)
+        of_task: Begin | RecordedEpisode | None = self.begins.get(env_id)
+        if of_task is None:  # an agent that comes later plays the task of the others
+            others = (each.episode for each in self.running.values() if each.episode.env_id == env_id)
+            of_task = next(others, None)
+        if of_task is not None:
+            episode.task, episode.seed, episode.options = of_task.task, of_task.seed, of_task.options
+        return episode
+
+
+def _row(tree: Any, row: int) -> Any:
+    return tree if _is_checksum(tree) else take_rows(tree, slice(row, row + 1))
+
+
+def about(path: str | Path) -> Mapping[str, Any]:
+    """Return what a recording says of itself: ``kind``, ``n_envs``, ``env_ids`` of each worker, ``seed``, …
+
+    Raises UsageError if there is no file, and BadRecording if it is none.
+    """
+    for record in read_records(path):
+        if record.kind == "about":
+            return record.content  # type: ignore[no-any-return]
+    raise UsageError(f"the recording {path} is empty.")
+
+
+def specs_of(path: str | Path) -> BehaviorSpecs:
+    """Return the specs of a recording's behaviors at the start, by name."""
+    for what, _, content in facts(path):
+        if what == "started":
+            reports, _ = pickle.loads(content)
+            return {name: spec for report in reports.values() for name, spec in report.specs.items()}
+    return {}
+
+
+def facts(path: str | Path) -> Iterator[tuple[str, int, Any]]:
+    """Yield the facts of a recording: what was asked or answered, the worker (-1: none), and the content."""
+    for record in read_records(path):
+        if record.kind == "facts":
+            yield from record.content
+
+
+def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
+    """Yield the episodes of a recording, in the order of their ends; last those that were running at its end.
+
+    Raises UsageError if there is no file, and BadRecording if it is damaged. Needs memory for the running ones only.
+    """
+    workers: dict[int, _Worker] = {
+        worker_id: _Worker(worker_id, env_ids) for worker_id, env_ids in enumerate(about(path)["env_ids"])
+    }
+    time_ns = 0
+    for what, worker_id, content in facts(path):
+        worker = workers.get(worker_id)
+        if what in ("take", "get"):
+            time_ns, forms = content
+            for form in forms:
+                yield from workers[form[1]].arrived(thawed_response(form), time_ns)
+        elif worker is None:
+            continue
+        elif what == "step":
+            rows, actions, _ = content
+            worker.step(thawed(rows), {behavior: thawed(form) for behavior, form in actions.items()})
+        elif what == "launch":
+            worker.generation = content[0]
+            yield from worker.cut(time_ns, is_cut=True)
+            worker.begins.clear()
+        elif what == "send":
+            name, payload = content[0], pickle.loads(content[1])
+            worker.asked = name if name != CommandName.BEGIN else worker.asked
+            if name == CommandName.BEGIN or (name == CommandName.RESET and isinstance(payload, list)):
+                worker.begin(payload)
+        elif what == "begin_again":
+            config, form = pickle.loads(content[0]), content[1]
+            if isinstance(config, list):
+                worker.begin(config)
+            if form is not None:
+                yield from worker.arrived(thawed_response(form), time_ns)
+        elif what == "recv" and worker.asked == CommandName.RESET:
+            yield from worker.arrived(thawed_response(content), time_ns)
+    for worker in workers.values():
+        yield from worker.cut(time_ns, is_cut=True)
+
+
+def table(path: str | Path) -> dict[str, np.ndarray]:
+    """Return a table of all steps of a recording, as columns: ``pandas.DataFrame(table(path))``, or ``pyarrow.table``.
+
+    The columns are ``time_ns``, ``behavior``, ``worker_id``, ``generation``, ``env_id``, ``agent_id``, ``episode`` (a
+    number), ``task``, ``step`` in the episode, ``reward``, ``terminated``, ``truncated`` and ``lost``.
+    """
+    columns: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+    for number, each in enumerate(episodes(path)):
+        n = each.length
+        last = np.arange(n) == n - 1
+        columns["time_ns"].append(each.times_ns)
+        for name in ("behavior", "worker_id", "generation", "env_id", "agent_id", "task"):
+            columns[name].append(np.full(n, getattr(each, name)))
+        columns["episode"].append(np.full(n, number))
+        columns["step"].append(np.arange(n))
+        columns["reward"].append(each.rewards)
+        columns["terminated"].append(last & each.terminated)
+        columns["truncated"].append(last & each.truncated)
+        columns["lost"].append(last & (each.error is not None))
+    return {name: np.concatenate(parts) for name, parts in columns.items()}
