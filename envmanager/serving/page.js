@@ -39,7 +39,8 @@ function drawTimeline() {
   const workers = last.workers, row = Math.max(6, Math.min(22, Math.floor(480 / workers.length)));
   const left = 30, bottom = 18, gap = row > 8 ? 3 : 1, every = Math.ceil(13 / row);
   const shown = Math.max(SHORTEST_MS, Math.min(LONGEST_MS, last.now));
-  const [context, width] = canvas("timeline", workers.length * row + bottom);
+  const [context, whole] = canvas("timeline", workers.length * row + bottom);
+  const isWide = whole > 600, width = whole - (isWide ? 130 : 52);
   const colours = Object.fromEntries([...DOINGS.map(([name]) => name), "failed"].map(name => [name, colour(name)]));
   const x = ms => Math.round(left + (width - left) * Math.max(0, 1 - (last.now - ms) / shown));
   const box = (worker, began, ended, name, from, to) => {  // from, to: shares of the height, from below
@@ -49,7 +50,10 @@ function drawTimeline() {
   };
   context.textBaseline = "middle";
   workers.forEach((worker, at) => {
-    if (at % every === 0) context.fillText(worker.id, 0, Math.max(6, at * row + (row - gap) / 2));
+    if (at % every) return;
+    const y = Math.max(6, at * row + (row - gap) / 2), idle = Math.round(worker.idle * 100);
+    context.fillText(worker.id, 0, y);
+    context.fillText(seconds(worker.median) + (isWide ? `, ${idle} % idle` : ""), width + 8, y);
   });
   for (const [worker, began, ended, ...times] of spans) {
     if (ended < last.now - shown) continue;
