@@ -586,9 +586,10 @@ class EnvManager(ABC):
 
         counted = self.episodes if episodes is None else episodes
         watch = Watch(weakref.ref(self), self._table, self._calls, self._collector.waits, counted)
-        server = Server(watch, port, host, token)
-        self._servers.append(server)
-        weakref.finalize(self, server.close)
+        with interrupts.defer_interrupts():
+            server = Server(watch, port, host, token)
+            self._servers.append(server)
+            weakref.finalize(self, server.close)
         if self._calls.closed:  # by another thread
             server.close()
         return server

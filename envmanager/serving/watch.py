@@ -71,7 +71,7 @@ class Watch:
         """``manager`` returns the EnvManager, or None when it is gone. The others are parts of it, or its trainer's."""
         self.table, self.waits, self.episodes = table, waits, episodes
         self.figures: dict[str, Mapping[str, float]] = {}
-        """Figures of learning, by behavior, such as losses."""
+        """Figures of learning, by behavior, such as losses: numbers, also of NumPy and PyTorch."""
         self.manager, self._calls = manager, calls
         self._began_ns = time.perf_counter_ns()
         self._lock = threading.Lock()
@@ -209,7 +209,10 @@ class Watch:
             "episodes_lost": self.episodes.lost,
             "means": self.means(),
             "tasks": self.tasks(),
-            "figures": dict(self.figures),
+            "figures": {
+                behavior: {name: float(figure) for name, figure in own.items()}
+                for behavior, own in self.figures.copy().items()
+            },
             "verdict": stats.verdict or stats.placement,
             "workers": workers,
         }

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from envmanager import RestartPolicy, SimpleEnvManager, SubprocessEnvManager
@@ -140,7 +141,7 @@ def test_spans_cover_the_time_of_a_worker_without_gaps():
         for began, ended, *parts in own:
             assert ended - began == pytest.approx(sum(parts), abs=3)
             assert min(parts) >= 0
-    assert sum(span[3] for span in spans) > 0.5 * sum(span[2] - span[1] for span in spans if span is not spans[0])
+        assert all(step + core_wait >= 48 for _, _, step, _, _, core_wait, _ in own[1:])  # the first has the reset
 
 
 def test_a_death_is_shown_with_its_text_and_the_run_goes_on():
@@ -189,7 +190,7 @@ def test_counters_of_a_trainer_and_its_figures_take_the_place_of_the_managers(ma
     own = Episodes()
     server = start(manager, episodes=own)
     own.count = 12
-    server.figures["default"] = {"loss": 0.5, "entropy": float("nan")}
+    server.figures["default"] = {"loss": np.float32(0.5), "entropy": float("nan")}
 
     data = data_of(server)
     assert data["episodes"] == 12
