@@ -208,7 +208,7 @@ def test_closing_the_manager_ends_the_thread_and_all_calls() -> None:
             with pytest.raises(ManagerClosed):
                 call()
     for thread in threading.enumerate():
-        if thread.name == "envmanager-trl":
+        if thread.name.startswith("envmanager-"):
             thread.join(60)
     assert threading.active_count() <= before
 
