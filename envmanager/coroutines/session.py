@@ -206,7 +206,8 @@ class Session(WorkerLife):
                         response = await self._respond(command, payload, begins)
                 except BaseException as error:
                     is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
-                    if is_end or isinstance(error, GeneratorExit):
+                    is_freed = asyncio.current_task(self.loop.loop) is not self.task  # with the loop, at the end
+                    if is_end or is_freed:
                         raise
                     response = self._failed(error, command)
                 ended_ns = time.perf_counter_ns()

@@ -23,6 +23,7 @@ from envmanager import (
     EnvRaised,
     RestartPolicy,
     SimpleEnvManager,
+    Timeouts,
     UsageError,
     Wait,
     make_manager,
@@ -317,7 +318,11 @@ def test_every_task_is_played_once() -> None:
         assert all(seen == {"task": number} for number, seen in first.items())
 
 
-@pytest.mark.parametrize("error", [StopIteration("end"), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "error",
+    [StopIteration("end"), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError(), GeneratorExit()],
+    ids=type,
+)
 def test_whatever_a_step_raises_is_the_environments_error_and_the_loop_goes_on(error: BaseException) -> None:
     class Raises(Talk):
         async def step(self, action: Any) -> Any:
@@ -325,7 +330,7 @@ def test_whatever_a_step_raises_is_the_environments_error_and_the_loop_goes_on(e
                 raise error
             return await super().step(action)
 
-    with AsyncioEnvManager(Raises, 2) as manager:
+    with AsyncioEnvManager(Raises, 2, timeouts=Timeouts(step_s=10)) as manager:
         manager.reset()
         manager.recv(ALL)
         manager.send(["raise", "a"], [0, 1])
