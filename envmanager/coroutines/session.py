@@ -513,6 +513,10 @@ class SessionQueue(ResponseSource):
             is_behind_step = awaited.command is _STEP and awaited.deadline < asked.deadline
             left_s = (awaited if is_behind_step else asked).deadline - time.monotonic()
             if left_s <= 0 or session.state is State.GONE:
+                own = [each for each in self._ready if each.worker_id == session.worker_id]
+                self._ready = [each for each in self._ready if each.worker_id != session.worker_id]  # it is replaced
+                if own and session.state is State.GONE:
+                    return own[-1]
                 error = session.timed_out(_STEP if is_behind_step else asked.command)
                 return EnvironmentResponse(_FAILED, session.worker_id, error)
             self._wait(1, left_s)

@@ -139,8 +139,8 @@ class Commands:
         with self._calls.named[name]:
             ids = self.ids(env_ids)
             groups, entries, workers = self._env_rows.by_worker(ids), self._table.entries, self.host.workers
+            self._collector.await_replacements([entries[group.worker_id] for group in groups])
             for group in groups:
-                self._collector.await_replacement(entries[group.worker_id])
                 entries[group.worker_id].require_alive()
             payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
             self.host.check_can_travel(payloads)
