@@ -498,7 +498,7 @@ class SessionQueue(ResponseSource):
         return stop
 
     def due_at(self) -> float:
-        return self.alarm.at + 0.001
+        return min(self.alarm.at + 0.001, self._watch_at)
 
     def answer_of(self, session: Session) -> EnvironmentResponse:
         """Await the response to the last command other than a step, or return a failure at its deadline."""

@@ -237,6 +237,22 @@ def test_code_that_blocks_the_loop_is_named_and_others_go_on_after_it(gate: thre
         assert manager.stats().restarts == 0
 
 
+def test_code_that_blocks_the_loop_is_named_while_coroutines_play(gate: threading.Event) -> None:
+    async def play(manager: AsyncioEnvManager) -> None:
+        deadline = time.monotonic() + 20
+        async with manager.pool().begin() as episode:
+            await episode.step("block")
+            while not manager.events.count(events.LoopBlocked) and not episode.is_over:
+                assert time.monotonic() < deadline
+                await episode.step(0.5)
+
+    made: Made = {}
+    with AsyncioEnvManager(lambda c: Obeys(c, made, gate), 1, timeouts=attrs.evolve(SOON, step_s=20)) as manager:
+        asyncio.run(play(manager))
+        (event,) = [each for each in manager.events if isinstance(each, events.LoopBlocked)]
+        assert (event.worker_id, event.is_over) == (0, True)
+
+
 def test_a_loop_that_stays_blocked_is_left_and_new_generations_run_on_another(gate: threading.Event) -> None:
     made: Made = {}
     limits = Timeouts(start_s=5, step_s=2, close_s=0.5)
