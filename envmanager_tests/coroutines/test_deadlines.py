@@ -406,6 +406,26 @@ def test_a_worker_that_fails_in_a_call_behind_a_step_is_replaced_once_and_the_st
         assert (len(made), manager.stats().steps_lost) == (3, 1)
 
 
+def test_an_interrupt_of_a_call_in_which_a_worker_has_failed_leaves_no_step_that_never_ends(
+    gate: threading.Event,
+) -> None:
+    made: Made = {}
+
+    def interrupt() -> None:
+        until(lambda: "cancelled" in made[0, 0].calls)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with AsyncioEnvManager(lambda c: Calls(c, made, gate), 2, timeouts=SOON) as manager:
+        begun(manager)
+        manager.send(["hang", "go"], [0, 1])
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.call("hang")
+        thread.join()
+        assert until_lost(manager, [0]) == {0: "0 1 0"}
+
+
 def test_a_call_waits_for_a_worker_that_fails_while_it_waits_for_another_to_be_replaced(gate: threading.Event) -> None:
     made: Made = {}
     is_replaced = threading.Event()
