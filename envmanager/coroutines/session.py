@@ -206,7 +206,9 @@ class Session(WorkerLife):
                         response = await self._respond(command, payload, begins)
                 except BaseException as error:
                     is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
-                    is_freed = asyncio.current_task(self.loop.loop) is not self.task  # with the loop, at the end
+                    is_freed = (
+                        isinstance(error, GeneratorExit) and asyncio.current_task(self.loop.loop) is not self.task
+                    )
                     if is_end or is_freed:
                         raise
                     response = self._failed(error, command)
