@@ -188,7 +188,8 @@ class Session(WorkerLife):
             self._orders.append(order)
         elif self.ending is None:
             self.loop.members.add(self)
-            self.task = self.loop.loop.create_task(self._serve(order))
+            task = self.loop.loop.create_task(self._serve(order))
+            self.task = None if task.done() else task  # an environment may have made the loop's tasks eager
 
     async def _serve(self, order: Order) -> None:
         """Carry out commands until there are none left. Put each response, a failure if one raised, on the queue."""

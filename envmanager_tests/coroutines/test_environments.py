@@ -364,6 +364,24 @@ def test_a_task_of_an_environment_that_raises_stops_nothing(
     assert any(type(record.exc_info[1]) is type(error) for record in caplog.records if record.exc_info)
 
 
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="comes with Python 3.12")
+def test_an_environment_may_make_the_tasks_of_its_loop_eager() -> None:
+    class Eager(Talk):
+        async def reset(self, **arguments: Any) -> Any:
+            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+            return await super().reset(**arguments)
+
+        async def step(self, action: Any) -> Any:
+            return [{"content": f"you said {action}"}], 0.0, False, False, {}  # at once
+
+    with AsyncioEnvManager(Eager, 2, timeouts=Timeouts(step_s=10)) as manager:
+        manager.reset()
+        manager.recv(ALL)
+        for _ in range(2):
+            assert contents(play(manager, ["a", "b"])) == ["you said a", "you said b"]
+        assert manager.stats().restarts == 0
+
+
 def test_a_task_that_an_environment_leaves_behind_ends_with_the_manager() -> None:
     ends: list[str] = []
 
