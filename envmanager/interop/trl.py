@@ -53,20 +53,23 @@ class ToolEnvironment:
         """Call a method, and return its result as an observation."""
         name, args, kwargs = action
         try:
-            result = getattr(self.env, name)(*args, **kwargs)
+            method = getattr(self.env, name)
+            if inspect.iscoroutinefunction(method):
+                return self._awaited(method, args, kwargs)
+            result = method(*args, **kwargs)
         except self._failures:
             raise
         except Exception as error:
             result = error
-        return self._awaited(result) if inspect.isawaitable(result) else _answer(result)
+        return _answer(result)
 
     def close(self) -> Any:
         """Close the environment, if it has a method ``close``."""
         return getattr(self.env, "close", lambda: None)()
 
-    async def _awaited(self, result: Any) -> Any:
+    async def _awaited(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
-            return _answer(await result)
+            return _answer(await method(*args, **kwargs))
         except self._failures:
             raise
         except Exception as error:
