@@ -526,11 +526,11 @@ class EnvManager(ABC):
         parameter of that name, pass it by position. A step in flight is completed first, within ``Timeouts.call_s``.
         Raises EnvRaised if a call raises; the worker stays usable. Raises another WorkerError if a worker fails.
         """
-        return self._commands.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
+        return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """Return the attribute ``name`` of each environment, or each of ``env_ids``. Errors are as in ``call``."""
-        return self._commands.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
+        return self._ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set the attribute ``name`` in all environments, or only in ``env_ids``. Errors are as in ``call``.
@@ -542,11 +542,11 @@ class EnvManager(ABC):
         """
         ids = self._commands.ids(env_ids)
         each = one_for_each(values, len(ids))
-        self._commands.ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[k] for k in places], rows))
+        self._ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[k] for k in places], rows))
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """Return the results of ``env.render()`` in all environments, or in ``env_ids``. Errors are as in ``call``."""
-        return self._commands.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
+        return self._ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
         """Return a ManagerStats with the counters and times of all workers and a verdict on what limits the speed."""
@@ -625,6 +625,14 @@ class EnvManager(ABC):
         self.close()
 
     # Internals.
+
+    def _ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
+        """Send a command; see ``Commands.ask``. It may have read what coroutines of a pool wait for."""
+        try:
+            return self._commands.ask(name, env_ids, payload)
+        finally:
+            if self._wake_pool is not None:
+                self._wake_pool()
 
     @property
     def _some_host(self) -> WorkerHost:

@@ -298,7 +298,7 @@ class LostEpisode(EnvManagerError):
 
     def __init__(self, cause: Exception, *, task: Any, env_id: int) -> None:
         self.cause, self.task, self.env_id = cause, task, env_id
-        why = getattr(cause, "headline", "") or str(cause)
+        why = (getattr(cause, "headline", "") or str(cause)).rstrip(".")
         super().__init__(f"the episode in env {env_id} was lost: {why}. Begin another one: pool.begin(task).")
 
 

@@ -111,7 +111,8 @@ def as_environment(subject: Any) -> Environment:
     raise UsageError(
         f"{(advice or _foreign_advice)(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
         "dm_env Environment, an ML-Agents BaseEnv, an Env of TextArena or GEM, or an envmanager.Environment. A factory "
-        "may also return a gymnasium VectorEnv or an EnvPool, for all environments of a worker."
+        "may also return a gymnasium VectorEnv or an EnvPool, for all environments of a worker. With kind: asyncio, "
+        "any object with the methods reset(*, seed, options) and step(action) is one."
     )
 
 

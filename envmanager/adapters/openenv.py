@@ -97,7 +97,10 @@ class _Server:
     """A server, as far as all of its sessions need to know it."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url) if isinstance(url, str) else SplitResult("", "", "", "", "")
+        parts = SplitResult("", "", "", "", "")
+        with contextlib.suppress(ValueError):  # of a port that is no number, or too large
+            if isinstance(url, str) and urlsplit(url).port != 0:
+                parts = urlsplit(url)
         if parts.scheme not in _SCHEMES or not parts.hostname:
             raise UsageError(f"{url!r} is no address of an OpenEnv server, such as ws://localhost:8000.")
         path = parts.path.rstrip("/")

@@ -168,5 +168,5 @@ def find_text(library: str, env_id: str) -> RegisteredText:
         known = getattr(importlib.import_module(module), name)
         importlib.import_module(library)  # which registers them
     if env_id not in known:
-        raise UsageError(f"{library} has no environment {env_id!r}{nearest(env_id, known)}")
+        raise UsageError(f"{library} has no environment {env_id!r}{nearest(env_id, list(known))}")
     return RegisteredText(library, env_id)

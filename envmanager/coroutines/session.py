@@ -188,7 +188,8 @@ class Session(WorkerLife):
             self._orders.append(order)
         elif self.ending is None:
             self.loop.members.add(self)
-            self.task = self.loop.loop.create_task(self._serve(order))
+            task = self.loop.loop.create_task(self._serve(order))
+            self.task = None if task.done() else task  # an environment may have made the loop's tasks eager
 
     async def _serve(self, order: Order) -> None:
         """Carry out commands until there are none left. Put each response, a failure if one raised, on the queue."""
@@ -206,7 +207,10 @@ class Session(WorkerLife):
                         response = await self._respond(command, payload, begins)
                 except BaseException as error:
                     is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
-                    if is_end or isinstance(error, GeneratorExit):
+                    is_freed = (
+                        isinstance(error, GeneratorExit) and asyncio.current_task(self.loop.loop) is not self.task
+                    )
+                    if is_end or is_freed:
                         raise
                     response = self._failed(error, command)
                 ended_ns = time.perf_counter_ns()
@@ -497,7 +501,7 @@ class SessionQueue(ResponseSource):
         return stop
 
     def due_at(self) -> float:
-        return self.alarm.at + 0.001
+        return min(self.alarm.at + 0.001, self._watch_at)
 
     def answer_of(self, session: Session) -> EnvironmentResponse:
         """Await the response to the last command other than a step, or return a failure at its deadline."""
@@ -512,6 +516,10 @@ class SessionQueue(ResponseSource):
             is_behind_step = awaited.command is _STEP and awaited.deadline < asked.deadline
             left_s = (awaited if is_behind_step else asked).deadline - time.monotonic()
             if left_s <= 0 or session.state is State.GONE:
+                own = [each for each in self._ready if each.worker_id == session.worker_id]
+                self._ready = [each for each in self._ready if each.worker_id != session.worker_id]  # it is replaced
+                if own and session.state is State.GONE:
+                    return own[-1]
                 error = session.timed_out(_STEP if is_behind_step else asked.command)
                 return EnvironmentResponse(_FAILED, session.worker_id, error)
             self._wait(1, left_s)

@@ -53,20 +53,23 @@ class ToolEnvironment:
         """Call a method, and return its result as an observation."""
         name, args, kwargs = action
         try:
-            result = getattr(self.env, name)(*args, **kwargs)
+            method = getattr(self.env, name)
+            if inspect.iscoroutinefunction(method):
+                return self._awaited(method, args, kwargs)
+            result = method(*args, **kwargs)
         except self._failures:
             raise
         except Exception as error:
             result = error
-        return self._awaited(result) if inspect.isawaitable(result) else _answer(result)
+        return _answer(result)
 
     def close(self) -> Any:
         """Close the environment, if it has a method ``close``."""
         return getattr(self.env, "close", lambda: None)()
 
-    async def _awaited(self, result: Any) -> Any:
+    async def _awaited(self, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
-            return _answer(await result)
+            return _answer(await method(*args, **kwargs))
         except self._failures:
             raise
         except Exception as error:
@@ -88,23 +91,28 @@ class _Portal:
         self.pool, self.attempts = pool, attempts
         self._players: set[_Player] = set()
         """Players that have an environment, or wait for one."""
-        self._lock = threading.Lock()
-        """Lock held while the thread starts, while it gets something to do, and while it begins to end."""
+        self._lock = threading.RLock()
+        """Lock held while the thread starts, while it gets something to do, and while it begins to end. The collector
+        may find an instance while its thread holds the lock."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._has_ended = False
+        self._end: ManagerClosed | UsageError | None = None
+        """Error that says why the thread has ended, if it has."""
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine in the loop. Return its future."""
-        with self._lock:
-            if self._loop is None:
-                is_running = threading.Event()
-                threading.Thread(target=self._run, args=(is_running,), name="envmanager-trl", daemon=True).start()
-                is_running.wait()
-            if not self._has_ended:
-                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)  # type: ignore[arg-type]
-        coroutine.close()
-        self.pool.require_usable()
-        raise ManagerClosed(_CALL)
+        try:
+            self.pool.require_usable()  # a fork has no such thread
+            with self._lock:
+                if self._loop is None:
+                    is_running = threading.Event()
+                    threading.Thread(target=self._run, args=(is_running,), name="envmanager-trl", daemon=True).start()
+                    is_running.wait()
+                if self._end is None:
+                    return asyncio.run_coroutine_threadsafe(coroutine, self._loop)  # type: ignore[arg-type]
+            raise self._end.with_traceback(None)
+        except (ManagerClosed, UsageError):
+            coroutine.close()
+            raise
 
     def result_of(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop. Return its result. It is cancelled if this call is interrupted."""
@@ -121,10 +129,11 @@ class _Portal:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
             is_running.set()
-            with suppress(ManagerClosed, UsageError):
+            try:
                 await self.pool.until_over()
-            with self._lock:
-                self._has_ended = True
+            except (ManagerClosed, UsageError) as error:
+                with self._lock:
+                    self._end = error
             await asyncio.sleep(0)  # what was started becomes a task, which is cancelled now
 
         asyncio.run(serve())
@@ -206,7 +215,7 @@ class _Supervised:
 
 def _leave(portal: _Portal, player: _Player) -> None:
     if player.episode is not None:
-        with suppress(ManagerClosed):
+        with suppress(ManagerClosed, UsageError):
             portal.start(portal.leave(player))
 
 

@@ -11,7 +11,7 @@ damage is an error. A recording is unpickled, so read only those that you trust,
 from __future__ import annotations
 
 import pickle
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
@@ -128,8 +128,3 @@ def read_records(path: str | Path) -> Generator[Record, None, None]:
             raise BadRecording(
                 f"{path} is no recording, or is damaged after record {number}: {type(error).__name__}: {error}"
             ) from error
-
-
-def described(about: Mapping[str, Any]) -> str:
-    """Return what a recording is of, in a line."""
-    return f"{about['kind']}, {about['n_envs']} environments, envmanager format {about['format']}"

@@ -20,12 +20,14 @@ import pytest
 
 from envmanager import (
     AsyncioEnvManager,
+    ConnectionLost,
     EnvContext,
     ManagerClosed,
     RestartPolicy,
     RestartsExhausted,
     Timeouts,
     Wait,
+    WorkerError,
     WorkerTimedOut,
 )
 from envmanager.observe import events
@@ -235,6 +237,22 @@ def test_code_that_blocks_the_loop_is_named_and_others_go_on_after_it(gate: thre
         assert manager.stats().restarts == 0
 
 
+def test_code_that_blocks_the_loop_is_named_while_coroutines_play(gate: threading.Event) -> None:
+    async def play(manager: AsyncioEnvManager) -> None:
+        deadline = time.monotonic() + 20
+        async with manager.pool().begin() as episode:
+            await episode.step("block")
+            while not manager.events.count(events.LoopBlocked) and not episode.is_over:
+                assert time.monotonic() < deadline
+                await episode.step(0.5)
+
+    made: Made = {}
+    with AsyncioEnvManager(lambda c: Obeys(c, made, gate), 1, timeouts=attrs.evolve(SOON, step_s=20)) as manager:
+        asyncio.run(play(manager))
+        (event,) = [each for each in manager.events if isinstance(each, events.LoopBlocked)]
+        assert (event.worker_id, event.is_over) == (0, True)
+
+
 def test_a_loop_that_stays_blocked_is_left_and_new_generations_run_on_another(gate: threading.Event) -> None:
     made: Made = {}
     limits = Timeouts(start_s=5, step_s=2, close_s=0.5)
@@ -355,6 +373,92 @@ def test_a_call_waits_for_a_step_that_hangs_no_longer_than_the_step_may_take(gat
         assert (raised.value.phase, raised.value.worker_id) == ("step", 1)
         assert until_lost(manager, [1]) == {1: "1 1 0"}
         assert manager.get_attr("generation") == [0, 1]
+
+
+class Calls(Obeys):
+    """One with methods that can be called, whose ``step`` may lose the connection."""
+
+    async def step(self, action: Any) -> Any:
+        if action == "lose":
+            raise ConnectionResetError("the server has closed the session")
+        return await super().step(action)
+
+    async def hang(self) -> None:
+        await asyncio.sleep(600)
+
+
+@pytest.mark.parametrize(("action", "kind"), [("go", WorkerTimedOut), ("lose", ConnectionLost)])
+def test_a_worker_that_fails_in_a_call_behind_a_step_is_replaced_once_and_the_step_is_lost(
+    action: str, kind: type[WorkerError], gate: threading.Event
+) -> None:
+    made: Made = {}
+    timeouts = attrs.evolve(SOON, call_s=1)
+    with AsyncioEnvManager(lambda c: Calls(c, made, gate), 2, timeouts=timeouts) as manager:
+        begun(manager)
+        manager.send([action, "go"], [0, 1])
+        with pytest.raises(kind):
+            manager.call("hang", env_ids=[0])
+        batch = manager.recv(ALL)
+        assert sorted(batch.obs.tolist()) == ["0 1 0", "1 0 1"]
+        assert batch.env_ids[batch.lost].tolist() == [0]
+        manager.send(["go", "go"], [0, 1])
+        assert sorted(manager.recv(ALL).obs.tolist()) == ["0 1 1", "1 0 2"]
+        assert (len(made), manager.stats().steps_lost) == (3, 1)
+
+
+def test_an_interrupt_of_a_call_in_which_a_worker_has_failed_leaves_no_step_that_never_ends(
+    gate: threading.Event,
+) -> None:
+    made: Made = {}
+
+    def interrupt() -> None:
+        until(lambda: "cancelled" in made[0, 0].calls)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with AsyncioEnvManager(lambda c: Calls(c, made, gate), 2, timeouts=SOON) as manager:
+        begun(manager)
+        manager.send(["hang", "go"], [0, 1])
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            manager.call("hang")
+        thread.join()
+        assert until_lost(manager, [0]) == {0: "0 1 0"}
+
+
+def test_a_call_waits_for_a_worker_that_fails_while_it_waits_for_another_to_be_replaced(gate: threading.Event) -> None:
+    made: Made = {}
+    is_replaced = threading.Event()
+
+    class Fails(Obeys):
+        def __init__(self, context: EnvContext, made: Made, gate: threading.Event) -> None:
+            if context.generation == 1:
+                (is_replaced if context.env_id == 1 else gate).wait(20)
+            super().__init__(context, made, gate)
+
+        async def step(self, action: Any) -> Any:
+            raise ValueError(action)
+
+    policy = RestartPolicy(on_exception="restart")
+    timeouts = attrs.evolve(SOON, call_s=2)
+    with AsyncioEnvManager(lambda c: Fails(c, made, gate), 2, timeouts=timeouts, restarts=policy) as manager:
+        begun(manager)
+        manager.send(["fail"], [1])
+        until(lambda: not len(manager.recv(Wait.any(timeout_s=0.01))) and manager.stats().restarts == 1)
+        manager.send(["fail"], [0])
+
+        def replaced() -> None:
+            until(lambda: manager.stats().restarts == 2)
+            is_replaced.set()
+            until(lambda: (1, 1) in made)
+            gate.set()
+
+        with ThreadPoolExecutor(1) as beside:
+            ends = beside.submit(replaced)
+            assert manager.get_attr("generation") == [1, 1]
+            ends.result()
+        assert manager.recv(ALL).lost.tolist() == [True, True]
+        assert manager.stats().restarts == 2
 
 
 def test_hangs_and_errors_cost_no_row_of_another_and_every_task_is_played_or_lost(gate: threading.Event) -> None:

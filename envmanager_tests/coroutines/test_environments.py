@@ -23,6 +23,7 @@ from envmanager import (
     EnvRaised,
     RestartPolicy,
     SimpleEnvManager,
+    Timeouts,
     UsageError,
     Wait,
     make_manager,
@@ -317,7 +318,11 @@ def test_every_task_is_played_once() -> None:
         assert all(seen == {"task": number} for number, seen in first.items())
 
 
-@pytest.mark.parametrize("error", [StopIteration("end"), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "error",
+    [StopIteration("end"), KeyboardInterrupt(), SystemExit(3), asyncio.CancelledError(), GeneratorExit()],
+    ids=type,
+)
 def test_whatever_a_step_raises_is_the_environments_error_and_the_loop_goes_on(error: BaseException) -> None:
     class Raises(Talk):
         async def step(self, action: Any) -> Any:
@@ -325,7 +330,7 @@ def test_whatever_a_step_raises_is_the_environments_error_and_the_loop_goes_on(e
                 raise error
             return await super().step(action)
 
-    with AsyncioEnvManager(Raises, 2) as manager:
+    with AsyncioEnvManager(Raises, 2, timeouts=Timeouts(step_s=10)) as manager:
         manager.reset()
         manager.recv(ALL)
         manager.send(["raise", "a"], [0, 1])
@@ -357,6 +362,24 @@ def test_a_task_of_an_environment_that_raises_stops_nothing(
         assert contents(play(manager, ["a", "b"])) == ["you said a", "you said b"]
         gc.collect()
     assert any(type(record.exc_info[1]) is type(error) for record in caplog.records if record.exc_info)
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="comes with Python 3.12")
+def test_an_environment_may_make_the_tasks_of_its_loop_eager() -> None:
+    class Eager(Talk):
+        async def reset(self, **arguments: Any) -> Any:
+            asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
+            return await super().reset(**arguments)
+
+        async def step(self, action: Any) -> Any:
+            return [{"content": f"you said {action}"}], 0.0, False, False, {}  # at once
+
+    with AsyncioEnvManager(Eager, 2, timeouts=Timeouts(step_s=10)) as manager:
+        manager.reset()
+        manager.recv(ALL)
+        for _ in range(2):
+            assert contents(play(manager, ["a", "b"])) == ["you said a", "you said b"]
+        assert manager.stats().restarts == 0
 
 
 def test_a_task_that_an_environment_leaves_behind_ends_with_the_manager() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
+import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +18,7 @@ import pytest
 
 from envmanager import AsyncioEnvManager, LostEpisode, ManagerClosed, RestartPolicy, Timeouts, UsageError
 from envmanager.interop.trl import ToolEnvironment, supervised
+from envmanager.kernel.pool import Pool
 
 ALWAYS = RestartPolicy(max_restarts=10_000, on_exception="restart", backoff_s=0)
 
@@ -196,6 +200,66 @@ def test_instances_that_are_gone_give_their_environments_back_and_too_many_are_r
             gc.collect()
 
 
+def test_an_instance_may_be_garbage_collected_at_any_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = asyncio.run_coroutine_threadsafe
+
+    def collecting(*args):
+        gc.collect()
+        return start(*args)
+
+    with calculators(2) as (_, cls):
+        env, other = cls(), cls()
+        other.reset()
+        other.itself = other
+        del other
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", collecting)
+        thread = threading.Thread(target=env.reset, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert cls().reset() == "It shows 0."  # in the environment that was given back
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
+def test_a_fork_is_told_that_the_environments_belong_to_another_process() -> None:
+    with calculators(2) as (_, cls):
+        env = cls()
+        env.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a process with threads
+            pid = os.fork()
+        if not pid:
+            code = 1
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(30)
+                for call in (env.reset, lambda: env.add(1), env.get_reward, cls().reset):
+                    with pytest.raises(UsageError, match="forked"):
+                        call()
+                del env, call
+                gc.collect()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert env.add(1) == "1"
+
+
+def test_a_pool_that_coroutines_use_serves_no_trainer_and_says_so() -> None:
+    async def use(pool: Pool) -> None:
+        async with pool.begin():
+            waiting = asyncio.create_task(pool.until_over())
+            await asyncio.sleep(0)
+            env = supervised(Calculator, pool)()
+            for _ in range(2):
+                with pytest.raises(UsageError, match="in use in another event loop"):
+                    await asyncio.to_thread(env.reset)
+            waiting.cancel()
+
+    with calculators(2) as (manager, _):
+        asyncio.run(use(manager.pool()))
+
+
 def test_closing_the_manager_ends_the_thread_and_all_calls() -> None:
     before = threading.active_count()
     with calculators(2) as (manager, cls), ThreadPoolExecutor(1) as beside:
@@ -208,7 +272,7 @@ def test_closing_the_manager_ends_the_thread_and_all_calls() -> None:
             with pytest.raises(ManagerClosed):
                 call()
     for thread in threading.enumerate():
-        if thread.name == "envmanager-trl":
+        if thread.name.startswith("envmanager-"):
             thread.join(60)
     assert threading.active_count() <= before
 

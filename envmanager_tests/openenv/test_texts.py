@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import numpy as np
@@ -132,8 +133,14 @@ def test_coroutines_play_games_from_a_config_with_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    "env", ["textarena:TicTacTo-v0", "gem:game:GuessTheNumber-v0-eas", "reasoning_gym:chain_sun", "textarena:"]
+    ("env", "near"),
+    [
+        ("textarena:TicTacTo-v0", "; did you mean TicTacToe-v0?"),
+        ("gem:game:GuessTheNumber-v0-eas", "; did you mean game:GuessTheNumber-v0-easy?"),
+        ("reasoning_gym:chain_sun", "; did you mean chain_sum?"),
+        ("textarena:", "."),
+    ],
 )
-def test_a_name_that_is_not_registered_is_refused(env: str) -> None:
-    with pytest.raises(UsageError, match="has no environment"):
+def test_a_name_that_is_not_registered_is_refused(env: str, near: str) -> None:
+    with pytest.raises(UsageError, match=f"has no environment .*'{re.escape(near)}$"):
         resolve(env)

@@ -66,6 +66,7 @@ class Level(gymnasium.Env[Any, Any]):
         return np.array([self.level, self.n_steps, self.total], np.float64)
 
     def _happens(self) -> None:
+        time.sleep(self.options.get("pause", 0))
         for what, do in (("raises", self._raise), ("hangs", lambda: time.sleep(3600)), ("dies", lambda: os._exit(3))):
             if self.options.get(what) == self.n_steps:
                 do()
@@ -78,6 +79,7 @@ class AwaitedLevel:
     """A Level whose methods are coroutines."""
 
     observation_space, action_space = Level.observation_space, Level.action_space
+    spec = None
 
     def __init__(self) -> None:
         self.env = Level()
@@ -342,6 +344,29 @@ def test_a_worker_that_hangs_is_an_episode_lost_by_its_deadline(make: Any, step:
     with make(timeouts=Timeouts(step_s=0.3), restarts=ALWAYS) as manager:
         run(test(manager.pool()))
         assert manager.stats().restarts == 1
+
+
+def portable(**options: Any) -> EnvManager:
+    return SubprocessEnvManager(Level, 3, transport="portable", seed=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "event"), [(one_each, ""), (one_each, "dies"), (portable, ""), (awaited, ""), (in_threads, "")]
+)
+def test_a_call_while_a_step_is_in_flight_keeps_no_coroutine_waiting(make: Any, event: str) -> None:
+    async def test(manager: EnvManager) -> None:
+        async with manager.pool().begin({"level": 1, "pause": 0.2, event: 1}) as episode:
+            assert episode.env_id == 0
+            step = asyncio.ensure_future(episode.step(1))
+            for _ in range(5):
+                await asyncio.sleep(0)  # the pool looks when it is told to, from now on
+            with contextlib.suppress(WorkerDied):
+                manager.get_attr("spec", env_ids=[0])  # which reads what the worker has sent before
+            with contextlib.suppress(LostEpisode):
+                await asyncio.wait_for(step, SOON_S / 3)
+
+    with make(infos=True, restarts=ALWAYS, timeouts=Timeouts(step_s=600)) as manager:
+        run(test(manager))
 
 
 @PROCESSES

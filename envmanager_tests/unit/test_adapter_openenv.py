@@ -434,7 +434,8 @@ def test_environments_are_spread_over_the_addresses():
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost:8000", "", 7, [], ["ws://a", "b"], {"url": "ws://a"}, "ftp://a", "ws://"]
+    "address",
+    ["localhost:8000", "", 7, [], ["ws://a", "b"], {"url": "ws://a"}, "ftp://a", "ws://", "ws://a:b", "ws://a:99999"],
 )
 def test_what_is_no_address_is_refused(address):
     with pytest.raises(UsageError, match="address"):
