@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import signal
@@ -256,15 +255,10 @@ class Books:
 )
 def test_a_thousand_interrupts_at_any_moment_lose_nothing_and_mix_up_nothing(make: Any) -> None:
     handler = Interrupts()
-    gc.collect()
-    gc.disable()  # what is raised while the collector ends what other tests have left is swallowed
-    try:
-        with interrupts_from_outside(handler, 0.0005, 0.003):
-            manager = make()
-            handler.is_armed = True
-            use_until_interrupted(manager, handler, 250)
-    finally:
-        gc.enable()
+    with interrupts_from_outside(handler, 0.0005, 0.003):
+        manager = make()
+        handler.is_armed = True
+        use_until_interrupted(manager, handler, 250)
 
 
 def use_until_interrupted(manager: EnvManager, handler: Interrupts, n_times: int) -> None:
