@@ -102,7 +102,10 @@ class Flags:
         "Nothing is served if unset.",
     )
     record: Path | None = typer.Option(  # noqa: RUF009
-        None, metavar="FILE.emrec", help="Record the run, to replay it or to read it as data."
+        None,
+        metavar="FILE.emrec",
+        help="Record the run, to replay it or to read it as data.",
+        show_default="no recording",
     )
     out: Path | None = typer.Option(  # noqa: RUF009
         None, metavar="FILE.json", help="Write the result to this file too."
@@ -366,7 +369,10 @@ app.command("export")(export_command)
 def replay_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording.")],
     step: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Show what happened around this step of a worker.")
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Show what happened around this step of a worker.", show_default="a summary"
+        ),
     ] = None,
     worker: Annotated[int, typer.Option(min=0, metavar="ID", help="The worker whose step it is.")] = 0,
 ) -> None:
