@@ -44,6 +44,8 @@ BENCH_envpool = envpool
 # Those that need PyTorch. Not PufferLib, which pins one itself, nor EnvPool, which needs none.
 TORCH_PEERS = sb3 tianshou torchrl rllib
 
+OPENENV = 'openenv>=0.10' textarena reasoning-gym
+
 # ML-Agents asks for Python 3.10 and for older libraries than this one does. It works with these, and without those that it
 # does not need for training (gym, PettingZoo, huggingface-hub).
 MLAGENTS = mlagents==1.1.0 mlagents_envs==1.1.0
@@ -63,6 +65,7 @@ VECTORS = $(addprefix envmanager_tests/,contract/test_vectors.py process/test_ve
 SYSTEMS = $(addprefix envmanager_tests/,process/test_other_systems.py faults/test_portable_transport.py)
 COMMANDS = $(addprefix envmanager_tests/process/,test_cli.py test_cli_tune.py)
 BENCHMARKS = envmanager_tests/benchmarks
+WAITING = $(addprefix envmanager_tests/,coroutines process/test_pool.py interop/test_trl.py)
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
@@ -72,9 +75,9 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-cli test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods \
-    faults check docs soak bench bench-godot bench-vectors coverage ray godot addon godot4 test-ray test-envpool test-mlagents \
-    test-wine test-wine-contracts test-matrix clean
+.PHONY: help run test test-cli test-waiting test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods \
+    faults check docs soak bench bench-godot bench-vectors bench-waiting coverage ray godot addon godot4 test-ray test-envpool test-openenv \
+    test-mlagents test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -95,10 +98,13 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
 
 test: $(DEV_STAMP) ## run the tests, but for those that have a target of their own
-	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS) $(COMMANDS))
+	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS) $(COMMANDS) $(WAITING))
 
 test-cli: $(DEV_STAMP) ## run the tests of the command line, whose commands are processes
 	$(SIDE_BY_SIDE) $(COMMANDS)
+
+test-waiting: $(DEV_STAMP) ## run the tests of environments that wait: coroutines, pools, servers that are gone
+	$(SIDE_BY_SIDE) $(WAITING)
 
 test-vectors: $(DEV_STAMP) ## run the contracts and the faults of vector environments, beside the same vectors alone
 	$(SIDE_BY_SIDE) $(VECTORS)
@@ -162,6 +168,13 @@ bench-godot: $(BENCH_STAMP) .venv-bench-godot_rl/.tried ## measure Godot engines
 bench-vectors: .venv-envpool/.installed ## measure what a manager adds to vector environments
 	.venv-envpool/bin/python -m benchmarks.vectors
 
+# make bench-waiting WAITING_FLAGS="--only sleepers --seconds 20"
+WAITING_FLAGS ?=
+
+bench-waiting: .venv-openenv/.installed .venv-bench-torchrl/.tried ## measure thousands of environments that wait, beside threads, TorchRL and bare asyncio
+	torchrl=""; if [ -e .venv-bench-torchrl/.installed ]; then torchrl="--torchrl .venv-bench-torchrl/bin/python"; fi; \
+	.venv-openenv/bin/python -m benchmarks.waiting $$torchrl $(WAITING_FLAGS)
+
 coverage: $(DEV_STAMP) ## run the tests and measure what they cover, worker processes included
 	$(VENV)/bin/coverage erase
 	$(VENV)/bin/coverage run -m pytest -n 2 -m "not load and not untraced"
@@ -189,6 +202,9 @@ test-ray: .venv-ray/.installed ## run the tests of managers on a Ray cluster, of
 
 test-envpool: .venv-envpool/.installed ## run the tests of EnvPool's pools, and of vectors written in JAX
 	.venv-envpool/bin/pytest -n 2 envmanager_tests/envpool
+
+test-openenv: .venv-openenv/.installed ## run the tests of environments of texts: sessions on OpenEnv servers, TextArena, …
+	.venv-openenv/bin/pytest -n 2 envmanager_tests/openenv envmanager_tests/unit/test_adapter_openenv.py
 
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
 	.venv-mlagents/bin/pytest -n 2 envmanager_tests/interop_mlagents
@@ -255,6 +271,14 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 	$(PYTHON) -m venv .venv-envpool
 	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,atari,dm_env,envpool,test]' jax
+	@touch $@
+
+# OpenEnv's server brings Gradio and more. GEM pins older versions of what it needs for some of its environments.
+.venv-openenv/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,openenv,test]' $(OPENENV)
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --no-deps --ignore-requires-python gem-llm
 	@touch $@
 
 # It asks for much that its connection does not need (SB3, ONNX, TensorBoard, the hub).

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from envmanager.adapters.choosing import as_environment
     from envmanager.adapters.recipes import EnvRecipe
+    from envmanager.coroutines.manager import AsyncioEnvManager
     from envmanager.data.seeding import derive_seed
     from envmanager.data.specs import ArraySpec, BehaviorSpec
     from envmanager.data.steps import (
@@ -30,15 +31,18 @@ if TYPE_CHECKING:
         BadAction,
         BadObservation,
         ConfigError,
+        ConnectionLost,
         EnvManagerError,
         EnvRaised,
         ImportFailed,
+        LostEpisode,
         ManagerClosed,
         MissingExtra,
         NotPlaced,
         NotWritten,
         ProtocolError,
         RestartsExhausted,
+        ServerFull,
         UsageError,
         WorkerDied,
         WorkerError,
@@ -55,26 +59,29 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "ActionInfo", "AgentSteps", "ArraySpec", "BadAction", "BadObservation", "Batch", "BehaviorSpec", "ConfigError",
-    "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError", "EnvRaised", "EnvRecipe", "EnvWorker", "Environment",
-    "EnvironmentCommand", "EnvironmentResponse", "ImportFailed", "Lost", "ManagerClosed", "ManagerOptions",
-    "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError", "RandomPolicy",
-    "ResetConfig", "RestartPolicy", "RestartsExhausted", "SimpleEnvManager", "StepInfo", "SubprocessEnvManager",
-    "Task", "TaskResult", "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError",
-    "WorkerHost", "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment", "derive_seed", "make_manager",
+    "ActionInfo", "AgentSteps", "ArraySpec", "AsyncioEnvManager", "BadAction", "BadObservation", "Batch",
+    "BehaviorSpec", "ConfigError", "ConnectionLost", "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError",
+    "EnvRaised", "EnvRecipe", "EnvWorker", "Environment", "EnvironmentCommand", "EnvironmentResponse", "ImportFailed",
+    "Lost", "LostEpisode", "ManagerClosed", "ManagerOptions", "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten",
+    "Policy", "ProtocolError", "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "ServerFull",
+    "SimpleEnvManager", "StepInfo", "SubprocessEnvManager", "Task", "TaskResult", "TaskSource", "Timeouts",
+    "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut",
+    "allow_interrupts", "as_environment", "derive_seed", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
     "adapters.choosing": "as_environment",
     "adapters.recipes": "EnvRecipe",
+    "coroutines.manager": "AsyncioEnvManager",
     "data.seeding": "derive_seed",
     "data.specs": "ArraySpec BehaviorSpec",
     "data.steps": "ActionInfo AgentSteps Batch EnvironmentCommand EnvironmentResponse Lost StepInfo Transitions",
     "env_manager": "EnvManager EnvWorker WorkerHost",
     "environment": "EnvContext EnvGroup Environment",
     "errors": (
-        "BadAction BadObservation ConfigError EnvManagerError EnvRaised ImportFailed ManagerClosed MissingExtra "
-        "NotPlaced NotWritten ProtocolError RestartsExhausted UsageError WorkerDied WorkerError WorkerTimedOut"
+        "BadAction BadObservation ConfigError ConnectionLost EnvManagerError EnvRaised ImportFailed LostEpisode "
+        "ManagerClosed MissingExtra NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull UsageError "
+        "WorkerDied WorkerError WorkerTimedOut"
     ),
     "observe.stats": "ManagerStats WorkerStats",
     "options": "ResetConfig RestartPolicy Timeouts Wait",

@@ -51,6 +51,8 @@ from envmanager.tasks import Task
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from envmanager.kernel.pool import Pool
+
 _RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # constants, because in Python 3.11 ``Use.STEP`` is as slow as a call
 
 __all__ = ["EnvManager", "EnvWorker", "ManagerStats", "StepQueue", "WorkerHost", "WorkerStats"]
@@ -96,6 +98,9 @@ class EnvManager(ABC):
         self._is_on_demand = episodes == "on_demand"
         self.begins_on_demand = self._can_prefetch = False
         """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
+        self._is_pooled = False
+        """Whether a pool is being made."""
+        self._wake_pool: Callable[[], None] | None = None
         self._book: TaskBook | None = None
         """Book of the episodes since the last reset, if they begin on demand."""
         self._calls = Calls(weak_callback(self._give_back))
@@ -252,6 +257,8 @@ class EnvManager(ABC):
                 book = self._book_for(tasks, parsed, attempts=attempts, prefetch=prefetch)
                 has_begun, self._use, self._undelivered = True, _RESETTING, None
                 self._book = self._policy_steps.book = self._row_steps.book = self._collector.book = book
+                if self._wake_pool is not None:
+                    self._wake_pool()
                 infos = self._commands.reset(config, parsed, book)
                 if book is not None:
                     book.note_first(infos)
@@ -294,6 +301,7 @@ class EnvManager(ABC):
             options=options,
             attempts=attempts,
             prefetch=prefetch,
+            is_pooled=self._is_pooled,
         )
 
     def _has_undelivered(self) -> bool:
@@ -343,6 +351,26 @@ class EnvManager(ABC):
             if len(given) != len(ids):
                 raise UsageError(f"begin() got {len(given)} tasks for {len(ids)} environments.")
             self._book.add(ids, [Task.of(each) for each in given])
+
+    def pool(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Pool:
+        """Reset the environments, beginning no episode, and return a pool of them for coroutines; see ``Pool``.
+
+        Until the next reset, the pool alone begins and steps episodes. Raises UsageError if the environments cannot
+        begin episodes on demand, or if those of a worker move together.
+        """
+        from envmanager.kernel.pool import Pool  # asyncio is slow to import
+
+        self.set_episodes("on_demand")
+        if not self._some_host.steps_some_rows:
+            raise UsageError("a pool needs environments that are stepped one by one, not vectors of them.")
+        self._is_pooled = True
+        try:
+            self.reset(seed=seed, options=options)
+        finally:
+            self._is_pooled = False
+        pool = Pool(self, self.tasks, self._table, self._collector, self._recovery, self._calls)
+        self._wake_pool = weak_callback(pool.wake)
+        return pool
 
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
         """Send actions to idle workers, wait for steps, and return StepInfos of ready workers, as ``wait`` specifies.
@@ -470,11 +498,11 @@ class EnvManager(ABC):
         parameter of that name, pass it by position. A step in flight is completed first, within ``Timeouts.call_s``.
         Raises EnvRaised if a call raises; the worker stays usable. Raises another WorkerError if a worker fails.
         """
-        return self._commands.ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
+        return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """Return the attribute ``name`` of each environment, or each of ``env_ids``. Errors are as in ``call``."""
-        return self._commands.ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
+        return self._ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
 
     def set_attr(self, name: str, values: Any, env_ids: Any = None) -> None:
         """Set the attribute ``name`` in all environments, or only in ``env_ids``. Errors are as in ``call``.
@@ -486,11 +514,11 @@ class EnvManager(ABC):
         """
         ids = self._commands.ids(env_ids)
         each = one_for_each(values, len(ids))
-        self._commands.ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[k] for k in places], rows))
+        self._ask(CommandName.SET_ATTR, ids, lambda rows, places: (name, [each[k] for k in places], rows))
 
     def render(self, env_ids: Any = None) -> list[Any]:
         """Return the results of ``env.render()`` in all environments, or in ``env_ids``. Errors are as in ``call``."""
-        return self._commands.ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
+        return self._ask(CommandName.RENDER, env_ids, lambda rows, _: rows)
 
     def stats(self) -> ManagerStats:
         """Return a ManagerStats with the counters and times of all workers and a verdict on what limits the speed."""
@@ -521,6 +549,8 @@ class EnvManager(ABC):
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()
+        if self._wake_pool is not None:
+            self._wake_pool()
         self._calls.end(None if self._host is None else self._host.stop)
 
     def __repr__(self) -> str:
@@ -536,6 +566,14 @@ class EnvManager(ABC):
         self.close()
 
     # Internals.
+
+    def _ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
+        """Send a command; see ``Commands.ask``. It may have read what coroutines of a pool wait for."""
+        try:
+            return self._commands.ask(name, env_ids, payload)
+        finally:
+            if self._wake_pool is not None:
+                self._wake_pool()
 
     @property
     def _some_host(self) -> WorkerHost:

@@ -8,13 +8,16 @@
     │   ├── BadObservation       the environment returned a value that violates its spec
     │   ├── WorkerDied           the worker's process ended unexpectedly
     │   ├── WorkerTimedOut       the worker did not respond in time
+    │   ├── ConnectionLost       the environment lost its server, or found none in time
     │   ├── NotPlaced            no node of the cluster had room for the worker
     │   ├── ProtocolError        the worker sent what the protocol does not allow
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                invalid actions or env_ids; raised before anything is sent
     ├── ManagerClosed            a call was made after close(), or was still running during close()
+    ├── LostEpisode              the worker in which a coroutine played an episode has failed
     ├── UsageError               an invalid or untimely call, or invalid or contradictory options
     │   └── ConfigError          an invalid config
+    ├── ServerFull               a server has no room for one more environment; also a ConnectionError
     ├── NotWritten               a file could not be written, as on a full disk; also an OSError
     └── ImportFailed             a library is installed, but importing it failed; also an ImportError
         └── MissingExtra         an optional library is not installed; also a ModuleNotFoundError
@@ -181,6 +184,28 @@ class WorkerTimedOut(WorkerError):
         )
 
 
+class ConnectionLost(WorkerError):
+    """Error raised when an environment lost its server, or found none within ``timeout_s`` seconds (0: did not wait).
+
+    ``__cause__`` is the ConnectionError of the environment. ``is_charged`` says whether the replacement of the worker
+    counts as a restart of its RestartPolicy. It does not, unless the connection before was lost within 10 s too.
+    """
+
+    def __init__(
+        self, *, type_name: str, cause: str, timeout_s: float = 0.0, is_charged: bool = False, **where: Unpack[Where]
+    ) -> None:
+        self.type_name, self.timeout_s, self.is_charged = type_name, timeout_s, is_charged
+        cause = f"{type_name}: {cause}".removesuffix(": ")
+        what = f"lost its server {_when(where)}: {cause}"
+        advice = "Its environment is not used again."
+        if timeout_s:
+            what = f"found no server within {timeout_s:g} s {_when(where)}: {cause}"
+            advice = "Start the server, or raise Timeouts(start_s=…), timeouts.start_s in a config."
+        super().__init__(
+            f"{_who(where)} {what}. {advice}", cause=cause, headline=f"worker {where['worker_id']} {what}", **where
+        )
+
+
 class NotPlaced(WorkerError):
     """Error raised when no node had room for a worker within ``timeout_s`` seconds. ``missing`` says what was short."""
 
@@ -263,6 +288,25 @@ class UsageError(EnvManagerError):
 
 class ConfigError(UsageError):
     """Error raised for an invalid config. The text has one line per mistake."""
+
+
+class LostEpisode(EnvManagerError):
+    """Error raised in a coroutine whose episode was cut, because the worker in which it played has failed.
+
+    ``cause``: error of the worker, usually a WorkerError. ``task``: what the episode was begun with.
+    """
+
+    def __init__(self, cause: Exception, *, task: Any, env_id: int) -> None:
+        self.cause, self.task, self.env_id = cause, task, env_id
+        why = (getattr(cause, "headline", "") or str(cause)).rstrip(".")
+        super().__init__(f"the episode in env {env_id} was lost: {why}. Begin another one: pool.begin(task).")
+
+
+class ServerFull(EnvManagerError, ConnectionError):
+    """Error that an environment raises in ``reset`` if its server has no room for it now. It is a ConnectionError too.
+
+    ``kind: asyncio`` tries again until ``Timeouts.start_s`` has passed.
+    """
 
 
 class NotWritten(EnvManagerError, OSError):

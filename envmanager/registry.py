@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["ENTRY_POINT_GROUP", "KINDS", "PROCESS_OPTIONS", "known_kinds", "make_manager", "structure"]
 
 KINDS = {
+    "asyncio": "envmanager.coroutines.manager:AsyncioEnvManager",
     "auto": "envmanager.auto_env_manager:auto_env_manager",
     "godot": "envmanager.godot.manager:GodotEnvManager",
     "ray": "envmanager.ray_cluster.manager:RayEnvManager",
@@ -65,8 +66,9 @@ class ManagerOptions(ProcessOptions):
     With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses the value.
     But ``kind="godot"`` derives ``n_workers`` from ``n_envs`` and the number of cores. ``kind="simple"`` accepts but
     ignores ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and ``worker_env``, so that one
-    can switch to it by changing ``kind`` alone. In this library only ``kind="godot"`` accepts the mapping ``engine``,
-    and only ``kind="ray"`` accepts ``cluster``.
+    can switch to it by changing ``kind`` alone. ``kind="asyncio"`` ignores ``local_envs``, ``start_method``,
+    ``transport`` and ``worker_env``, and accepts no ``n_workers`` but ``"auto"`` and ``n_envs``. In this library
+    only ``kind="godot"`` accepts the mapping ``engine``, and only ``kind="ray"`` accepts ``cluster``.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.
@@ -91,8 +93,9 @@ class ManagerOptions(ProcessOptions):
 
     @property
     def env_name(self) -> str:
-        """The name of the environment in output, such as ``"CartPole-v1"`` or ``"vectors of ALE/Pong-v5"``."""
-        return f"vectors of {self.env.get('vector')}" if isinstance(self.env, Mapping) else str(self.env)
+        """The name of the environment in output, such as ``"CartPole-v1"`` or ``"vector ALE/Pong-v5"``."""
+        named = self.env.items() if isinstance(self.env, Mapping) else ()
+        return " ".join(f"{kind} {name}" for kind, name in named) or str(self.env)
 
 
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:

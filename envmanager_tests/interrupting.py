@@ -27,6 +27,8 @@ while True:
 @contextmanager
 def interrupts_from_outside(handler: Callable[[int, Any], None], least_s: float, most_s: float) -> Iterator[None]:
     """Another process sends a SIGINT after a time between these, again and again; ``handler`` handles them."""
+    gc.collect()
+    gc.disable()  # what is raised in the collector, which ends what other tests have left, is swallowed
     before = signal.signal(signal.SIGINT, handler)
     sender = subprocess.Popen([sys.executable, "-c", SENDER, str(os.getpid()), str(least_s), str(most_s)])
     try:
@@ -35,6 +37,7 @@ def interrupts_from_outside(handler: Callable[[int, Any], None], least_s: float,
         sender.kill()
         sender.wait()
         signal.signal(signal.SIGINT, before)
+        gc.enable()
 
 
 def interrupted(function: Callable[[], Any], nth: int) -> bool:

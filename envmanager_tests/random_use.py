@@ -29,6 +29,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from envmanager import (
     ActionInfo,
     AgentSteps,
+    AsyncioEnvManager,
     BadAction,
     EnvContext,
     EnvManager,
@@ -120,7 +121,7 @@ class Layout:
         return self.make is SubprocessEnvManager and not (self.has_share and env_id in self.workers[-1])
 
     def options(self) -> dict[str, Any]:
-        if self.make is SimpleEnvManager:
+        if self.make is not SubprocessEnvManager:
             return {}
         return {"n_workers": len(self.workers) - self.has_share, "local_envs": self.has_share * len(self.workers[-1])}
 
@@ -128,7 +129,10 @@ class Layout:
 @st.composite
 def layouts(draw: Any) -> Layout:
     if draw(st.booleans()):
-        return Layout((tuple(range(draw(st.integers(1, 4)))),), False, SimpleEnvManager)
+        n_envs = draw(st.integers(1, 4))
+        if draw(st.booleans()):
+            return Layout(tuple((env_id,) for env_id in range(n_envs)), False, AsyncioEnvManager)
+        return Layout((tuple(range(n_envs)),), False, SimpleEnvManager)
     sizes = sorted(draw(st.lists(st.integers(1, 2), min_size=1, max_size=3)), reverse=True)  # as they are dealt
     n_share = draw(st.sampled_from([0, 0, 1, 2]))
     bounds = np.cumsum([0, *sizes, *([n_share] if n_share else [])]).tolist()
@@ -317,7 +321,8 @@ class RandomUse(RuleBasedStateMachine):
         """Workers that died in a call while they owed nothing: their replacement is handed out unasked."""
         self.has_faults = False
         """Whether a fault was asked for since the last reset that went well, which may strike in the next one."""
-        self.manager = layout.make(Tells, layout.n_envs, restarts=policy, zero_copy=zero_copy, **layout.options())
+        own = {} if layout.make is AsyncioEnvManager else {"zero_copy": zero_copy}
+        self.manager = layout.make(Tells, layout.n_envs, restarts=policy, **own, **layout.options())
         self.manager.set_policy("default", self)
         self._reset(Mode.SEND_RECV, {})
 

@@ -13,6 +13,7 @@ and base classes, before the adapter is imported.
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
     "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
+    "textarena.core.Env": "envmanager.adapters.texts:TextEnvironment.game",
+    "gem.core.Env": "envmanager.adapters.texts:TextEnvironment.texts",
     "mlagents_envs.base_env.BaseEnv": "envmanager.adapters.mlagents:MlagentsEnvironment",
 }
 """Import names of the adapters, by the name of the base class that each wraps."""
@@ -64,6 +67,8 @@ def _foreign_advice(subject: Any) -> str:
     if not (callable(getattr(subject, "reset", None)) and callable(getattr(subject, "step", None))):
         return f"it is {describe_value(subject)}"
     name = f"{type(subject).__module__}.{type(subject).__qualname__}"
+    if any(inspect.iscoroutinefunction(getattr(subject, method)) for method in ("reset", "step")):
+        return f"the methods of its class {name} are coroutines, which run with kind: asyncio (AsyncioEnvManager)"
     if hasattr(subject, "possible_agents"):
         missing = "the methods of a PettingZoo environment: let it derive from pettingzoo.ParallelEnv"
     elif hasattr(subject, "observation_spec"):
@@ -94,7 +99,7 @@ def as_environment(subject: Any) -> Environment:
     """Return ``subject`` unchanged if it is an Environment, else wrapped in the adapter for its library.
 
     Raises UsageError for a vector environment, a PettingZoo AECEnv, and any object that is not an environment of
-    Gymnasium, PettingZoo, dm_env or ML-Agents.
+    Gymnasium, PettingZoo, dm_env, ML-Agents, TextArena or GEM.
     """
     if isinstance(subject, Environment):
         return subject
@@ -105,8 +110,9 @@ def as_environment(subject: Any) -> Environment:
     advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
     raise UsageError(
         f"{(advice or _foreign_advice)(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
-        "dm_env Environment, an ML-Agents BaseEnv or an envmanager.Environment. A factory may also return a gymnasium "
-        "VectorEnv or an EnvPool, for all environments of a worker."
+        "dm_env Environment, an ML-Agents BaseEnv, an Env of TextArena or GEM, or an envmanager.Environment. A factory "
+        "may also return a gymnasium VectorEnv or an EnvPool, for all environments of a worker. With kind: asyncio, "
+        "any object with the methods reset(*, seed, options) and step(action) is one."
     )
 
 
@@ -135,6 +141,10 @@ def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
     return is_vector
 
 
+SAME_ENVIRONMENT = (
+    "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."
+)
+"""Text of the error for it."""
 _INWARDS = ("subject", "unwrapped", "env")
 """Attributes in which wrappers (of this library, Gymnasium, PettingZoo and others) keep the wrapped object."""
 
@@ -172,9 +182,7 @@ def build_group(
     if vector is not None:
         return pkgutil.resolve_name(vector)(subjects[0], env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
-        raise UsageError(
-            "env_factory returned the same environment twice, perhaps in new wrappers; each call must make a new one."
-        )
+        raise UsageError(SAME_ENVIRONMENT)
     if all("gymnasium.core.Env" in _base_names(subject) for subject in subjects):
         gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
         if gymnasium_adapter.equal_spaces(subjects):

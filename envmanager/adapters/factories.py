@@ -6,22 +6,28 @@ The checks may import modules, but make no environment. Workers make environment
 from __future__ import annotations
 
 import inspect
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_type_hints
 
 import cloudpickle
 
-from envmanager.adapters.names import GymnasiumId, VectorId, find_environment, find_vector, loaded
+from envmanager.adapters.names import GymnasiumId, VectorId, find_environment, loaded
 from envmanager.adapters.recipes import EnvRecipe, Prepared, name_of, prepare
 from envmanager.adapters.resets import signature_of
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import UsageError
 
-EnvFactory = Callable[..., Any] | str | Mapping[str, str] | EnvRecipe | Sequence[Any]
+EnvFactory = Callable[..., Any] | str | Mapping[str, Any] | EnvRecipe | Sequence[Any]
 """A callable, a Gymnasium id, ``"module:callable"``, an EnvRecipe, or a list of these, one per environment.
 ``{"vector": id}`` is the vectorised form of a Gymnasium id, or an EnvPool: ``{"vector": "envpool:Pong-v5"}``.
+``{"openenv": url}`` is a session on an OpenEnv server each; a list of addresses is of several.
 ``"module:id"`` is an id that the module registers when it is imported."""
+
+
+_FINDERS = {"vector": "envmanager.adapters.names:find_vector", "openenv": "envmanager.adapters.openenv:OpenEnv"}
+"""Import names of the functions that return a factory, by the key of a mapping."""
 
 
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
@@ -34,7 +40,7 @@ def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
 
 
 def resolve(env_factory: Any) -> Any:
-    """Convert a callable, a name, ``{"vector": id}`` or an EnvRecipe to a factory that ``call_factory`` accepts.
+    """Convert a callable, a name, a mapping of one name or an EnvRecipe to a factory that ``call_factory`` accepts.
 
     Raises UsageError for any other object or an unknown name, and MissingExtra if a required library is missing.
     """
@@ -43,9 +49,13 @@ def resolve(env_factory: Any) -> Any:
     if isinstance(env_factory, str):
         return find_environment(env_factory)
     if isinstance(env_factory, Mapping):
-        if [*env_factory] != ["vector"]:
-            raise UsageError(f"env must be an id, a callable or {{vector: an id}}, not {dict(env_factory)!r}.")
-        return find_vector(env_factory["vector"])
+        kind, named = next(iter(env_factory.items()), ("", None))
+        if len(env_factory) != 1 or kind not in _FINDERS:
+            raise UsageError(
+                f"env must be an id, a callable, {{vector: an id}} or {{openenv: an address}}, not "
+                f"{[*env_factory] if kind in _FINDERS else dict(env_factory)!r}."
+            )
+        return pkgutil.resolve_name(_FINDERS[kind])(named)
     if env_factory is None:
         raise UsageError("there is no environment: pass env_factory (a callable, a Gymnasium id or 'module:callable').")
     if isinstance(env_factory, Environment) or (hasattr(env_factory, "reset") and not inspect.isclass(env_factory)):

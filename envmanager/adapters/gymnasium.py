@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from types import CoroutineType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -258,7 +258,8 @@ class GymnasiumEnvironment(RowGroup):
         result = self._resets[row](self._environments[row], seed=seed, options=options)
         if not isinstance(result, tuple) or len(result) != 2:
             old = "" if isinstance(result, tuple) else " (as in gym before 0.26: return an info dict as well)"
-            raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", describe_value(result) + old)
+            got = describe_value(result) + (_awaited_elsewhere(result) or old)
+            raise SpecMismatch("the result of reset", "a tuple of 2 (obs, info)", got)
         if result[1].__class__ is not dict:
             check_info(result[1], "info of reset")
         return result
@@ -385,7 +386,15 @@ def _leaf_writer(spec: ArraySpec, path: str, check_numbers: bool) -> ObsWriter:
 
 def _not_five(result: Any) -> SpecMismatch:
     """Return the SpecMismatch to raise for a ``result`` of ``step`` that is not a tuple of five."""
-    got = describe_value(result)
+    got = describe_value(result) + _awaited_elsewhere(result)
     if isinstance(result, tuple) and len(result) == 4:
         got += " (as in gym before 0.26: say `terminated, truncated` instead of `done`)"
     return SpecMismatch("the result of step", "a tuple of 5 (obs, reward, terminated, truncated, info)", got)
+
+
+def _awaited_elsewhere(result: Any) -> str:
+    """Return advice for a coroutine, which is closed, since no code awaits it. Empty for any other ``result``."""
+    if not isinstance(result, CoroutineType):
+        return ""
+    result.close()
+    return " (environments whose methods are coroutines run with kind: asyncio, AsyncioEnvManager)"

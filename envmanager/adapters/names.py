@@ -109,8 +109,14 @@ def import_all(modules: Iterable[str]) -> None:
         )
 
 
-def find_environment(text: str) -> GymnasiumId | Importable:
+TEXTS = ("textarena", "gem", "reasoning_gym")
+"""Libraries of environments of texts, which have registries of their own; see ``adapters.texts``."""
+
+
+def find_environment(text: str) -> Any:
     """Return the factory that ``text`` names as a Gymnasium id, ``"module:Id-v0"`` or ``"module:callable"``.
+
+    With a module of ``TEXTS``, as in ``"textarena:TicTacToe-v0"``, the id is one of that library.
 
     Raises UsageError if there is no such environment, and ImportFailed if a library that it needs cannot be imported.
     """
@@ -119,6 +125,8 @@ def find_environment(text: str) -> GymnasiumId | Importable:
         return GymnasiumId(text, _registered(text, text))
     if not module or module.startswith("."):
         raise UsageError(f"env {text!r} names no module: write 'module:callable' with the module's full name.")
+    if module in TEXTS:
+        return importlib.import_module("envmanager.adapters.texts").find_text(module, name)
     _import(module, f"env {text!r}")
     is_id = not name.replace(".", "_").isidentifier()
     registry = getattr(sys.modules.get("gymnasium"), "registry", ())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,15 @@ import numpy as np
 from envmanager.adapters.rows import RowReader, compact_bound, read_array, read_dict, read_tuple
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.trees import Tree
+from envmanager.errors import MissingExtra
 from envmanager.importing import needed_by
 
-with needed_by("envmanager.adapters", extra="gymnasium"):
-    from gymnasium import spaces
+try:
+    with needed_by("envmanager.adapters", extra="gymnasium"):
+        from gymnasium import spaces
+except MissingExtra:  # then no environment declares a space, and observations and actions are objects
+    _kinds = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple")
+    spaces: Any = SimpleNamespace(**{kind: type(kind, (), {}) for kind in _kinds})  # type: ignore[no-redef]
 
 
 def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:

@@ -48,8 +48,9 @@ class EnvIndex:
         self.all_env_ids = np.arange(self.n_envs)
         """Sorted ids of all environments, int64[n_envs], read-only because batches share this array."""
         self.all_env_ids.flags.writeable = False
+        rows_of = {n: np.arange(n) for n in set(map(len, self.blocks))}
         self._all_groups = [
-            EnvsOfWorker(worker_id, np.arange(len(block)), slice(block[0], block[0] + len(block)))
+            EnvsOfWorker(worker_id, rows_of[len(block)], slice(block[0], block[0] + len(block)))
             for worker_id, block in enumerate(self.blocks)
         ]
 

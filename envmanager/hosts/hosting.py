@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import FunctionType
+from types import CoroutineType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -53,8 +53,13 @@ class GroupFactory:
     """A function of the user's script. When unpickled, it shares the globals of the factories' functions."""
 
     @classmethod
-    def of(cls, factories: Sequence[Any], entry: Entry, options: KindOptions, first_slot: int) -> GroupFactory:
-        """Return the factory for a worker's current generation. ``factories`` has one per env of the manager."""
+    def of(
+        cls, factories: Sequence[Any], entry: Entry, options: KindOptions, first_slot: int, **more: Any
+    ) -> GroupFactory:
+        """Return the factory for a worker's current generation. ``factories`` has one per env of the manager.
+
+        ``more``: fields of a subclass.
+        """
         contexts = make_contexts(
             entry.env_ids,
             worker_id=entry.worker_id,
@@ -63,7 +68,9 @@ class GroupFactory:
             seed=options.seed,
             log_dir=options.log_dir,
         )
-        return cls([factories[env_id] for env_id in entry.env_ids], contexts, options.infos, options.check_values)
+        return cls(
+            [factories[env_id] for env_id in entry.env_ids], contexts, options.infos, options.check_values, **more
+        )
 
     def fill_main(self) -> None:
         """Set what the factories use of the user's script in this process's ``__main__``, where pickles look it up."""
@@ -91,7 +98,7 @@ class GroupFactory:
                     break
             env_ids = [context.env_id for context in self.contexts]
             try:
-                group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+                group = self.build(made, env_ids)
             except _OF_THE_FACTORY:
                 raise
             except Exception as error:
@@ -100,11 +107,17 @@ class GroupFactory:
             if os.getpid() == own_pid:  # else this is a fork made by a factory, and the parent closes them
                 for environment in made:
                     try:
-                        getattr(environment, "close", lambda: None)()
+                        closing = getattr(environment, "close", lambda: None)()
+                        if isinstance(closing, CoroutineType):
+                            closing.close()  # never awaited, as the environment has never been used
                     except (Exception, SystemExit):
                         traceback.print_exc()  # only the first error is raised
             raise
         return group
+
+    def build(self, made: list[Any], env_ids: list[int]) -> EnvGroup:
+        """Return the group of the environments that were ``made``."""
+        return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
 
 
 _OF_THE_FACTORY = (UsageError, ImportFailed, SpecMismatch)

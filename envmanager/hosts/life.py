@@ -13,10 +13,11 @@ logged, so no response is paired with the wrong command after an interrupt.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -38,6 +39,12 @@ class State(enum.IntEnum):
     RUNNING = 1
     CLOSING = 2
     GONE = 3
+
+
+@functools.cache
+def _limits_s(timeouts: Timeouts) -> Mapping[CommandName, float]:
+    """Return the time limit (s) of each command. All workers of a manager share the mapping."""
+    return {each: getattr(timeouts, f"{phase_of(each)}_s", timeouts.call_s) for each in CommandName}
 
 
 class Await:
@@ -94,6 +101,9 @@ class WorkerPlan:
 class WorkerLife(ABC):
     """The base class of workers that respond later. A subclass carries commands and responses, and ends the worker."""
 
+    _first_commands: Sequence[tuple[CommandName, Any]] = ()
+    """Commands, with payloads, that a replacement has yet to receive before its first step."""
+
     def __init__(self, plan: WorkerPlan, events: EventLog, times: WorkerTimes) -> None:
         self.worker_id = plan.worker_id
         self.env_ids = plan.env_ids
@@ -109,10 +119,7 @@ class WorkerLife(ABC):
         self.alarm = Alarm()
         self._events = events
         self._launched_ns = self._ready_ns = time.perf_counter_ns()
-        limits = plan.timeouts
-        self._timeouts_s = {each: getattr(limits, f"{phase_of(each)}_s", limits.call_s) for each in CommandName}
-        self._first_commands: list[tuple[CommandName, Any]] = []
-        """Commands, with payloads, that a replacement has yet to receive before its first step."""
+        self._timeouts_s = _limits_s(plan.timeouts)
 
     def move(self, to: State) -> None:
         """Change the state. Raises RuntimeError for an invalid transition."""
@@ -174,7 +181,7 @@ class WorkerLife(ABC):
         if response.name is CommandName.FAILED or not self._first_commands:
             self.awaited.clear()
             return response
-        command, payload = self._first_commands.pop(0)
+        (command, payload), *self._first_commands = self._first_commands
         self.send(command, payload)
         self.await_response(self.asked.ticket, command, self.asked.deadline)
         return None

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import allow_interrupts
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 _logger = logging.getLogger("envmanager")
 _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandName.FAILED
@@ -261,6 +264,8 @@ class LocalStepQueue(ResponseSource):
     ``workers`` is the manager's own list of workers. The local worker, or its replacement, is at index ``worker_id``.
     """
 
+    steps_when_asked = True
+
     def __init__(self, workers: list[Any], worker_id: int = 0, others: ResponseSource | None = None) -> None:
         self._workers = workers
         self._worker_id = worker_id
@@ -292,6 +297,12 @@ class LocalStepQueue(ResponseSource):
                 time.sleep(left_s)
             taken = self.take()
         return taken
+
+    def listen(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
+        return (lambda: None) if self._others is None else self._others.listen(loop, ring)
+
+    def due_at(self) -> float:
+        return math.inf if self._others is None else self._others.due_at()
 
     def _take_own(self) -> Sequence[EnvironmentResponse]:
         own: Sequence[EnvironmentResponse] = self._workers[self._worker_id].take_step()

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
@@ -27,6 +28,9 @@ from envmanager.hosts.link import WHILE_BYTES_COME_S, Link
 from envmanager.hosts.spin import Spinner
 from envmanager.kernel.host import ResponseSource
 from envmanager.system.interrupts import allow_interrupts
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 _LONGEST_WAIT_S = 3600.0
 """Maximum timeout passed to epoll, which has a limit. Longer waits call epoll several times."""
@@ -54,6 +58,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         self.arrived: list[EnvironmentResponse] = []
         """Responses that the manager has not taken yet."""
         self.epoll = descriptors.make_waiter()
+        self._has_epoll = self.epoll.fileno() != descriptors.CLOSED
         self.bell_fd, self._ring_fd = descriptors.socket_pair()
         self._ringing = threading.RLock()
         """Lock held while the bell rings, and while it is closed, after which another file may get its number."""
@@ -135,6 +140,24 @@ class Poller(ResponseSource, Generic[AnyLink]):
                 break
         arrived, self.arrived = self.arrived, []
         return arrived
+
+    def listen(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
+        if not self._has_epoll:
+            return super().listen(loop, ring)
+        try:
+            fd = descriptors.register(os.dup(self.epoll.fileno()))  # the manager may be closed before this is undone
+        except ValueError:  # another thread has just closed it
+            return lambda: None
+        loop.add_reader(fd, ring)
+
+        def stop() -> None:
+            loop.remove_reader(fd)
+            descriptors.close(fd)
+
+        return stop
+
+    def due_at(self) -> float:
+        return self._alarm.at + 0.001 if self._has_epoll else super().due_at()
 
     # Messages.
 

@@ -148,10 +148,10 @@ class Collector:
                     return
             self.receive(responses)
 
-    def await_replacement(self, entry: Entry) -> None:
-        """If the worker is being replaced, wait until its replacement sends its first observations or is given up."""
+    def await_replacements(self, entries: Sequence[Entry]) -> None:
+        """Wait until none of these workers is being replaced: each has sent first observations, or was given up."""
         self.receive(())
-        while entry.replacement is not None and not entry.replacement.has_begun:
+        while any(entry.replacement is not None and not entry.replacement.has_begun for entry in entries):
             responses = self.source.get(1, self._recovery.next_start_at())
             if not responses:
                 self._require_open()

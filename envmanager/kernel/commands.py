@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.env_rows import EnvIndex
-from envmanager.data.steps import CommandName, StepInfo
+from envmanager.data.steps import CommandName, EnvironmentResponse, StepInfo
 from envmanager.data.trees import snapshot
 from envmanager.errors import UsageError
 from envmanager.kernel.calls import Calls
@@ -139,23 +139,26 @@ class Commands:
         with self._calls.named[name]:
             ids = self.ids(env_ids)
             groups, entries, workers = self._env_rows.by_worker(ids), self._table.entries, self.host.workers
+            self._collector.await_replacements([entries[group.worker_id] for group in groups])
             for group in groups:
-                self._collector.await_replacement(entries[group.worker_id])
                 entries[group.worker_id].require_alive()
             payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
             self.host.check_can_travel(payloads)
             for group, own in zip(groups, payloads, strict=True):
                 workers[group.worker_id].send(name, own)
             learned = self._table.with_specs_learned
-            responses = [learned(workers[group.worker_id].recv()) for group in groups]
-            failed = [response for response in responses if response.name is CommandName.FAILED]
-            if name is CommandName.SET_ATTR:
-                for group, payload_of_worker, response in zip(groups, payloads, responses, strict=True):
-                    if response.name is not CommandName.FAILED:
-                        entries[group.worker_id].remember(*payload_of_worker)
-            if failed:
+            responses: list[EnvironmentResponse] = []
+            try:
+                for group in groups:
+                    responses.append(learned(workers[group.worker_id].recv()))
+                    if name is CommandName.SET_ATTR and responses[-1].name is not CommandName.FAILED:
+                        entries[group.worker_id].remember(*payloads[len(responses) - 1])
+            finally:  # after an interrupt too, else recv() would wait for the step of a worker that has failed
+                failed = [response for response in responses if response.name is CommandName.FAILED]
                 gone = [(entries[each.worker_id], each.payload) for each in failed if self.host.is_gone(each.worker_id)]
-                self._recovery.fail_quietly(gone)
+                if gone:
+                    self._recovery.fail_quietly(gone)
+            if failed:
                 given_up_for = entries[failed[0].worker_id].error
                 raise given_up_for or failed[0].payload
             results: list[Any] = [None] * len(ids)

@@ -15,8 +15,8 @@ import contextlib
 import queue
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -29,8 +29,14 @@ from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
 from envmanager.system.interrupts import allow_interrupts
 
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
 _LOOK_EVERY_S = 0.1
 """Interval in seconds at which a wait on a StepQueue looks for a Ctrl-C, and for a close() in another thread."""
+
+_LISTEN_EVERY_S = 0.01
+"""Interval at which a pool looks for responses in a source that does not ring."""
 
 
 class StepQueue(Protocol):
@@ -47,6 +53,9 @@ class StepQueue(Protocol):
 class ResponseSource(ABC):
     """The base class of the objects from which a manager takes its workers' responses to steps."""
 
+    steps_when_asked = False
+    """Whether ``take`` or ``get`` carries out steps that have been sent, in a worker in this process."""
+
     @abstractmethod
     def take(self) -> Sequence[EnvironmentResponse]:
         """Remove and return the responses that have arrived so far. The result may be empty."""
@@ -59,6 +68,17 @@ class ResponseSource(ABC):
         when ``n_wanted`` steps have arrived, but must return a failure at once. ``deadline`` is a time of
         ``time.monotonic()``, or ``math.inf``.
         """
+
+    def listen(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
+        """Call ``ring`` in an event loop when responses arrive, until the returned function is called.
+
+        By default, never, and ``due_at`` is soon.
+        """
+        return lambda: None
+
+    def due_at(self) -> float:
+        """Return the time (monotonic seconds) at which ``take`` may have something new although nothing has rung."""
+        return time.monotonic() + _LISTEN_EVERY_S
 
 
 class QueueSource(ResponseSource):

@@ -42,6 +42,7 @@ from envmanager.data.steps import (
 from envmanager.data.trees import copy_tree, take_rows, with_rows
 from envmanager.errors import (
     BadObservation,
+    ConnectionLost,
     EnvManagerError,
     EnvRaised,
     NotPlaced,
@@ -62,6 +63,7 @@ _FAILURES: dict[type[Exception], type[events.Failed]] = {
     WorkerDied: events.Died,
     WorkerTimedOut: events.TimedOut,
     ProtocolError: events.ProtocolBroken,
+    ConnectionLost: events.Disconnected,
     NotPlaced: events.NotStarted,
     WorkerError: events.NotStarted,  # its process could not be started
 }
@@ -69,7 +71,10 @@ _FAILURES: dict[type[Exception], type[events.Failed]] = {
 
 @attrs.frozen
 class Replace:
-    """A decision to replace a worker after ``delay_s`` seconds. ``number``: recent restarts, including this one."""
+    """A decision to replace a worker after ``delay_s`` seconds. ``number``: recent restarts, including this one.
+
+    If ``number`` is 0, the restart does not count. Its host tells of it, in one event for all workers of a server.
+    """
 
     delay_s: float
     number: int
@@ -86,8 +91,8 @@ class GiveUp:
 class Supervisor:
     """The restart budgets of the workers. Each worker may restart ``max_restarts`` times within ``within_s`` seconds.
 
-    The time spent waiting for a hung worker does not count towards ``within_s``. Otherwise a worker that hangs in each
-    reset would be replaced for ever, because a timeout is often as long as ``within_s``.
+    The time spent waiting for a hung worker, a server or a node does not count towards ``within_s``. Otherwise a worker
+    that hangs in each reset would be replaced for ever, because a timeout is often as long as ``within_s``.
     """
 
     def __init__(self, policy: RestartPolicy, jitter: random.Random | None = None) -> None:
@@ -105,8 +110,10 @@ class Supervisor:
             return GiveUp(error)
         if policy.max_restarts == 0:
             return GiveUp(error, drop=policy.then == "drop")
+        if isinstance(error, ConnectionLost) and not error.is_charged:
+            return Replace(0.0, 0)
         recent = self._recent[worker_id]
-        if isinstance(error, WorkerTimedOut):
+        if isinstance(error, WorkerTimedOut | ConnectionLost | NotPlaced):
             self._hung_s[worker_id] += error.timeout_s
         now -= self._hung_s[worker_id]
         while recent and now - recent[0][0] > policy.within_s:
@@ -186,17 +193,19 @@ class Recovery:
 
     def fail(self, entry: Entry, error: Exception) -> None:
         """Record ``error`` as a worker's failure. Plan a replacement, or give up the worker if none is allowed."""
-        kind = _FAILURES.get(type(error), events.Raised)
-        tasks = () if self.tasks_of is None else self.tasks_of(entry.worker_id)
-        self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error, tasks=tasks))
-        if entry.is_given_up:
+        now = time.monotonic()
+        verdict = None if entry.is_given_up else self._supervisor.judge(entry.worker_id, error, now)
+        counts = not isinstance(verdict, Replace) or verdict.number > 0
+        if counts:
+            kind = _FAILURES.get(type(error), events.Raised)
+            tasks = () if self.tasks_of is None else self.tasks_of(entry.worker_id)
+            self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error, tasks=tasks))
+        if verdict is None:
             return
         if entry.state is WorkerState.IDLE:
             entry.ignores_action = True
         elif entry.state is WorkerState.IN_FLIGHT:
             self.steps_lost += 1
-        now = time.monotonic()
-        verdict = self._supervisor.judge(entry.worker_id, error, now)
         if isinstance(verdict, GiveUp):
             responses = entry.last_responses
             self._table.give_up(entry, verdict.error, drop=verdict.drop)
@@ -215,16 +224,17 @@ class Recovery:
         self._schedule(entry, error if before is None else before.cause, now + verdict.delay_s)
         entry.restarts += 1
         self._table.set_pending(entry, *last)
-        self.events.add(
-            events.Restarted(
-                worker_id=entry.worker_id,
-                generation=generation,
-                cause=error,
-                delay_s=verdict.delay_s,
-                number=verdict.number,
-                policy=self._policy,
+        if counts:
+            self.events.add(
+                events.Restarted(
+                    worker_id=entry.worker_id,
+                    generation=generation,
+                    cause=error,
+                    delay_s=verdict.delay_s,
+                    number=verdict.number,
+                    policy=self._policy,
+                )
             )
-        )
 
     def excuse(self, entry: Entry, errors: Sequence[Exception]) -> None:
         """Do not count the restarts after ``errors``, for which a task that was lost in a worker accounts.

@@ -90,6 +90,7 @@ class TaskBook:
         options: Mapping[str, Any] | None,
         attempts: int,
         prefetch: bool | None,
+        is_pooled: bool = False,
     ) -> None:
         """Draw no task yet. ``tasks`` is None if only ``add`` gives tasks. ``check`` raises if options cannot be sent.
         ``has_undelivered`` says whether rows that this book has noted are yet to be returned to the trainer. ``excuse``
@@ -100,6 +101,9 @@ class TaskBook:
         self.given = tasks
         self.n_lost = 0
         """Number of tasks that were given up."""
+        self.is_pooled = is_pooled
+        """Whether a pool begins all episodes: not even a reset begins one, none is begun again after a loss, and none
+        waits for an action to another environment of its worker."""
         self._source: Any
         self._source, self._is_finite = (None, False) if tasks is None else source_of(tasks)
         self._around_source: Any = allow_interrupts if self._source is tasks else contextlib.nullcontext
@@ -188,8 +192,12 @@ class TaskBook:
 
     @property
     def rests(self) -> bool:
-        """Whether no environment plays or has a task coming, although tasks that are left have a worker."""
-        return not self._n_active and (self.done or any(entry.error is None for entry in self._table.entries))
+        """Whether no environment plays or has a task coming, although tasks that are left have a worker. Of a pool,
+        whether there is nothing to wait for, which is no mistake of its.
+        """
+        return self.is_pooled or (
+            not self._n_active and (self.done or any(entry.error is None for entry in self._table.entries))
+        )
 
     def draw(self) -> None:
         """Assign tasks to environments that may get one and whose worker is idle. Raises the errors of the source."""
@@ -217,7 +225,7 @@ class TaskBook:
 
     def first(self, entries: Iterable[Entry], seed: Any, generation: int = 0) -> dict[int, list[Begin]]:
         """Return what workers begin in a reset, by worker_id: tasks or, without a source, an episode from ``seed``."""
-        if self._source is not None:
+        if self._source is not None or self.is_pooled:
             return {entry.worker_id: self._begins_of(entry.worker_id) for entry in entries}
         begins = {}
         for entry in entries:
@@ -236,7 +244,7 @@ class TaskBook:
 
         ``generation``: that from which its seeds are derived.
         """
-        if self._source is not None or not self._is_resetting:
+        if self._source is not None or not self._is_resetting or self.is_pooled:
             return []
         return self.first([entry], reseeded(self._seed, generation), generation)[entry.worker_id]
 
@@ -271,6 +279,24 @@ class TaskBook:
             self._come(seat, self._numbered(task))
             seat.cuts = seat.plays
             self._set_acts(seat, False)
+
+    def withdraw(self, env_id: int) -> bool:
+        """Take back the episode that an environment is to begin, unless its worker knows of it. Return whether it was.
+
+        The episode that plays there, if any, goes on.
+        """
+        seat = self._seats[env_id]
+        if seat.coming is None or seat.is_sent:
+            return False
+        self._finish(seat, seat.coming, cut=True)
+        seat.coming, seat.cuts = None, False
+        self._n_active -= not seat.plays
+        self._set_acts(seat, seat.plays)
+        unsent = self.has_unsent[seat.entry.worker_id]
+        unsent.remove(seat)
+        if not unsent:
+            del self.has_unsent[seat.entry.worker_id]
+        return True
 
     def send_begins(self, worker_id: int, worker: EnvWorker) -> None:
         """Send a worker the episodes that it is to begin and does not know of. A step must follow."""
@@ -445,7 +471,6 @@ class TaskBook:
         if self.cuts:
             for entry, cause in self.cuts:
                 self.lose(entry, cause)
-            self.cuts = []
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
         """Set the tasks of StepInfos that are delivered, and advance the book."""
@@ -526,7 +551,7 @@ class TaskBook:
             charge = is_charged and seat.env_id in named
             if playing is not None:
                 self._take_back(seat, playing, error, charge=charge)
-            if coming is not None and self._source is None and entry.error is None:
+            if coming is not None and self._source is None and entry.error is None and not self.is_pooled:
                 self._come(seat, coming)
             elif coming is not None:
                 self._take_back(seat, coming, error, charge=charge and was_begun)
@@ -563,7 +588,7 @@ class TaskBook:
         losses = len(drawn.charges)
         is_given_up = self._source is None or losses >= self._attempts
         facts = {"worker_id": seat.entry.worker_id, "generation": seat.entry.generation, "env_id": seat.env_id}
-        if self._source is not None:
+        if self._source is not None or self.is_pooled:
             self._excuse(seat.entry, drawn.charges[0 if is_given_up else 1 :])
         self._events.add(TaskLost(**facts, index=drawn.index, losses=losses, is_given_up=is_given_up))
         if is_given_up:

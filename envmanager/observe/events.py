@@ -64,7 +64,7 @@ class Started(Event):
 class Failed(Event):
     """Event: a worker failed with ``error``. If the worker is to be replaced or is dropped, the next event says so.
 
-    The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, NotStarted.
+    The subclasses are the kinds of failure: Died, TimedOut, Raised, ProtocolBroken, Disconnected, NotStarted.
     """
 
     error: Exception
@@ -94,6 +94,11 @@ class Raised(Failed):
 @attrs.frozen(kw_only=True)
 class ProtocolBroken(Failed):
     """Failure: a worker sent a message that violates the protocol."""
+
+
+@attrs.frozen(kw_only=True)
+class Disconnected(Failed):
+    """Failure: the environment lost its server or found none, and the restart counts. See ServerGone for the others."""
 
 
 @attrs.frozen(kw_only=True)
@@ -170,6 +175,77 @@ class TaskLost(Event):
 
 
 @attrs.frozen(kw_only=True)
+class ServerGone(Event):
+    """Event: an environment has no connection to its server because of ``error``, and all others had one.
+
+    Until all have one again, there is no further event for environments that lose theirs.
+    """
+
+    LEVEL = logging.WARNING
+
+    error: Exception
+    wait_s: float
+    """Time for which each environment waits for its server."""
+
+    def __str__(self) -> str:
+        why = f"{type(self.error).__name__}: {self.error}".removesuffix(": ")
+        return (
+            f"worker {self.worker_id} has no connection to its server ({why}). It waits up to {self.wait_s:g} s, as do "
+            "others of which that is true, without a line for each"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class ServerBack(Event):
+    """Event: all ``n_workers`` environments that lost their servers have one again, ``after_s`` seconds later."""
+
+    LEVEL = logging.INFO
+
+    n_workers: int
+    after_s: float
+
+    def __str__(self) -> str:
+        last = f"worker {self.worker_id} has a connection to its server again"
+        return f"{last}, the last of {self.n_workers} that had none, after {self.after_s:.1f} s"
+
+
+@attrs.frozen(kw_only=True)
+class LoopBlocked(Event):
+    """Event: code of an environment has blocked the event loop for ``blocked_s`` seconds, as it did not await.
+
+    ``worker_id`` is -1 if it was a task or a callback of which the worker is not known. ``where``: file, line and
+    function. ``is_over``: whether the loop goes on.
+    """
+
+    LEVEL = logging.WARNING
+
+    blocked_s: float
+    where: str
+    is_over: bool
+
+    def __str__(self) -> str:
+        who = "an environment" if self.worker_id < 0 else f"the environment of worker {self.worker_id}"
+        since = "blocked the event loop for" if self.is_over else "has blocked the event loop for more than"
+        return (
+            f"{who} {since} {self.blocked_s:.1f} s in {self.where}. Meanwhile no environment goes on, and no deadline "
+            "holds: await there, or write `def step` in place of `async def step` for a thread of its own"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Abandoned(Event):
+    """Event: a ``"coroutine"`` did not end when it was cancelled, or a ``"thread"`` is late. It may run on for ever."""
+
+    LEVEL = logging.WARNING
+
+    what: str
+
+    def __str__(self) -> str:
+        which = "coroutine, which was cancelled," if self.what == "coroutine" else self.what
+        return f"{super().__str__()}: the {which} of its environment has not ended and is abandoned"
+
+
+@attrs.frozen(kw_only=True)
 class LateReplyDiscarded(Event):
     """Event: a response came after its deadline and was discarded; ``ticket`` is the number of the request."""
 
@@ -207,7 +283,7 @@ class EventLog(Sequence[Event]):
         self._counts[type(event)] = self._counts.get(type(event), 0) + 1
         if self.listener is not None:
             self.listener(event)
-        env_ids = self._env_ids[event.worker_id] if event.worker_id < len(self._env_ids) else ()
+        env_ids = self._env_ids[event.worker_id] if 0 <= event.worker_id < len(self._env_ids) else ()
         fields = {"event": type(event).__name__, "worker_id": event.worker_id, "env_ids": env_ids}
         _logger.log(event.LEVEL, "%s", event, extra=fields)
 

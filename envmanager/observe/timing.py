@@ -15,9 +15,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-_N_BUCKETS = 61 << 4
-_COUNT_AFTER = 1023
-"""Bit mask for the number of steps: every 1,024 steps the buffered times are moved to the buckets."""
+_NO_BUCKETS = (np.zeros(0, np.int16), np.zeros(0, np.int64), np.zeros(0, np.uint64))
 
 
 class Track(Protocol):
@@ -42,37 +40,42 @@ class Histogram:
     __slots__ = ("_buckets", "_recent", "add")
 
     def __init__(self) -> None:
-        self._buckets: list[tuple[np.ndarray, np.ndarray]] = []
-        """Number and sum of the times in each bucket. Empty until times are counted, because 16 kB are much for a
-        worker that takes no steps. If two threads each append an item, all use the first."""
+        self._buckets: tuple[np.ndarray, np.ndarray, np.ndarray] = _NO_BUCKETS
+        """Numbers of the buckets that hold a time, in ascending order, and the count and sum of the times in each."""
         self._recent = array.array("Q")
         self.add = self._recent.append
         """Function that adds a time ≥ 0; a C method, for speed. Call ``count`` regularly to empty the buffer."""
 
     def count(self) -> None:
-        """Move the times added since the last call from the buffer to the buckets, which the first call makes."""
-        if not self._buckets:
-            self._buckets.append((np.zeros(_N_BUCKETS, np.int64), np.zeros(_N_BUCKETS, np.uint64)))
-        counts, sums_ns = self._buckets[0]
-        times_ns = np.frombuffer(self._recent.tobytes(), np.uint64)
-        del self._recent[: len(times_ns)]  # not all: another thread may have added more
+        """Move the times added since the last call from the buffer to the buckets. Call it where times are added."""
+        n = len(self._recent)
+        self._buckets = self._counted(n)
+        del self._recent[:n]
+
+    def _counted(self, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the buckets with the first ``n`` times of the buffer added."""
+        times_ns = np.frombuffer(self._recent[:n].tobytes(), np.uint64)
         n_bits = np.frexp(times_ns.astype(np.float64))[1]
         shift = np.maximum(n_bits - 5, 0).astype(np.uint64)
-        bucket = ((shift << np.uint64(4)) + (times_ns >> shift)).astype(np.int64)
-        np.add.at(counts, bucket, 1)
-        np.add.at(sums_ns, bucket, times_ns)
+        own = ((shift << np.uint64(4)) + (times_ns >> shift)).astype(np.int16)
+        before, counts_before, sums_before = self._buckets
+        buckets = np.concatenate([before, own])
+        order = np.argsort(buckets, kind="stable")
+        buckets = buckets[order]
+        firsts = np.flatnonzero(np.diff(buckets, prepend=np.int16(-1)))
+        counts = np.concatenate([counts_before, np.ones(len(own), np.int64)])[order]
+        sums_ns = np.concatenate([sums_before, times_ns])[order]
+        return buckets[firsts], np.add.reduceat(counts, firsts), np.add.reduceat(sums_ns, firsts)
 
     def percentiles(self, *percents: int) -> list[float]:
         """Return the percentiles ``percents`` (0 to 100) of all added times, in ns; zeros if no time was added."""
-        if self._recent:
-            self.count()
-        if not self._buckets:
+        if not self._recent and not len(self._buckets[0]):
             return [0.0] * len(percents)
-        counts, sums_ns = self._buckets[0]
+        _, counts, sums_ns = self._counted(len(self._recent))  # keeps nothing: another thread may ask
         seen = np.cumsum(counts)  # numbers of times in each bucket and all below
         total = int(seen[-1])
-        buckets = np.searchsorted(seen, [max(1, -(-percent * total // 100)) for percent in percents])
-        return [int(sums_ns[bucket]) / int(counts[bucket]) for bucket in buckets.tolist()]
+        places = np.searchsorted(seen, [max(1, -(-percent * total // 100)) for percent in percents])
+        return [int(sums_ns[place]) / int(counts[place]) for place in places.tolist()]
 
 
 @attrs.define(eq=False)
@@ -86,6 +89,8 @@ class WorkerTimes:
     queued_ns: int = 0
     busy: Histogram = attrs.field(factory=Histogram, init=False)
     track: Track | None = attrs.field(default=None, init=False)
+    count_after: int = 1023
+    """Bit mask for the number of steps: every 1,024 steps the buffered times are moved to the buckets of ``busy``."""
     ended_ns: int = 0
     """Time at which the last command ended; 0 before the first one."""
 
@@ -120,7 +125,7 @@ class WorkerTimes:
         self.busy_ns += busy_ns
         self.busy.add(busy_ns)
         self.ended_ns = ended_ns
-        if not self.steps & _COUNT_AFTER:
+        if not self.steps & self.count_after:
             self.busy.count()
         if self.track is not None:
             self.track.span("step", ended_ns - busy_ns, ended_ns)

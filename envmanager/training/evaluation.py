@@ -511,7 +511,7 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
     if kind == "auto":
         kind = "simple" if isinstance(manager, SimpleEnvManager) else "subprocess"
     n_envs = min(options.n_envs, n_episodes)
-    n_workers = options.n_workers
+    n_workers = None if kind == "asyncio" else options.n_workers  # there, each environment is a worker
     if n_workers == "auto" or options.kind == "auto":
         n_workers = count_cores()
     return attrs.evolve(

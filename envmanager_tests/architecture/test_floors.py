@@ -26,6 +26,7 @@ FLOORS = {
     "placement": ["placing"],
     "managers": [
         "auto_env_manager",
+        "coroutines",
         "godot",
         "ray_cluster",
         "simple_env_manager",
@@ -38,8 +39,8 @@ FLOORS = {
 
 
 ROOMS = [
-    "adapters", "data", "godot", "hosts", "kernel", "observe", "placing", "processes", "ray_cluster", "system",
-    "training.algorithms", "training.policies", "training.runs",
+    "adapters", "coroutines", "data", "godot", "hosts", "kernel", "observe", "placing", "processes", "ray_cluster",
+    "system", "training.algorithms", "training.policies", "training.runs",
 ]  # fmt: skip
 """Their folders hold modules, and do nothing themselves."""
 

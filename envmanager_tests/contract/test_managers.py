@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
+from envmanager import AsyncioEnvManager, EnvManager, SimpleEnvManager, SubprocessEnvManager
 from envmanager.testing import ManagerContract
 from envmanager.testing.contract_data import LateSpecsContract
+from envmanager_tests.awaiting import awaiting
 from envmanager_tests.contract.kernel_contract import CastContract, KernelContract
 from envmanager_tests.start_methods import FIRST_START_METHOD, MARKED_START_METHODS
 
@@ -16,6 +17,16 @@ from envmanager_tests.start_methods import FIRST_START_METHOD, MARKED_START_METH
 class TestSimpleEnvManager(ManagerContract, KernelContract, LateSpecsContract, CastContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SimpleEnvManager(env_factory, n_envs, **options)
+
+
+class TestAsyncioEnvManager(ManagerContract, KernelContract, LateSpecsContract, CastContract):
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return AsyncioEnvManager(env_factory, n_envs, **options)
+
+
+class TestCoroutines(ManagerContract):
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return AsyncioEnvManager(awaiting(env_factory, n_envs), n_envs, **options)
 
 
 @pytest.mark.parametrize("start_method", [FIRST_START_METHOD], scope="class")

@@ -6,15 +6,20 @@ method only.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
-from envmanager import EnvManager, SimpleEnvManager, SubprocessEnvManager
-from envmanager.options import StartMethod, Transport
+from envmanager import AsyncioEnvManager, EnvManager, SimpleEnvManager, SubprocessEnvManager
+from envmanager.options import StartMethod, Timeouts, Transport
 from envmanager.testing import FaultContract
+from envmanager.testing.fakes import Sleep
+from envmanager.testing.fault_checks import returns_within, unless_windows
 from envmanager.testing.fault_contract import CodeFaults, UsageFaults
-from envmanager.testing.fault_contract_restarts import RestartsAfterFaults
+from envmanager.testing.fault_contract_restarts import RestartsAfterFaults, TasksUnderFaults
+from envmanager.testing.faults import SendSignal, faulty
+from envmanager_tests.awaiting import awaiting
 from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 from envmanager_tests.start_methods import FIRST_START_METHOD, IS_PORTABLE
@@ -25,6 +30,43 @@ class TestSimpleEnvManager(KernelFaults, ProcessFaults, FaultContract):
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SimpleEnvManager(env_factory, n_envs, **options)
+
+
+class OneEnvEach:
+    """Each environment is a worker, but none is a process."""
+
+    has_processes = False
+
+    def worker_of(self, env_id: int) -> int:
+        return env_id
+
+    def others_than(self, env_id: int, n_envs: int = 3) -> list[int]:
+        return [worker_id for worker_id in range(n_envs) if worker_id != env_id]
+
+    @unless_windows(reason="on Windows os.kill with SIGINT ends the process")
+    def test_case_42_an_interrupt_during_start_stops_everything(self) -> None:
+        """A factory that sleeps is abandoned: a thread cannot be stopped."""
+        interrupt = [SendSignal(os.getpid()), Sleep(2)]
+        with pytest.raises(KeyboardInterrupt), returns_within(1):
+            self.make_manager(faulty(interrupt, at="start", only_env=1), 2, timeouts=Timeouts(close_s=1))
+
+
+class TestAsyncioEnvManager(OneEnvEach, KernelFaults, ProcessFaults, FaultContract):
+    """These environments run in a thread each."""
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return AsyncioEnvManager(env_factory, n_envs, **options)
+
+
+class TestCoroutines(OneEnvEach, CodeFaults, RestartsAfterFaults, TasksUnderFaults, UsageFaults):
+    @pytest.fixture(autouse=True)
+    def _without_servers(self, request: pytest.FixtureRequest) -> None:
+        params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+        if params.get("type_name") in ("BrokenPipeError", "ConnectionResetError"):
+            pytest.skip("a coroutine that raises it has lost its server, as test_servers tries")
+
+    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
+        return AsyncioEnvManager(awaiting(env_factory, n_envs), n_envs, **options)
 
 
 class InProcesses:

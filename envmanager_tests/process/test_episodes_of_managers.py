@@ -15,6 +15,7 @@ import pytest
 from envmanager import (
     ActionInfo,
     AgentSteps,
+    AsyncioEnvManager,
     EnvContext,
     EnvManager,
     EnvRaised,
@@ -26,7 +27,7 @@ from envmanager import (
 from envmanager_tests.envs import Duel
 
 ALWAYS = RestartPolicy(max_restarts=1000, backoff_s=0)
-MANAGERS = pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+MANAGERS = pytest.mark.parametrize("kind", [SimpleEnvManager, AsyncioEnvManager, SubprocessEnvManager])
 
 
 class Counting(gymnasium.Env):  # type: ignore[misc]

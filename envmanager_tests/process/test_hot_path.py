@@ -14,7 +14,15 @@ import gymnasium
 import numpy as np
 import pytest
 
-from envmanager import ActionInfo, AgentSteps, EnvManager, SimpleEnvManager, SubprocessEnvManager, Wait
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    AsyncioEnvManager,
+    EnvManager,
+    SimpleEnvManager,
+    SubprocessEnvManager,
+    Wait,
+)
 
 N_ENVS = 8
 ALL = Wait.all()
@@ -135,13 +143,13 @@ def test_a_worker_step_takes_so_many_calls_in_the_trainer(begin: Any, limit: int
 
 
 @pytest.mark.parametrize("begin", [sending, stepping])
-@pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+@pytest.mark.parametrize("kind", [SimpleEnvManager, AsyncioEnvManager, SubprocessEnvManager])
 def test_steps_leave_no_objects_behind(kind: Any, begin: Any) -> None:
     with kind(Noop, N_ENVS) as manager:
         assert n_left_behind(begin(manager)) < 125, "half an object or more per step stays"
 
 
-@pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+@pytest.mark.parametrize("kind", [SimpleEnvManager, AsyncioEnvManager, SubprocessEnvManager])
 def test_steps_make_no_cycles_for_the_collector(kind: Any) -> None:
     with kind(Noop, N_ENVS) as manager:
         go_on = sending(manager)

@@ -18,6 +18,7 @@ import pytest
 from envmanager import (
     ActionInfo,
     AgentSteps,
+    AsyncioEnvManager,
     BadAction,
     EnvContext,
     EnvManager,
@@ -132,7 +133,7 @@ def test_an_environment_in_this_process_that_was_interrupted_asks_for_a_reset() 
         check(manager.step()[0])
 
 
-@pytest.mark.parametrize("make", [SimpleEnvManager, SubprocessEnvManager])
+@pytest.mark.parametrize("make", [SimpleEnvManager, AsyncioEnvManager, SubprocessEnvManager])
 def test_resets_calls_and_sends_may_be_interrupted_and_repeated(make: Any) -> None:
     n_interrupts = 0
     with make(slow_echo, 2) as manager, interrupts() as handler:
@@ -327,12 +328,13 @@ EVERY_KIND = pytest.mark.parametrize(
     "make",
     [
         lambda: SimpleEnvManager(EchoGym, 2),
+        lambda: AsyncioEnvManager(EchoGym, 2),
         lambda: SubprocessEnvManager(EchoGym, 2),
         lambda: SubprocessEnvManager(EchoGym, 2, zero_copy=True, n_workers=1),
         lambda: SubprocessEnvManager(EchoGym, 2, local_envs=1),
         lambda: manager_of_threads()(EchoGym, 2),
     ],
-    ids=["simple", "processes", "zero-copy", "share", "queues"],
+    ids=["simple", "asyncio", "processes", "zero-copy", "share", "queues"],
 )
 
 
@@ -364,6 +366,7 @@ def test_an_interrupt_at_any_call_of_recv_loses_nothing_and_no_old_action_is_tak
     ("kind", "options", "every"),
     [
         pytest.param(SimpleEnvManager, {}, 1, id="simple"),
+        pytest.param(AsyncioEnvManager, {}, 1, id="asyncio"),
         pytest.param(SubprocessEnvManager, {"zero_copy": True, "n_workers": 1}, 5, id="zero-copy, each fifth"),
         pytest.param(
             SubprocessEnvManager,

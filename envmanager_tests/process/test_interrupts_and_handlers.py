@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import random
 import signal
@@ -15,13 +14,13 @@ import numpy as np
 import pytest
 
 import envmanager
-from envmanager import BadAction, EnvManager, EnvRaised, SimpleEnvManager, SubprocessEnvManager, Wait
+from envmanager import AsyncioEnvManager, BadAction, EnvManager, EnvRaised, SimpleEnvManager, SubprocessEnvManager, Wait
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.interrupting import interrupted, interrupts_from_outside
 
 pytestmark = pytest.mark.untraced
 
-every_kind = pytest.mark.parametrize("make", [SimpleEnvManager, SubprocessEnvManager])
+every_kind = pytest.mark.parametrize("make", [SimpleEnvManager, AsyncioEnvManager, SubprocessEnvManager])
 
 
 @pytest.fixture(autouse=True)
@@ -247,23 +246,19 @@ class Books:
     "make",
     [
         lambda: SimpleEnvManager(EchoGym, 4),
+        lambda: AsyncioEnvManager(EchoGym, 4),
         lambda: SubprocessEnvManager(EchoGym, 4),
         lambda: SubprocessEnvManager(EchoGym, 4, n_workers=4, zero_copy=True),
         lambda: SubprocessEnvManager(EchoGym, 4, local_envs=1),
     ],
-    ids=["simple", "processes", "zero-copy", "share"],
+    ids=["simple", "asyncio", "processes", "zero-copy", "share"],
 )
 def test_a_thousand_interrupts_at_any_moment_lose_nothing_and_mix_up_nothing(make: Any) -> None:
     handler = Interrupts()
-    gc.collect()
-    gc.disable()  # what is raised while the collector ends what other tests have left is swallowed
-    try:
-        with interrupts_from_outside(handler, 0.0005, 0.003):
-            manager = make()
-            handler.is_armed = True
-            use_until_interrupted(manager, handler, 250)
-    finally:
-        gc.enable()
+    with interrupts_from_outside(handler, 0.0005, 0.003):
+        manager = make()
+        handler.is_armed = True
+        use_until_interrupted(manager, handler, 250)
 
 
 def use_until_interrupted(manager: EnvManager, handler: Interrupts, n_times: int) -> None:

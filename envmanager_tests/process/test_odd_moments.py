@@ -17,6 +17,7 @@ import pytest
 from envmanager import (
     ActionInfo,
     AgentSteps,
+    AsyncioEnvManager,
     EnvContext,
     EnvManager,
     ManagerClosed,
@@ -37,7 +38,7 @@ from envmanager_tests.in_a_thread import begun_in_a_thread, lines_of, while_held
 from envmanager_tests.process import odd_moments
 
 PATIENT_S = 60.0
-every_kind = pytest.mark.parametrize("make", [SimpleEnvManager, SubprocessEnvManager])
+every_kind = pytest.mark.parametrize("make", [SimpleEnvManager, AsyncioEnvManager, SubprocessEnvManager])
 
 
 class Deciding:

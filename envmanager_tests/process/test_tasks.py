@@ -18,6 +18,7 @@ from pettingzoo import ParallelEnv
 from envmanager import (
     ActionInfo,
     AgentSteps,
+    AsyncioEnvManager,
     EnvContext,
     EnvManager,
     RestartPolicy,
@@ -46,7 +47,11 @@ def in_process(factory: Any, n_envs: int = 3, **options: Any) -> EnvManager:
     return SimpleEnvManager(factory, n_envs, seed=1, **options)
 
 
-KINDS = pytest.mark.parametrize("make", [in_process, all_in_one, one_each])
+def in_threads(factory: Any, n_envs: int = 3, **options: Any) -> EnvManager:
+    return AsyncioEnvManager(factory, n_envs, seed=1, **options)
+
+
+KINDS = pytest.mark.parametrize("make", [in_process, in_threads, all_in_one, one_each])
 
 
 class Level(gymnasium.Env[Any, Any]):

@@ -478,6 +478,8 @@ def test_it_has_as_many_environments_as_it_has_episodes_at_the_most_and_none_of_
         assert (own.seed, own.log_dir) == (None, "logs/evaluation")
         auto = options_for(ManagerOptions(kind="auto", env="CartPole-v1", n_envs=4), manager, n_episodes=100)
         assert (auto.kind, auto.n_envs) == ("simple", 4), "what the probe chose for the training"
+        waiting = ManagerOptions(kind="asyncio", env="CartPole-v1", n_envs=40, n_workers="auto")
+        assert options_for(waiting, manager, n_episodes=30).n_workers is None, "each environment is a worker"
 
 
 def test_a_game_that_is_attached_cannot_be_evaluated_on_the_way() -> None:

@@ -369,6 +369,25 @@ def test_what_a_reset_must_not_return_is_refused(first):
         GymnasiumEnvironment([env]).reset(seeds=[None], options=None)
 
 
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_of_a_coroutine_the_error_says_which_kind_awaits_it(method):
+    class Awaits(Scripted):
+        pass
+
+    async def returns(*_, **__):
+        return result()
+
+    setattr(Awaits, method, returns)
+    group = GymnasiumEnvironment([Awaits(result())])
+
+    def play():
+        group.reset(seeds=[None], options=None)
+        group.step({"default": np.zeros(1, np.int64)})
+
+    with pytest.raises(SpecMismatch, match="kind: asyncio"):
+        play()
+
+
 def test_a_wrong_leaf_is_named_by_its_path():
     class Wrong(DictEnv):
         def _obs(self):

@@ -631,7 +631,7 @@ def test_a_vector_that_returns_some_rows_first_is_refused():
             {},
             "'collections:Counter' is no id. If it makes vector environments, write env: collections:Counter,",
         ),
-        ({"vektor": "CartPole-v1"}, {}, "env must be an id, a callable or {vector: an id}"),
+        ({"vektor": "CartPole-v1"}, {}, "env must be an id, a callable, {vector: an id} or"),
         ({"vector": "CartPole-v1"}, {"env_kwargs": {"sutton": 1}}, "takes no argument 'sutton'"),
     ],
 )

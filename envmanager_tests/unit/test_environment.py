@@ -292,9 +292,11 @@ def test_something_else_is_no_environment():
 NAMES_OF_LIBRARIES = {
     "dm_env": "dm_env",
     "envpool": "EnvPool",
+    "gem": "GEM",
     "gymnasium": "gymnasium",
     "mlagents_envs": "ML-Agents",
     "pettingzoo": "PettingZoo",
+    "textarena": "TextArena",
 }
 
 

@@ -42,6 +42,11 @@ LEVELS = {
     events.TimedOut(**WHERE, error=died()): logging.DEBUG,
     events.ProtocolBroken(**WHERE, error=died()): logging.DEBUG,
     events.NotStarted(**WHERE, error=died()): logging.DEBUG,
+    events.Disconnected(**WHERE, error=died()): logging.DEBUG,
+    events.ServerGone(**WHERE, error=ConnectionRefusedError(111, "refused"), wait_s=9.0): logging.WARNING,
+    events.ServerBack(**WHERE, n_workers=64, after_s=3.1): logging.INFO,
+    events.LoopBlocked(**WHERE, blocked_s=1.5, where="game.py:7 (step)", is_over=True): logging.WARNING,
+    events.Abandoned(**WHERE, what="coroutine"): logging.WARNING,
     restarted(died()): logging.WARNING,
     events.Dropped(**WHERE, error=died()): logging.ERROR,
 }

@@ -484,7 +484,7 @@ def test_waiting_for_a_replacement_keeps_what_arrives_meanwhile():
     bench.answer(1)
     bench.begin(0)
     bench.answer(2)
-    bench.collector.await_replacement(bench.entries[0])
+    bench.collector.await_replacements(bench.entries[:1])
 
     assert [(told.worker_id, told.name) for told in bench.collect()] == [(1, "step"), (0, "reset"), (2, "step")]
 
@@ -494,7 +494,7 @@ def test_waiting_for_a_replacement_ends_when_it_is_given_up():
     bench.send(0)
     bench.collector.receive([EnvironmentResponse("failed", 0, died())])
     bench.fail(0)
-    bench.collector.await_replacement(bench.entries[0])
+    bench.collector.await_replacements(bench.entries[:1])
 
     assert isinstance(bench.errors[0], RestartsExhausted)
 

@@ -147,7 +147,7 @@ def test_the_cause_of_a_config_error_is_kept():
 def test_an_unknown_kind_is_answered_with_the_known_ones_and_the_nearest():
     with pytest.raises(
         ConfigError,
-        match=r"no manager kind 'subproces'; did you mean subprocess\? Known kinds: auto, godot, ray, simple, ",
+        match=r"no manager kind 'subproces'; did you mean subprocess\? Known kinds: asyncio, auto, godot, ray, ",
     ):
         make_manager({"kind": "subproces", "env": "CartPole-v1"})
 

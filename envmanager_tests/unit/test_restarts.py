@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from envmanager.errors import (
     BadObservation,
+    ConnectionLost,
     EnvRaised,
+    NotPlaced,
     RestartsExhausted,
     UsageError,
     WorkerDied,
@@ -240,3 +242,27 @@ def test_no_delay_is_longer_than_the_longest():
     judge = supervisor(jitter=random.Random(0), max_restarts=200, within_s=1e6, backoff_s=10.0)
 
     assert max(delays(judge, 200)) <= LONGEST_BACKOFF_S
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkerTimedOut(worker_id=0, env_ids=[0], phase="reset", timeout_s=120.0),
+        NotPlaced(worker_id=0, env_ids=[0], timeout_s=120.0, wanted="1 GPU", missing="no GPU", cluster="8 CPUs"),
+        ConnectionLost(
+            worker_id=0, env_ids=[0], phase="reset", type_name="OSError", cause="", timeout_s=120.0, is_charged=True
+        ),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_failures_that_each_take_longer_than_the_window_end_too(error):
+    assert judged(supervisor(max_restarts=3, within_s=60), [120, 240, 360, 480], error) == [True, True, True, False]
+
+
+def test_a_lost_connection_spends_no_restart_unless_it_is_charged():
+    free = ConnectionLost(worker_id=0, env_ids=[0], phase="step", type_name="ConnectionResetError", cause="")
+    judge = supervisor(max_restarts=1)
+
+    assert [judge.judge(0, free, now) for now in range(5)] == [Replace(0.0, 0)] * 5
+    assert judge.judge(0, died(), 5) == Replace(0.0, 1)
+    assert isinstance(supervisor(max_restarts=0).judge(0, free, 0), GiveUp)

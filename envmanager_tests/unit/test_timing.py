@@ -89,14 +89,19 @@ def test_waits_are_summed_and_drawn(mocker):
     assert track.spans == [("wait for workers", 1000, 1700)]
 
 
-def test_a_worker_that_has_taken_no_step_takes_little_memory():
+@pytest.mark.parametrize(("n_steps", "limit_bytes"), [(0, 1000), (2000, 4000)])
+def test_the_times_of_a_worker_take_little_memory(n_steps, limit_bytes):
+    generator = np.random.default_rng(3)
+    steps_ns = (1e8 * 100 ** generator.random(n_steps)).astype(int).tolist()
     tracemalloc.start()
     try:
-        kept = [WorkerTimes() for _ in range(100)]
+        kept = [WorkerTimes(count_after=127) for _ in range(100)]
         for times in kept:
             times.started(0, 1, generation=0)
+            for step_ns in steps_ns:
+                times.stepped(step_ns, step_ns)
             times.shares(0)
         n_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert n_bytes / len(kept) < 1000
+    assert n_bytes / len(kept) < limit_bytes

@@ -1,0 +1,217 @@
+"""The group of one environment whose ``reset`` and ``step`` are awaited, and the factory that makes it.
+
+::
+
+    action ── rows.actions_of ──▶ await env.step(action) ── an end? await env.reset() ──▶ rows.joined ──▶ Steps
+
+The checks, the casts and the rows are those of Gymnasium's group. It needs no state between two steps, so all
+environments with equal spaces share one, ``rows``. An environment without spaces has observations and actions that are
+objects. ``rows`` resets no environment itself: it receives what the awaited ``reset`` has returned before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import numpy as np
+
+from envmanager.adapters.choosing import ADAPTERS, VECTORS, build_group
+from envmanager.adapters.resets import Resetter
+from envmanager.adapters.rows import FLAGS, flag
+from envmanager.data.specs import BehaviorSpecs
+from envmanager.data.steps import AgentSteps, Begin, Steps, only_agents
+from envmanager.data.trees import Tree, snapshot
+from envmanager.environment import EnvGroup, OnDemand
+from envmanager.hosts.hosting import GroupFactory
+
+BEHAVIOR = "default"
+_GYMNASIUM = "gymnasium.core.Env"
+_NONE_GIVEN = np.zeros(0, np.int64)
+
+
+class Runner(Protocol):
+    """The interface of a session, which runs an environment, for its group."""
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of the environment, in its thread if it has one. Return the result, or an awaitable of it."""
+
+    async def await_server(self, error: ConnectionError) -> None:
+        """Wait before the next try of the first reset, which raised ``error``. Raises it if it is too late."""
+
+    def has_connected(self) -> None:
+        """Take note that the first reset has succeeded."""
+
+
+class SharedRows:
+    """What environments of one class with equal spaces share: their group of rows, and the way to reset them."""
+
+    def __init__(self, env: Any, *, infos: bool, check_values: bool) -> None:
+        gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
+        self.kind = type(env)
+        self.spaces = spaces_of(env)
+        self.observation_space, self.action_space = self.spaces
+        self.reset_of = Resetter(env)
+        self.first: Any = None
+        """Result of the ``reset`` that was awaited last."""
+        self.rows = gymnasium_adapter.GymnasiumEnvironment([self], infos=infos, check_values=check_values)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
+        """Return the result of the ``reset`` that was awaited last."""
+        return self.first
+
+
+def spaces_of(env: Any) -> tuple[Any, Any]:
+    """Return the observation space and the action space of Gymnasium, each None if the environment declares none."""
+    declared = [getattr(env, name, None) for name in ("observation_space", "action_space")]
+    known = [each if "gymnasium.spaces.space.Space" in names_of(type(each)) else None for each in declared]
+    return known[0], known[1]
+
+
+def names_of(kind: type) -> list[str]:
+    """Return the full names of a class and its base classes."""
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in kind.__mro__]
+
+
+class AwaitedEnvironment(EnvGroup):
+    """An environment with the methods of a Gymnasium one, of which each may be a coroutine function.
+
+    A synchronous one is called in its thread. Its methods ``reset`` and ``step`` are those of a group, but awaited.
+    """
+
+    begins_on_demand = begins_when_ready = returns_new_arrays = True
+
+    def __init__(self, env: Any, env_id: int, shared: SharedRows) -> None:
+        self.env_ids = (env_id,)
+        self.runner: Runner
+        self._env = env
+        self._shared = shared
+        self._agent_id = only_agents(self.env_ids)
+        self._agent_id.flags.writeable = False
+        self._options: Mapping[str, Any] | None = None
+        self.begun_at: float | None = None
+        """Time (monotonic seconds) at which the first reset has succeeded."""
+
+    @property
+    def behavior_specs(self) -> BehaviorSpecs:
+        return self._shared.rows.behavior_specs  # type: ignore[no-any-return]
+
+    @property
+    def subjects(self) -> Sequence[Any]:
+        return [self._env]
+
+    async def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:  # type: ignore[override]
+        self._options, self.on_demand = None if options is None else dict(options), None
+        return await self._begun(seeds[0], self._options)
+
+    async def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:  # type: ignore[override]
+        self.on_demand = OnDemand(1, begins)
+        return await self.step({}, _NONE_GIVEN)
+
+    async def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:  # type: ignore[override]
+        shared, on_demand = self._shared, self.on_demand
+        if on_demand is not None:
+            chosen, begins = on_demand.rows(rows)
+            if begins:
+                return await self._begun(begins[0].seed, begins[0].options)
+            if not chosen:
+                return shared.rows.joined([], _NONE_GIVEN)  # type: ignore[no-any-return]
+        (action,) = shared.rows.actions_of(actions)
+        del actions
+        result = self.runner.run(self._env.step, action)
+        while result.__class__ is not tuple and inspect.isawaitable(result):
+            result = await result
+        rests, first = False, None
+        if _has_ended(result, shared.rows.casting):
+            begin = None if on_demand is None else on_demand.ended(0)
+            rests = on_demand is not None and begin is None
+            if not rests:
+                result = snapshot(result)  # the reset may overwrite its parts
+                seed, options = (None, self._options) if begin is None else (begin.seed, begin.options)
+                first = await self._reset(seed, options)
+        shared.rows.rests, shared.first = rests, first
+        steps = shared.rows.joined([result])[BEHAVIOR]
+        return self._own(steps, acting=np.zeros(1, np.bool_) if rests else None)
+
+    async def _begun(self, seed: int | None, options: Mapping[str, Any] | None) -> Steps:
+        """Begin an episode. Return its first observation."""
+        first = await self._reset(seed, options)
+        self._shared.first = first  # after the wait, in which other environments use it
+        return self._own(self._shared.rows.reset(seeds=[None], options=None)[BEHAVIOR])
+
+    async def _reset(self, seed: int | None, options: Mapping[str, Any] | None) -> Any:
+        """Return the result of the environment's ``reset``. A server that is gone or full is awaited before the first.
+
+        Later, a ConnectionError means that the environment has lost its session, so it is raised.
+        """
+        while True:
+            given = None if options is None else dict(options)
+            try:
+                result = self.runner.run(self._call_reset, seed, given)
+                while inspect.isawaitable(result):
+                    result = await result
+            except ConnectionError as error:
+                if self.begun_at is not None:
+                    raise
+                await self.runner.await_server(error)
+            else:
+                if self.begun_at is None:
+                    self.begun_at = time.monotonic()
+                    self.runner.has_connected()
+                return result
+
+    def _call_reset(self, seed: int | None, options: Mapping[str, Any] | None) -> Any:
+        return self._shared.reset_of(self._env, seed=seed, options=options)
+
+    def _own(self, steps: AgentSteps, acting: np.ndarray | None = None) -> Steps:
+        """Return a copy of ``steps``, which are in the shared rows, as the steps of this environment."""
+        own = steps.copy()
+        own.agent_id, own.acting = self._agent_id, acting
+        return {BEHAVIOR: own}
+
+    def close(self) -> Any:
+        """Close the environment, if it has a method ``close``. Return the result, which may be an awaitable."""
+        return getattr(self._env, "close", lambda: None)()
+
+
+def _has_ended(result: Any, casting: Any) -> bool:
+    """Return whether a result of ``step`` ends the episode. False for no such result, which ``joined`` refuses."""
+    if not isinstance(result, tuple) or len(result) != 5:
+        return False
+    terminated, truncated = result[2:4]
+    if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
+        terminated, truncated = flag(terminated, "terminated", casting), flag(truncated, "truncated", casting)
+    return bool(terminated or truncated)
+
+
+@attrs.frozen
+class SessionFactory(GroupFactory):
+    """A factory of the group of one environment. ``known``: shared rows that were made so far, to which it adds."""
+
+    known: list[SharedRows] = attrs.field(factory=list, kw_only=True)
+
+    def build(self, made: list[Any], env_ids: list[int]) -> EnvGroup:
+        """Return an AwaitedEnvironment for what is like a Gymnasium environment, else the group of its adapter."""
+        (env,) = made
+        names = names_of(type(env))
+        is_other = any(name in names for name in (*ADAPTERS, *VECTORS, "envmanager.environment.Environment"))
+        has_methods = callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
+        if (is_other and _GYMNASIUM not in names) or not has_methods:
+            return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+        kind, spaces = type(env), spaces_of(env)
+        shared = next((each for each in self.known if each.kind is kind and each.spaces == spaces), None)
+        if shared is None:
+            shared = SharedRows(env, infos=self.infos, check_values=self.check_values)
+            self.known.append(shared)
+        return AwaitedEnvironment(env, env_ids[0], shared)
+
+
+def is_coroutine(group: EnvGroup) -> bool:
+    """Return whether the environment runs on the loop, because one of its methods is a coroutine function."""
+    return isinstance(group, AwaitedEnvironment) and any(
+        inspect.iscoroutinefunction(getattr(group.subjects[0], name)) for name in ("reset", "step")
+    )

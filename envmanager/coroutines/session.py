@@ -1,0 +1,609 @@
+"""A session: a worker that is one environment on an event loop; and the queue of the sessions' responses.
+
+::
+
+    trainer's thread                         loop's thread
+    Session.send ── post ──▶ Session._take ── a task ──▶ _serve: the environment obeys, one command after the other
+    SessionQueue.pump ◀── arrived, and a ring ──────────┘
+
+The life of a session (state, tickets, deadlines) belongs to the trainer's thread, its tasks to the loop's thread. The
+trainer finds the sessions that are late by looking at all of them at the earliest deadline. A session that
+is late, or that failed for good, is ended on the loop: its task is cancelled, and its environment is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import math
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import CoroutineType
+from typing import Any
+
+from envmanager.adapters.choosing import SAME_ENVIRONMENT, innermost
+from envmanager.coroutines import environment
+from envmanager.coroutines.environment import AwaitedEnvironment, is_coroutine
+from envmanager.coroutines.loop import LoopThread, OwnThread, abandon, logger, wait
+from envmanager.coroutines.servers import Servers
+from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport, phase_of
+from envmanager.environment import EnvGroup
+from envmanager.errors import ConnectionLost, ManagerClosed, UsageError
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
+from envmanager.hosts.life import Alarm, State, WorkerLife, WorkerPlan
+from envmanager.kernel.host import ResponseSource
+from envmanager.kernel.table import Entry
+from envmanager.observe.events import Abandoned, Event, EventLog, LoopBlocked
+from envmanager.observe.timing import WorkerTimes
+from envmanager.options import Timeouts
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
+
+_STEP, _FAILED, _START = CommandName.STEP, CommandName.FAILED, CommandName.START
+_AWAITED = (CommandName.RESET, *STEPPING)
+"""Commands whose results are awaited."""
+_MOST_STARTING = 32
+"""Number of sessions that start at the same time without a pause between them."""
+_PAUSE_S = 0.002
+"""Maximum pause (s) before the start of a further session. Thousands of threads at once would take much memory."""
+_WATCH_EVERY_S = 0.25
+"""Interval (s) at which the trainer's thread looks whether a loop is blocked."""
+_FIRST_TRY_S, _LONGEST_TRY_S = 0.05, 0.75
+"""First and longest time (s) before another try of a reset without a server. Chance takes off up to half of it."""
+_TRY_S = 0.002
+"""Mean time (s) between two tries of any of many environments: they try less often, so that the tries take little."""
+_LASTING_S = 10.0
+"""Time (s) that a connection lasts at least if its loss says nothing of its environment, but of the server."""
+_LAST_TRY_S = 1.0
+"""Time (s) for the last try of a reset without a server."""
+
+_OUR_FILES = (__file__, environment.__file__)
+"""Files whose frames lie between the loop and an environment's code."""
+
+Order = tuple[int, CommandName, Any, Any]
+"""Ticket, command, its payload, and the episodes to begin with a step."""
+
+
+class Session(WorkerLife):
+    """A worker whose only environment runs on an event loop, or in a thread of its own that the loop waits for."""
+
+    _server_until: float | None = None
+    """Time (monotonic seconds) until which the first reset waits for a server, if it has had to."""
+    _error: Exception | None = None
+    """The failure that it has reported last."""
+    _is_late = False
+    """Whether the environment has not been closed in time."""
+    _n_tries = 0
+    """Number of times that the first reset has raised a ConnectionError."""
+
+    def __init__(
+        self, plan: WorkerPlan, loop: LoopThread, queue: SessionQueue, events: EventLog, times: WorkerTimes
+    ) -> None:
+        super().__init__(plan, events, times)
+        self.loop = loop
+        self.answer: EnvironmentResponse | None = None
+        """Response to ``asked``, until ``recv`` returns it."""
+        self._queue = queue
+        self._begins: Any = None
+        # On the loop.
+        self.task: asyncio.Task[None] | None = None
+        """Task that obeys commands; None while there are none."""
+        self.ending: asyncio.Task[None] | None = None
+        self.group: EnvGroup | None = None
+        self._guest = 0
+        """Id of the environment; 0 before it was made."""
+        self._orders: deque[Order] | None = None
+        """Commands that came while another was carried out."""
+        self._thread: OwnThread | None = None
+        self._n_reported = 0
+        """Number of behaviors whose specs were sent with a response."""
+
+    # In the trainer's thread.
+
+    def send(self, name: str, payload: Any = None) -> None:
+        command = name if name.__class__ is CommandName else CommandName(name)
+        if command is CommandName.BEGIN:
+            self._begins = payload
+            return
+        self.ticket = ticket = self.ticket + 1
+        deadline = time.monotonic() + self._timeouts_s[command]
+        begins = None
+        if command in STEPPING:
+            begins, self._begins = self._begins, None
+            self.await_response(ticket, _STEP, deadline)
+        else:
+            asked, self.answer = self.asked, None  # one of before, which an interrupt has kept from being taken
+            asked.ticket, asked.command, asked.deadline = ticket, command, deadline
+        self.loop.post(self._take, (ticket, command, payload, begins))
+
+    def recv(self) -> EnvironmentResponse:
+        try:
+            return self._queue.answer_of(self)
+        finally:
+            self.asked.ticket, self.answer = 0, None  # what comes after an interrupt or a timeout is late
+
+    def accept(
+        self, ticket: int, response: EnvironmentResponse, busy_ns: int, ended_ns: int
+    ) -> EnvironmentResponse | None:
+        """Take note of a response. Return it if it belongs into the step queue."""
+        awaited, asked = self.awaited, self.asked
+        if ticket == awaited.ticket and awaited.command is _STEP:
+            awaited.clear()
+            self.times.stepped(busy_ns, ended_ns)
+            if response.name is _FAILED:
+                self._note_failure(response.payload)
+            return response
+        if ticket not in (awaited.ticket, asked.ticket):
+            if self.state < State.CLOSING:
+                self.discard(ticket)
+            return None
+        assert asked.command is not None
+        is_awaited = ticket == awaited.ticket
+        if response.name is _FAILED:
+            self._note_failure(response.payload)
+        elif self.state is State.STARTING:
+            self.move(State.RUNNING)
+            self.note_start(ended_ns, None)
+        else:
+            self.times.responded(asked.command, busy_ns, ended_ns)
+        if is_awaited:
+            return self.first_response(response)
+        self.answer = response
+        return None
+
+    def _note_failure(self, error: Exception) -> None:
+        self._error = error
+        if isinstance(error, ConnectionLost):
+            self._queue.servers.note_loss(error)
+            self.kill()  # what has lost its connection is not used again
+
+    def kill(self) -> None:
+        """End the session on the loop: cancel what it does, and close its environment. A second call does nothing."""
+        self.awaited.clear()
+        if self.state is not State.GONE:
+            self.move(State.GONE)
+            self.loop.post(self.end)
+
+    def retire(self) -> None:
+        """End the session, which is replaced. Errors are kept for long, and their tracebacks would keep its frames."""
+        self.kill()
+        error: BaseException | None = self._error
+        while error is not None:
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
+
+    def ask_to_close(self) -> None:
+        self.kill()
+
+    # On the loop.
+
+    def _take(self, order: Order) -> None:
+        """Carry out a command, after those that came before."""
+        if self.task is not None:
+            self._orders = self._orders or deque()
+            self._orders.append(order)
+        elif self.ending is None:
+            self.loop.members.add(self)
+            task = self.loop.loop.create_task(self._serve(order))
+            self.task = None if task.done() else task  # an environment may have made the loop's tasks eager
+
+    async def _serve(self, order: Order) -> None:
+        """Carry out commands until there are none left. Put each response, a failure if one raised, on the queue."""
+        try:
+            while True:
+                ticket, command, payload, begins = order
+                group = self.group
+                began_ns = time.perf_counter_ns()
+                try:
+                    if command is _STEP and begins is None and group.__class__ is AwaitedEnvironment:
+                        step = group.step(payload)
+                        del order, payload  # a step may take long, and there may be many
+                        response = EnvironmentResponse(_STEP, self.worker_id, await step)
+                    else:
+                        response = await self._respond(command, payload, begins)
+                except BaseException as error:
+                    is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
+                    is_freed = (
+                        isinstance(error, GeneratorExit) and asyncio.current_task(self.loop.loop) is not self.task
+                    )
+                    if is_end or is_freed:
+                        raise
+                    response = self._failed(error, command)
+                ended_ns = time.perf_counter_ns()
+                self._queue.put((self, ticket, response, ended_ns - began_ns, ended_ns))
+                if not self._orders:
+                    return
+                order = self._orders.popleft()
+        finally:
+            self.task = None
+
+    async def _respond(self, command: CommandName, payload: Any, begins: Any) -> EnvironmentResponse:
+        """Carry out a command and return its response."""
+        group = self.group
+        if group is None:
+            return EnvironmentResponse(command, self.worker_id, await self._start(payload))
+        if not isinstance(group, AwaitedEnvironment):
+            assert self._thread is not None
+            return await self._thread.run(self._obey, group, command, payload, begins)  # type: ignore[no-any-return]
+        if begins is not None and group.on_demand is not None:
+            group.on_demand.add(begins)
+        if command in _AWAITED:
+            result = await COMMANDS[command](group, payload)
+        else:
+            result = self.run(COMMANDS[command], group, payload)
+            if self._thread is not None:
+                result = await result
+            if command in (CommandName.CALL, CommandName.RENDER):
+                result = [await each if inspect.isawaitable(each) else each for each in result]
+        return EnvironmentResponse(_STEP if command in STEPPING else command, self.worker_id, result)
+
+    async def _start(self, factory: GroupFactory) -> StartReport:
+        """Make the environment in a thread, because a factory may block. A coroutine needs the thread no more."""
+        thread = self._thread = OwnThread(self.loop, f"envmanager-env-{self.env_ids[0]}")
+        report: StartReport = await thread.run(self._make, factory)
+        group = self.group
+        assert group is not None
+        subject = id(innermost(group.subjects[0]))
+        if subject in self.loop.guests:
+            raise UsageError(SAME_ENVIRONMENT)
+        self._guest = subject
+        self.loop.guests.add(subject)
+        if isinstance(group, AwaitedEnvironment):
+            group.runner = self
+            if is_coroutine(group):
+                self._thread = None
+                thread.stop()
+        return report
+
+    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function of the environment, in its thread if it has one. Return the result, or an awaitable of it."""
+        return function(*args) if self._thread is None else self._thread.run(function, *args)
+
+    def _failed(self, error: BaseException, command: CommandName) -> EnvironmentResponse:
+        group = self.group
+        if not (isinstance(error, ConnectionError) and command in _AWAITED and isinstance(group, AwaitedEnvironment)):
+            return failed(error, command, worker_id=self.worker_id, env_ids=self.env_ids, group=group)
+        lost = ConnectionLost(
+            worker_id=self.worker_id,
+            env_ids=self.env_ids,
+            phase=phase_of(command),
+            type_name=type(error).__qualname__,
+            cause=str(error),
+            timeout_s=self._timeouts_s[_START] if group.begun_at is None else 0.0,
+            is_charged=group.begun_at is None or time.monotonic() - group.begun_at < _LASTING_S,
+        )
+        lost.__cause__ = error
+        return EnvironmentResponse(_FAILED, self.worker_id, lost)
+
+    async def await_server(self, error: ConnectionError) -> None:
+        """Wait before the next try of the first reset, which raised ``error``. Raises it if it is too late."""
+        now = time.monotonic()
+        if self._server_until is None:
+            self._server_until = now + self._timeouts_s[_START]
+            for each in (self.awaited, self.asked):
+                each.deadline = max(each.deadline, self._server_until + _LAST_TRY_S)
+            self._queue.waiting.add(self)
+            self._queue.tell(self, error)
+        left_s = self._server_until - now
+        if left_s <= 0:
+            raise error
+        longest_s = max(_LONGEST_TRY_S, _TRY_S * len(self._queue.waiting))
+        delay_s = min(longest_s, _FIRST_TRY_S * 2.0 ** min(self._n_tries, 20)) * random.uniform(0.5, 1.0)
+        self._n_tries += 1
+        await asyncio.sleep(min(delay_s, left_s))
+
+    def has_connected(self) -> None:
+        """Take note that the first reset has succeeded."""
+        self._queue.waiting.discard(self)
+        if self.worker_id in self._queue.servers.missed_by:
+            self._queue.tell(self, None)
+
+    def owns(self, task: asyncio.Task[Any]) -> bool:
+        return task in (self.task, self.ending)
+
+    def end(self) -> asyncio.Task[None]:
+        """Begin to end the session, if that has not begun. Return the task that does it."""
+        if self.ending is None:
+            self.ending = self.loop.loop.create_task(self._end())
+        return self.ending
+
+    async def _end(self) -> None:
+        """Cancel the task of the session, then close its environment, within ``close_s``. Abandon what does not end."""
+        close_s = self._timeouts_s[CommandName.CLOSE]
+        tasks = [] if self.task is None else [self.task]
+        for task in tasks:
+            task.cancel()
+        await wait(tasks, 0.4 * close_s)
+        closing = self.loop.loop.create_task(self._close())
+        await wait([closing], 0.5 * close_s)
+        self._is_late = not closing.done()
+        closing.cancel()
+        tasks = [task for task in (*tasks, closing) if not task.done()]
+        await wait(tasks, 0.1 * close_s)
+        left = [task for task in tasks if not task.done()]
+        for task in left:
+            abandon(task)
+        if self._thread is not None:
+            self._thread.stop()
+        if left or (self._is_late and self._thread is not None):
+            what = "coroutine" if self._thread is None else "thread"
+            self._queue.tell(self, Abandoned(worker_id=self.worker_id, generation=self.generation, what=what))
+        self._orders = None
+        if not self._is_late:
+            self.group = None
+        self._queue.waiting.discard(self)
+        self.loop.guests.discard(self._guest)
+        self.loop.members.discard(self)
+
+    async def _close(self) -> None:
+        try:
+            result = self._close_made() if self._thread is None else await self._thread.run(self._close_made)
+            while inspect.isawaitable(result):
+                result = await result
+        except (Exception, SystemExit, KeyboardInterrupt):
+            logger.exception("an environment failed to close")
+
+    # In the thread of the environment, or on the loop if there is none.
+
+    def _make(self, factory: GroupFactory) -> StartReport:
+        self.group = factory()
+        report: StartReport = COMMANDS[_START](self.group, None)
+        self._n_reported = len(report.specs)
+        return report
+
+    def _obey(self, group: EnvGroup, command: CommandName, payload: Any, begins: Any) -> EnvironmentResponse:
+        if begins is not None and group.on_demand is not None:
+            group.on_demand.add(begins)
+        result = COMMANDS[command](group, payload)
+        if command in _AWAITED and not group.returns_new_arrays:
+            result = {behavior: steps.copy() for behavior, steps in result.items()}
+        response = EnvironmentResponse(_STEP if command in STEPPING else command, self.worker_id, result)
+        if len(group.behavior_specs) != self._n_reported:
+            response.specs = dict(group.behavior_specs)
+            self._n_reported = len(response.specs)
+        return response
+
+    def _close_made(self) -> Any:
+        result: Any = None if self.group is None else self.group.close()
+        if self._is_late and isinstance(result, CoroutineType):
+            result.close()  # the factory has returned so late that the loop does not wait for it
+        return result
+
+
+Arrived = tuple[Session, int, Any, int, int]
+"""Session, ticket, response, duration and end of a command (ns). With the ticket 0, news in place of a response:
+an event, the ConnectionError of a first reset that is to be tried again, or None once a first reset has succeeded."""
+
+
+class SessionQueue(ResponseSource):
+    """The queue of all sessions' responses, and the loops on which they run."""
+
+    def __init__(self, timeouts: Timeouts, entries: Sequence[Entry], events: EventLog) -> None:
+        self.sessions: dict[int, Session] = {}
+        """Sessions by worker_id. A replacement overwrites its predecessor."""
+        self.alarm = Alarm()
+        self.waiting: set[Session] = set()
+        """Sessions whose first reset is to be tried again. Only loops use the set."""
+        self._entries, self._events = entries, events
+        self.servers = Servers(entries, events, timeouts.start_s)
+        self._watch_at = 0.0
+        self._close_s = timeouts.close_s
+        self._owner_pid = os.getpid()
+        self._arrived: deque[Arrived] = deque()
+        self._ready: list[EnvironmentResponse] = []
+        """Responses to deliver that the manager has not taken yet."""
+        self._bell = threading.Lock()
+        """Lock that is released to wake up the trainer's thread, and acquired to wait for that."""
+        self._bell.acquire()
+        self._is_waiting = self._is_urgent = self._is_woken = self._is_stopped = False
+        self._listener: Callable[[], None] | None = None
+        """Function that rings in the event loop of a pool."""
+        self._n_wanted = 1
+        self._n_started = 0
+        """Number of sessions that have started."""
+        self._stopping = threading.RLock()
+        self._loops = [LoopThread(self._ring, _OUR_FILES)]
+
+    # On the loop.
+
+    def put(self, arrived: Arrived) -> None:
+        """Add a response. Ring for it soon."""
+        self._arrived.append(arrived)
+        session, _, response, busy_ns, _ = arrived
+        if response.name is not _STEP:
+            self._is_urgent = True
+            self._n_started += response.name is _START
+            busy_ns = 0
+        session.loop.ring_soon(busy_ns * 1e-9)
+
+    def tell(self, session: Session, news: Any) -> None:
+        """Add news about a session, as ``Arrived`` describes."""
+        self._arrived.append((session, 0, news, 0, 0))
+        self._is_urgent = True
+        session.loop.ring_soon(0.0)
+
+    def _ring(self) -> None:
+        if self._is_waiting and (self._is_urgent or len(self._arrived) >= self._n_wanted):
+            with contextlib.suppress(RuntimeError):  # it has been rung
+                self._bell.release()
+        listener = self._listener
+        if listener is not None:
+            listener()
+
+    # In the trainer's thread.
+
+    @property
+    def loop(self) -> LoopThread:
+        """The loop for new sessions. Raises ManagerClosed if another thread has closed the manager."""
+        with defer_interrupts(), self._stopping:
+            if self._is_stopped:
+                raise ManagerClosed("the start of a worker")
+            if self._loops[-1].blocked is not None:
+                self._loops.append(LoopThread(self._ring, _OUR_FILES))
+            return self._loops[-1]
+
+    def start(self, session: Session, factory: GroupFactory) -> None:
+        """Add a session that is to make its environment. Of many, let some start before others follow."""
+        self.sessions[session.worker_id] = session
+        session.alarm = self.alarm
+        session.send(_START, factory)
+        if len(self.sessions) - self._n_started > _MOST_STARTING:
+            self._pump()
+            self._wait(1, _PAUSE_S)
+
+    def take(self) -> Sequence[EnvironmentResponse]:
+        self._pump()
+        now = time.monotonic()
+        if now >= self._watch_at:
+            self._watch(now)
+        if now >= self.alarm.at:
+            self._end_late(now)
+        ready, self._ready = self._ready, []
+        return ready
+
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
+        while True:
+            self._pump()
+            now = time.monotonic()
+            if now >= self.alarm.at:
+                self._end_late(now)
+            ready = self._ready
+            is_enough = len(ready) >= n_wanted or any(response.name is _FAILED for response in ready)
+            if is_enough or now >= deadline or self._is_woken:
+                self._ready = []
+                return ready
+            self._wait(n_wanted - len(ready), min(deadline, self.alarm.at) - now)
+
+    def listen(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
+        is_rung = False
+
+        def rung() -> None:
+            nonlocal is_rung
+            is_rung = False
+            ring()
+
+        def listener() -> None:
+            nonlocal is_rung
+            if not is_rung:
+                is_rung = True
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(rung)
+
+        def stop() -> None:
+            if self._listener is listener:
+                self._listener = None
+
+        self._listener = listener
+        return stop
+
+    def due_at(self) -> float:
+        return min(self.alarm.at + 0.001, self._watch_at)
+
+    def answer_of(self, session: Session) -> EnvironmentResponse:
+        """Await the response to the last command other than a step, or return a failure at its deadline."""
+        asked, awaited = session.asked, session.awaited
+        assert asked.command is not None
+        while True:
+            self._pump()
+            if session.answer is not None:
+                return session.answer
+            if self._is_woken:
+                raise ManagerClosed("a call that waits")
+            is_behind_step = awaited.command is _STEP and awaited.deadline < asked.deadline
+            left_s = (awaited if is_behind_step else asked).deadline - time.monotonic()
+            if left_s <= 0 or session.state is State.GONE:
+                own = [each for each in self._ready if each.worker_id == session.worker_id]
+                self._ready = [each for each in self._ready if each.worker_id != session.worker_id]  # it is replaced
+                if own and session.state is State.GONE:
+                    return own[-1]
+                error = session.timed_out(_STEP if is_behind_step else asked.command)
+                return EnvironmentResponse(_FAILED, session.worker_id, error)
+            self._wait(1, left_s)
+
+    def _pump(self) -> None:
+        """Hand all that has arrived to the sessions."""
+        self._is_urgent = False
+        arrived = self._arrived
+        while arrived:
+            session, ticket, response, busy_ns, ended_ns = arrived.popleft()
+            if not ticket:
+                self._note(session, response)
+                continue
+            accepted = session.accept(ticket, response, busy_ns, ended_ns)
+            if accepted is not None:
+                self._ready.append(accepted)
+
+    def _note(self, session: Session, news: Any) -> None:
+        """Take note of news about a session."""
+        if isinstance(news, Event):
+            self._events.add(news)
+        elif news is not None:
+            self.servers.note_gone(session.worker_id, news)
+        else:
+            self.servers.note_back(session.worker_id)
+
+    def _watch(self, now: float) -> None:
+        """Add events for loops that are blocked."""
+        self._watch_at = now + _WATCH_EVERY_S
+        for loop in self._loops:
+            found = loop.watch(now)
+            if found is not None:
+                worker_id, where, for_s, is_over = found
+                generation = 0 if worker_id < 0 else self._entries[worker_id].generation
+                who = {"worker_id": worker_id, "generation": generation}
+                self._events.add(LoopBlocked(**who, blocked_s=for_s, where=where, is_over=is_over))
+
+    def _wait(self, n_wanted: int, left_s: float) -> None:
+        """Wait until ``n_wanted`` responses have arrived, or one that is urgent, at most ``left_s`` seconds."""
+        now = time.monotonic()
+        if now >= self._watch_at:
+            self._watch(now)
+        left_s = min(left_s, self._watch_at - now)
+        self._n_wanted, self._is_waiting = n_wanted, True
+        try:
+            if len(self._arrived) < n_wanted and not self._is_urgent and not self._is_woken:
+                with allow_interrupts():
+                    self._bell.acquire(timeout=max(0.0, left_s + 0.001))
+        finally:
+            self._is_waiting = False
+
+    def _end_late(self, now: float) -> None:
+        """End all sessions whose response is late, and find the earliest deadline of the others."""
+        earliest = math.inf
+        for session in self.sessions.values():
+            awaited = session.awaited
+            if awaited.deadline <= now:
+                assert awaited.command is not None
+                error = session.timed_out(awaited.command)
+                self._ready.append(EnvironmentResponse(_FAILED, session.worker_id, error))
+            elif awaited.deadline < earliest:
+                earliest = awaited.deadline
+        self.alarm.at = earliest
+
+    # The end, in any thread.
+
+    def wake(self) -> None:
+        """Unblock a wait in another thread. No later wait blocks either."""
+        self._is_woken = True
+        with contextlib.suppress(RuntimeError):
+            self._bell.release()
+
+    def close(self) -> None:
+        """End all sessions and the loops within ``close_s`` seconds. Has no effect in a forked process."""
+        if os.getpid() != self._owner_pid:
+            return
+        with defer_interrupts(), self._stopping:
+            self._is_stopped = True
+            for loop in self._loops:
+                loop.finish(self._close_s)
+        deadline = time.monotonic() + self._close_s + 1.0
+        for loop in self._loops:
+            loop.join(max(0.0, deadline - time.monotonic()))
+        for _, ticket, news, *_ in list(self._arrived):
+            if not ticket and isinstance(news, Event):
+                self._events.add(news)
+        self._arrived.clear()

@@ -1,0 +1,430 @@
+"""A pool of a manager's environments for coroutines, each of which plays one episode in one environment.
+
+::
+
+    begin ──▶ a free environment ── manager.begin ──▶ first observation
+    step  ── manager.send ──▶ worker ──▶ the source rings ── manager.recv, without a wait ──▶ the coroutine goes on
+    the end of the block, a cancellation ──▶ the environment is free, once its worker has responded
+
+All of it runs in the event loop of the coroutines. No task is made, and nothing waits for a response in a call.
+The rule: each environment is free, or held by one episode, or in a worker that is in use for neither: one that has yet
+to respond to an episode that was left, or is being replaced, or was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from envmanager.data.specs import BehaviorSpec, object_array
+from envmanager.data.steps import Batch
+from envmanager.data.trees import is_foreign, map_tree, take_rows
+from envmanager.errors import BadAction, LostEpisode, ManagerClosed, UsageError, WorkerError
+from envmanager.kernel.calls import Calls
+from envmanager.kernel.collecting import Collector
+from envmanager.kernel.recovery import Recovery
+from envmanager.kernel.table import Entry, WorkerState, WorkerTable
+from envmanager.kernel.tasks import TaskBook
+from envmanager.options import Wait
+from envmanager.system.interrupts import defer_interrupts
+from envmanager.tasks import Task
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_NOW = Wait.any(timeout_s=0)
+
+Step = tuple[Any, float, bool, bool, dict[str, Any]]
+"""Observation, reward, terminated, truncated, info."""
+
+
+class Episode:
+    """An episode in an environment of a pool, which it holds while its ``async with`` block runs."""
+
+    def __init__(self, pool: Pool, task: Task) -> None:
+        self.task = task
+        self.obs: Any = None
+        """The last observation."""
+        self.info: dict[str, Any] = {}
+        """The last info. Empty unless the manager has ``infos=True``."""
+        self.is_over = False
+        """Whether the episode was terminated or truncated."""
+        self.env_id: int | None = None
+        """The environment that plays; None before and after the block, and if the episode was lost."""
+        self.lost: LostEpisode | None = None
+        """Error that says why the episode was lost, if it was."""
+        self._is_entered = self._is_cancelled = False
+        self._pool = pool
+        self._awaited: asyncio.Future[Step] | None = None
+        """Response that the coroutine awaits, or the environment."""
+
+    async def __aenter__(self) -> Self:
+        """Wait for a free environment, begin the episode there, and wait for its first observation, ``obs``.
+
+        Raises LostEpisode if the worker fails meanwhile, and the error of the last worker if all were given up.
+        """
+        if self._is_entered:
+            raise UsageError("an episode can be entered once: call begin() for another one.")
+        self._is_entered = True
+        await self._pool._enter(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._pool._leave(self)
+
+    async def step(self, action: Any) -> Step:
+        """Take a step with one action. Return observation, reward, terminated, truncated and info, as Gymnasium does.
+
+        Raises LostEpisode if the worker failed; BadAction for an invalid action, after which the episode goes on; and
+        UsageError outside of the block, after the end, and beside another ``step`` of the same episode. If the call is
+        cancelled, the episode takes no more steps.
+        """
+        return await self._pool._step(self, action)
+
+
+class Pool:
+    """The environments of a manager, for coroutines of one event loop at a time. ``EnvManager.pool`` makes it."""
+
+    def __init__(
+        self,
+        manager: Any,
+        book: TaskBook,
+        table: WorkerTable,
+        collector: Collector,
+        recovery: Recovery,
+        calls: Calls,
+    ) -> None:
+        """Take a manager right after a reset that began no episode. ``book`` and the rest are its parts."""
+        self._manager, self._book, self._table = manager, book, table
+        self._collector, self._recovery, self._calls = collector, recovery, calls
+        self._entries = [entry for entry in table.entries for _ in entry.env_ids]
+        """The worker of each environment, by env_id."""
+        self._free = dict.fromkeys(range(manager.n_envs))
+        """Environments that no episode holds. They cannot be taken while their worker is being replaced."""
+        self._waiting: dict[Episode, None] = {}
+        """Episodes that wait for a free environment, in the order of their coming."""
+        self._held: dict[int, Episode] = {}
+        self._in_flight: set[int] = set()
+        """Environments that have yet to respond to the beginning of an episode or to a step."""
+        self._queued: dict[int, dict[int, Any]] = {}
+        """Actions by env_id, by worker_id, that wait until the worker has responded to another step."""
+        self._until_over: list[asyncio.Future[None]] = []
+        self._n_awaited = 0
+        """Number of episodes whose coroutine awaits something."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Event loop of these coroutines; None while there are none."""
+        self._stop_listening: Callable[[], None] | None = None
+        self._is_coming = False
+        """Whether ``_look`` is about to run."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, task: Task | Mapping[str, Any] | int | None = None) -> Episode:
+        """Return an episode of ``task`` for an ``async with`` block, which waits for a free environment.
+
+        A task is a Task, a mapping of options for the environment's ``reset``, or a seed.
+        """
+        return Episode(self, Task() if task is None else Task.of(task))
+
+    @property
+    def n_envs(self) -> int:
+        """Number of environments of the manager."""
+        return len(self._entries)
+
+    async def until_over(self) -> None:
+        """Listen until the manager is closed or reset, then raise ManagerClosed or UsageError."""
+        closing: asyncio.Future[None] = self._join().create_future()
+        self._until_over.append(closing)
+        try:
+            await closing
+        finally:
+            self._until_over.remove(closing)
+            self._part()
+
+    def __repr__(self) -> str:
+        n_free = sum(self._entries[env_id].is_nominal for env_id in self._free)
+        return f"<{type(self).__name__}: {len(self._held)} episodes, {n_free} environments free>"
+
+    # What episodes do.
+
+    async def _enter(self, episode: Episode) -> None:
+        self._require_loop()
+        try:
+            while episode.env_id is None:  # again if its worker failed before the coroutine could go on
+                episode.lost = None
+                await self._take(episode)
+            with defer_interrupts():
+                self._manager.begin([episode.env_id], [episode.task])
+                self._in_flight.add(episode.env_id)
+            await self._response_to(episode)
+        except BaseException:
+            self._leave(episode)
+            raise
+
+    async def _take(self, episode: Episode) -> None:
+        """Wait for a free environment for an episode. The first that waits is the first to get one."""
+        if not self._waiting:
+            usable = (env_id for env_id in self._free if self._entries[env_id].is_nominal)
+            env_id = next(usable, None)
+            if env_id is not None:
+                if self._entries[env_id].state is not WorkerState.IDLE:
+                    env_id = next((each for each in usable if self._entries[each].state is WorkerState.IDLE), env_id)
+                self._assign(env_id, episode)
+                return
+        self._require_some_worker()
+        try:
+            self._waiting[episode] = None
+            await self._response_to(episode)
+        finally:
+            self._waiting.pop(episode, None)
+
+    def _require_some_worker(self) -> None:
+        errors = [entry.error for entry in self._table.entries if entry.error is not None]
+        if len(errors) == len(self._table.entries):
+            raise errors[-1].with_traceback(None)
+
+    async def _step(self, episode: Episode, action: Any) -> Step:
+        self._require_loop()
+        if episode.lost is not None:
+            raise episode.lost.with_traceback(None)
+        env_id = episode.env_id
+        if env_id is None:
+            raise UsageError("the episode takes no step outside of its `async with` block.")
+        if episode.is_over or episode._is_cancelled or episode._awaited is not None:
+            state = "is over" if episode.is_over else "awaits another step, or one that was cancelled"
+            raise UsageError(f"the episode {state}: it takes no step.")
+        self._send(self._entries[env_id], env_id, _row_of(action, next(iter(self._table.specs.values()), None)))
+        return await self._response_to(episode)
+
+    def _send(self, entry: Entry, env_id: int, row: Any) -> None:
+        """Send an action, or queue it if the worker has another step in flight. Raises BadAction."""
+        with defer_interrupts():
+            if entry.state is WorkerState.IN_FLIGHT or entry.state is WorkerState.READY:
+                self._queued.setdefault(entry.worker_id, {})[env_id] = row
+            elif entry.is_nominal:
+                self._manager.send(row, [env_id])
+            # else the failure was not yet told to the episode
+            self._in_flight.add(env_id)
+
+    async def _response_to(self, episode: Episode) -> Step:
+        """Wait for the response to an episode, or for its environment."""
+        awaited: asyncio.Future[Step] = self._require_loop().create_future()
+        try:
+            with defer_interrupts():
+                self._join()
+                episode._awaited = awaited
+            return await awaited
+        except asyncio.CancelledError:
+            episode._is_cancelled = True
+            raise
+        finally:
+            with defer_interrupts():
+                if awaited.done() and not awaited.cancelled():
+                    awaited.exception()  # else the loop would report that no coroutine has seen it
+                if episode._awaited is not None:
+                    episode._awaited = None
+                    self._part()
+
+    def _leave(self, episode: Episode) -> None:
+        """Give back the environment of an episode, unless it was lost. It is free once it has responded."""
+        with defer_interrupts():
+            env_id, episode.env_id = episode.env_id, None
+            if env_id is None:
+                return
+            del self._held[env_id]
+            entry = self._entries[env_id]
+            queued = self._queued.get(entry.worker_id, {})
+            if env_id in queued or self._book.withdraw(env_id):
+                queued.pop(env_id, None)
+                self._in_flight.discard(env_id)
+            if env_id not in self._in_flight:
+                self._release(env_id)
+
+    def _assign(self, env_id: int, episode: Episode) -> None:
+        with defer_interrupts():
+            self._free.pop(env_id, None)
+            episode.env_id, self._held[env_id] = env_id, episode
+
+    def _release(self, env_id: int) -> None:
+        """Give an environment that no episode holds to the first episode that waits for one."""
+        if not self._entries[env_id].is_nominal:
+            return
+        for episode in self._waiting:
+            if episode._awaited is not None and not episode._awaited.done():
+                del self._waiting[episode]
+                self._assign(env_id, episode)
+                _answer(episode, (None, 0.0, False, False, {}))
+                return
+        self._free[env_id] = None
+
+    # What the manager has for them.
+
+    def require_usable(self) -> None:
+        """Raise ManagerClosed if the manager is closed, and UsageError if it was reset."""
+        self._calls.require_usable("a call of a pool")
+        if self._collector.book is not self._book:
+            raise UsageError("this pool has ended with a later reset() or pool() of its manager.")
+
+    def _require_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        self.require_usable()
+        if self._loop not in (None, loop):
+            raise UsageError("the pool is in use in another event loop: use one loop, or a manager for each.")
+        return loop
+
+    def _join(self) -> asyncio.AbstractEventLoop:
+        """Listen to the source while coroutines wait, so that nothing is left in their event loop afterwards."""
+        loop = self._require_loop()
+        if self._loop is None:
+            self._loop, self._is_coming = loop, False
+            self._stop_listening = self._collector.source.listen(loop, self._look)
+            self._look_soon()  # for what has happened since
+        elif self._collector.source.steps_when_asked or self._book.has_unsent or self._table.unusual:
+            self._look_soon()
+        self._n_awaited += 1
+        return loop
+
+    def _part(self) -> None:
+        self._n_awaited -= 1
+        if self._n_awaited == 0:
+            if self._stop_listening is not None:
+                self._stop_listening()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._loop = self._stop_listening = self._timer = None
+
+    def wake(self) -> None:
+        """Look at the manager soon, which was closed or reset, perhaps in another thread."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._look)
+
+    def _look_soon(self) -> None:
+        if self._loop is not None and not self._is_coming:
+            self._is_coming = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        """Give what has arrived to the episodes, until nothing more is there."""
+        self._is_coming = False
+        if self._loop is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        is_over = True
+        try:
+            self.require_usable()
+            is_over = False
+            with defer_interrupts():  # what recv has returned must reach the episodes
+                while self._receive():
+                    pass
+            self._require_some_worker()
+        except Exception as error:
+            for episode in [*self._waiting, *self._held.values()]:
+                _answer(episode, error)
+            for closing in self._until_over:
+                if (is_over or isinstance(error, ManagerClosed)) and not closing.done():
+                    closing.set_exception(error)
+            return
+        due_s = min(self._recovery.next_start_at(), self._collector.source.due_at()) - time.monotonic()
+        if due_s < math.inf:
+            self._timer = self._loop.call_later(max(0.001, due_s), self._look)
+
+    def _receive(self) -> bool:
+        """Take the responses that are there. Return whether there may be more."""
+        try:
+            batch = self._manager.recv(_NOW)
+        except WorkerError:
+            return True  # the worker's entry has it, and the next batch shows it to the episodes
+        for row, env_id in enumerate(batch.env_ids.tolist()):
+            if not batch.lost[row]:
+                self._deliver(env_id, batch, row)
+        cuts = list(self._book.cuts)
+        for entry, cause in cuts:
+            self._lose(entry, cause)
+            for env_id in entry.env_ids:
+                self._release(env_id)
+        for entry in list(self._table.unusual):
+            error = entry.error if entry.replacement is None else entry.replacement.cause
+            if error is not None:
+                self._lose(entry, error)
+        for worker_id in list(self._queued):
+            self._send_next(self._table.entries[worker_id])
+        return bool(len(batch) or cuts)
+
+    def _deliver(self, env_id: int, batch: Batch, row: int) -> None:
+        self._in_flight.discard(env_id)
+        episode = self._held.get(env_id)
+        if episode is None:
+            self._release(env_id)
+            return
+        obs = take_rows(batch.obs, row)
+        if batch.is_view:
+            obs = map_tree(np.copy, obs)
+        episode.obs, episode.info = obs, {} if batch.info is None else batch.info[row]
+        terminated, truncated = bool(batch.terminated[row]), bool(batch.truncated[row])
+        episode.is_over = terminated or truncated
+        _answer(episode, (obs, float(batch.reward[row]), terminated, truncated, episode.info))
+
+    def _lose(self, entry: Entry, cause: Exception) -> None:
+        """Tell the episodes in a worker that they are lost. Its environments are free when it has been replaced."""
+        self._queued.pop(entry.worker_id, None)
+        for env_id in entry.env_ids:
+            self._in_flight.discard(env_id)
+            episode = self._held.pop(env_id, None)
+            if episode is not None:
+                episode.env_id, episode.lost = None, LostEpisode(cause, task=episode.task, env_id=env_id)
+                _answer(episode, episode.lost)
+
+    def _send_next(self, entry: Entry) -> None:
+        """Send a queued action to a worker that has responded. An invalid one is told to its episode."""
+        queued = self._queued[entry.worker_id]
+        while queued and entry.state is WorkerState.IDLE and entry.is_nominal:
+            env_id = next(iter(queued))
+            try:
+                self._manager.send(queued.pop(env_id), [env_id])
+            except BadAction as error:
+                self._in_flight.discard(env_id)
+                _answer(self._held[env_id], error)
+        if not queued:
+            del self._queued[entry.worker_id]
+
+
+def _answer(episode: Episode, answer: Step | Exception) -> None:
+    """Let the coroutine of an episode go on with a response or an error, if it awaits one."""
+    awaited = episode._awaited
+    if awaited is not None and not awaited.done():
+        if isinstance(answer, Exception):
+            awaited.set_exception(answer)
+        else:
+            awaited.set_result(answer)
+
+
+def _row_of(action: Any, spec: BehaviorSpec | None) -> Any:
+    """Return one action as actions of one environment. Raises BadAction if its structure is not that of the spec."""
+    if spec is None:
+        return [action]
+    try:
+        return map_tree(
+            lambda leaf, value: (
+                object_array([value])
+                if leaf.is_object
+                else value[None]
+                if is_foreign(value)
+                else np.asarray(value)[None]
+            ),
+            spec.action,
+            action,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadAction(f"step: the action has not the structure of its spec ({error!r}). Nothing was sent.") from error
