@@ -18,7 +18,6 @@ import contextlib
 import ctypes
 import logging
 import math
-import os
 import selectors
 import socket
 import sys
@@ -34,7 +33,7 @@ from envmanager.system.interrupts import defer_interrupts
 
 logger = logging.getLogger("envmanager")
 
-_write: Callable[[int, bytes, int], int] | None = ctypes.PyDLL(None).write if os.name == "posix" else None
+_write: Callable[[int, bytes, int], int] | None = None if sys.platform == "win32" else ctypes.PyDLL(None).write
 """Function that writes to a descriptor and keeps Python's lock. Otherwise the loop's thread would get it after the
 first of many commands, which takes both threads more time than the commands do. None on Windows, which lacks it."""
 _HOLD_SHARE = 0.01

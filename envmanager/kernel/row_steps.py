@@ -54,7 +54,7 @@ class BatchStepper:
     def _find_behavior(self, *, is_begun: bool) -> None:
         """Store the only behavior's name and spec. Raises UsageError before a reset, or if there are several behaviors.
 
-        At the first use after a reset (not ``is_begun``), also require one agent per env and clear ``rows_in_flight``.
+        At the first use after a reset (not ``is_begun``), also require one agent per env and empty ``rows_in_flight``.
         """
         specs = self._table.specs
         last = {each.worker_id: each.previous_step for each in self._table.entries if not each.is_given_up}
@@ -75,7 +75,7 @@ class BatchStepper:
                     if self.book is not None:
                         n_envs = 0 if own is None else len(set(own.env_id.tolist()))
                     self._check_rows(entry, own, n_envs)
-                entry.rows_in_flight.clear()
+                entry.rows_in_flight = frozenset()
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
         self._no_actions = {} if spec is None else {behavior: zeros(spec.action, 0)}
 
@@ -162,7 +162,7 @@ class BatchStepper:
                 else:
                     host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
                     if entry.batch_size:
-                        entry.rows_in_flight.update(rows.tolist())
+                        entry.rows_in_flight |= frozenset(rows.tolist())
                 entry.n_envs_in_flight = len(rows)
                 sent.append(entry)
         finally:
@@ -234,7 +234,7 @@ class BatchStepper:
                     self._check_rows(entry, steps, expected)
             elif entry.batch_size:
                 entry.n_envs_in_flight = len(steps)
-                entry.rows_in_flight.difference_update((steps.env_id - entry.env_ids[0]).tolist())
+                entry.rows_in_flight -= frozenset((steps.env_id - entry.env_ids[0]).tolist())
             elif steps is None or steps.agent_id is not entry.usual_ids or steps.acting is not None:
                 self._check_rows(entry, steps, entry.n_envs_in_flight if response.name is _STEP else len(entry.env_ids))
             parts.append(steps)

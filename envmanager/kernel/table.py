@@ -116,7 +116,7 @@ class Entry:
     n_envs_in_flight: int = 0
     batch_size: int = 0
     """Number of rows per response of a worker that does not wait for all its environments; 0 for other workers."""
-    rows_in_flight: set[int] = attrs.field(factory=set)
+    rows_in_flight: frozenset[int] = frozenset()
     """Rows in flight of a worker with a ``batch_size``. A row is removed when a response with it is delivered."""
     attributes: dict[tuple[str, tuple[int, ...]], Sequence[Any]] = attrs.field(factory=dict)
     """Values that ``set_attr`` has set and a replacement sets again, by name and rows, in the order of the calls."""
