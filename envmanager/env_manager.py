@@ -581,13 +581,12 @@ class EnvManager(ABC):
         its own; else ``manager.episodes``. Raises UsageError if the server cannot listen there.
         """
         self._calls.require_usable("serve")
-        from envmanager.serving.server import Server  # the standard library's server is slow to import
-        from envmanager.serving.watch import Watch
-
         counted = self.episodes if episodes is None else episodes
-        watch = Watch(weakref.ref(self), self._table, self._calls, self._collector.waits, counted)
+        parts = (self._table, self._calls, self._collector.waits, counted)
+        watch = pkgutil.resolve_name("envmanager.serving.watch:Watch")(weakref.ref(self), *parts)
+        make_server = pkgutil.resolve_name("envmanager.serving.server:Server")
         with interrupts.defer_interrupts():
-            server = Server(watch, port, host, token)
+            server: Server = make_server(watch, port, host, token)
             self._servers.append(server)
             weakref.finalize(self, server.close)
         if self._calls.closed:  # by another thread

@@ -6,6 +6,7 @@ const DOINGS = [  // in the order in which a span has them, from its fourth numb
   ["restart", "failed, restarting"],
 ];
 const LINES = ["step", "core", "reset", "restart"];
+const TIMES = [1, 2, 5, 10, 15, 30, ...[1, 2, 5, 10, 15, 30, 60, 120, 300, 720, 1440, 2880, 7200].map(n => 60 * n)];
 const $ = id => document.getElementById(id);
 let after = 0, spans = [], events = [], last = null, isOff = false;
 
@@ -23,8 +24,7 @@ const seconds = s => s >= 1 ? `${number(s)} s` : s >= 1e-3 ? `${number(s * 1e3)}
 const clock = s => [s / 3600, s / 60 % 60, s % 60].map(n => String(Math.floor(n)).padStart(2, "0")).join(":");
 
 function canvas(id, height) {
-  const element = $(id), ratio = devicePixelRatio || 1, width = element.parentElement.clientWidth -
-    (element.parentElement.tagName === "SECTION" ? 24 : 0);
+  const element = $(id), ratio = devicePixelRatio || 1, width = element.parentElement.clientWidth;
   element.style.height = `${height}px`;
   element.width = width * ratio;
   element.height = height * ratio;
@@ -86,37 +86,35 @@ function drawTimeline() {
   };
 }
 
+const plots = {};
 function drawPlot(id, lines) {  // lines: name → [[seconds, value], …]
-  const height = 170, left = 48, bottom = 20, top = 16;
-  const [context, width] = canvas(id, height);
-  const points = Object.values(lines).flat();
-  if (!points.length) return context.fillText("no value yet", 0, 12);
-  let low = Math.min(...points.map(p => p[1])), high = Math.max(...points.map(p => p[1]));
-  if (id === "rate") low = 0;
-  if (low === high) [low, high] = [low - Math.abs(low || 1) * 0.1, high + Math.abs(high || 1) * 0.1];
-  const from = points[0][0], to = Math.max(from + 1, last.now / 1000);
-  const x = s => left + (width - left - 4) * (s - from) / (to - from);
-  const y = value => top + (height - top - bottom) * (1 - (value - low) / (high - low));
-  context.textBaseline = "middle";
-  context.strokeStyle = colour("line");
-  for (const share of [0, 0.5, 1]) {
-    const value = low + (high - low) * share;
-    context.textAlign = "right";
-    context.fillText(number(value), left - 6, y(value));
-    context.strokeRect(left, y(value), width - left - 4, 0);
-    context.textAlign = ["left", "center", "right"][share * 2];
-    context.fillText(clock(from + (to - from) * share), x(from + (to - from) * share), height - 7);
+  const names = Object.keys(lines), width = $(id).clientWidth;
+  if (!names.length || !width) return;
+  const data = uPlot.join(Object.values(lines).map(own => [own.map(p => p[0]), own.map(p => p[1])]));
+  const key = names.join("\n");
+  if (plots[id]?.key === key) {
+    if (plots[id].width !== width) plots[id].setSize({ width, height: 170 });
+    return plots[id].setData(data);
   }
-  context.lineWidth = 1.5;
-  context.textAlign = "left";
-  Object.entries(lines).forEach(([name, own], at) => {
-    context.strokeStyle = context.fillStyle = colour(LINES[at % LINES.length]);
-    context.beginPath();
-    own.forEach(([s, value]) => context.lineTo(x(s), y(value)));
-    context.stroke();
-    if (own.length === 1) context.fillRect(x(own[0][0]) - 2, y(own[0][1]) - 2, 4, 4);
-    if (Object.keys(lines).length > 1) context.fillText(name, left + 8 + at * 90, 6);
-  });
+  plots[id]?.destroy();
+  $(id).textContent = "";
+  const axis = { stroke: () => colour("dim"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false } };
+  plots[id] = new uPlot({
+    width, height: 170,
+    scales: { x: { time: false }, y: id === "rate" ? { range: (_, low, high) => [0, high * 1.05 || 1] } : {} },
+    axes: [
+      { ...axis, incrs: TIMES, space: 70, values: (_, at) => at.map(clock) },
+      { ...axis, size: 60, values: (_, at) => at.map(number) },
+    ],
+    series: [
+      { label: "after", value: (_, s) => s == null ? "–" : clock(s) },
+      ...names.map((label, at) => ({
+        label, width: 1.5, spanGaps: true, stroke: () => colour(LINES[at % LINES.length]),
+        value: (_, value) => number(value),
+      })),
+    ],
+  }, data, $(id));
+  plots[id].key = key;
 }
 
 function drawPlots() {
@@ -130,7 +128,7 @@ function drawPlots() {
       counted[behavior] = [n, total];
     }
   });
-  drawPlot("rate", rate.length ? { rate } : {});
+  drawPlot("rate", rate.length ? { "steps/s": rate } : {});
   drawPlot("return", returns);
 }
 

@@ -46,6 +46,13 @@ _LEAVE_S = 1.0
 _logger = logging.getLogger("envmanager")
 _servers: weakref.WeakSet[Server] = weakref.WeakSet()
 
+_PARTS = {
+    "PLOT STYLE": "uplot/uPlot.min.css",
+    "STYLE": "page.css",
+    "PLOT": "uplot/uPlot.iife.min.js",  # github.com/leeoniya/uPlot, 1.6.32; its licence is beside it
+    "SCRIPT": "page.js",
+}
+
 _Answer = tuple[HTTPStatus, str, bytes]
 
 
@@ -243,11 +250,12 @@ def _text(status: HTTPStatus, text: str) -> _Answer:
 
 
 def _page(nonce: str) -> bytes:
-    """Return the page, with its style and script in it. ``nonce`` allows the browser to use them."""
-    page, style, script = (
-        files("envmanager.serving").joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
-    )
-    return page.replace("NONCE", nonce).replace("/* STYLE */", style).replace("/* SCRIPT */", script).encode()
+    """Return the page, with all styles and scripts in it. ``nonce`` allows the browser to use them."""
+    parts = files("envmanager.serving")
+    page = parts.joinpath("page.html").read_text("utf-8").replace("NONCE", nonce)
+    for mark, name in _PARTS.items():
+        page = page.replace(f"/* {mark} */", parts.joinpath(name).read_text("utf-8"))
+    return page.encode()
 
 
 def _finite(data: Any) -> Any:

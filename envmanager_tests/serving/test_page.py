@@ -55,7 +55,8 @@ class Stepping:
 def n_coloured(canvas: str) -> str:
     """The number of pixels that are drawn on a canvas."""
     return f"""(() => {{
-        const canvas = document.getElementById("{canvas}");
+        const canvas = document.querySelector("{canvas}");
+        if (!canvas) return 0;
         const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
         return data.filter((value, at) => at % 4 === 3 && value).length;
     }})()"""
@@ -69,7 +70,7 @@ def test_the_page_opens_goes_on_outlives_a_killed_worker_and_tells_the_end(brows
             page.wait_until(f"document.getElementById('tiles').children.length && {N_STEPS} > 100")
             before = page.evaluate(N_STEPS)
             page.wait_until(f"{N_STEPS} > {before} + 200")
-            for canvas in ("timeline", "rate", "return"):
+            for canvas in ("#timeline", "#rate canvas", "#return canvas"):
                 page.wait_until(f"{n_coloured(canvas)} > 500")
 
             os.kill(manager.stats().workers[1].pid, signal.SIGKILL)
