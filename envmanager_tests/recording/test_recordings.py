@@ -129,6 +129,21 @@ def test_live_environments_deliver_in_the_recorded_order(kind: str, observations
         assert by_steps(manager, 1) == recorded
 
 
+@pytest.mark.parametrize("kind", ["one each", "two workers", "share", "asyncio"])
+def test_one_process_repeats_the_order_of_many(kind: str, path: str) -> None:
+    with KINDS[kind](record=path) as manager:
+        recorded = by_steps(manager, 1, kills=KILLS)
+    with SimpleEnvManager(Uneven, 4, restarts=RESTARTS, order=path) as manager:
+        assert by_steps(manager, 1) == recorded
+
+
+def test_an_order_is_refused_by_other_workers(path: str) -> None:
+    with KINDS["two workers"](record=path) as manager:
+        by_steps(manager, 1)
+    with pytest.raises(UsageError, match="or the kind simple"):
+        KINDS["one each"](order=path)
+
+
 class Forgetful(Uneven):
     """An environment that depends on more than its seed and actions."""
 
