@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
+from envmanager.errors import BadObservation, EnvRaised
 from envmanager.kernel.host import EnvWorker, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig
 from envmanager.recording.codec import thawed_response
@@ -72,10 +73,12 @@ class OrderedSource(ResponseSource):
         for form in forms:
             name, worker_id, *_ = form
             if name == _FAILED and not self.held[worker_id]:
-                in_turn.append(thawed_response(form))  # it may not fail this time
-                continue
+                failure = thawed_response(form)
+                if not isinstance(failure.payload, EnvRaised | BadObservation):
+                    in_turn.append(failure)  # it may not fail this time, and is replaced
+                    continue
             while not self.held[worker_id]:
-                arrived = self._source.get(1, math.inf)
+                arrived = self._source.take() or self._source.get(1, math.inf)
                 if not arrived:
                     return in_turn  # the manager was closed
                 for response in arrived:
@@ -117,7 +120,8 @@ class OrderedHost(HostAround):
         return response if response is None or form is None else self._tape.agreed(response, form)
 
     def is_gone(self, worker_id: int) -> bool:
-        return super().is_gone(worker_id) or self._tape.next("is_gone", worker_id)
+        was_gone = self._tape.next("is_gone", worker_id)
+        return was_gone or super().is_gone(worker_id)
 
     def now(self) -> float:
         return self._tape.next("now")  # type: ignore[no-any-return]
