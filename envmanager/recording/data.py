@@ -17,9 +17,10 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, EnvironmentResponse
 from envmanager.data.trees import Tree, concat_rows, take_rows
-from envmanager.errors import UsageError
+from envmanager.errors import UsageError, WorkerError
+from envmanager.kernel.table import RECYCLED
 from envmanager.recording.codec import thawed, thawed_response
 from envmanager.recording.file import read_records
 
@@ -99,10 +100,14 @@ class _Worker:
     def __init__(self, worker_id: int, env_ids: list[int]) -> None:
         self.worker_id, self.env_ids = worker_id, env_ids
         self.generation = 0
+        self.failure: Exception | None = None
+        """Failure of a call, which may or may not be the end of the worker."""
         self.running: dict[tuple[str, int], _Running] = {}
         """Episodes by behavior and agent_id."""
         self.acting: dict[str, list[int]] = {}
         """The agents that take an action next, by behavior, in the order of their actions."""
+        self.is_partial = False
+        """Whether the step in flight is one of some environments; the others keep their places in ``acting``."""
         self.sent: dict[tuple[str, int], Tree] = {}
         """Actions whose results have not arrived, by behavior and agent_id."""
         self.begins: dict[int, Begin] = {}
@@ -118,24 +123,35 @@ class _Worker:
             each.clear()
         return ended
 
+    def recycled(self) -> WorkerError:
+        """Return the error for a healthy worker that was replaced because of its age."""
+        text = f"worker {self.worker_id} was recycled"
+        return WorkerError(text, worker_id=self.worker_id, env_ids=self.env_ids, phase=RECYCLED, cause=text)
+
     def begin(self, begins: Any) -> None:
         for begin in (Begin(*each) for each in begins):
-            self.begins[self.env_ids[begin.row]] = begin
+            env_id = self.env_ids[begin.row]
+            self.begins[env_id] = begin
+            if begin.at_once:
+                self.acting = {name: _others(acting, {env_id}) for name, acting in self.acting.items()}
 
     def step(self, rows: np.ndarray | None, actions: Mapping[str, Tree]) -> None:
+        self.is_partial = rows is not None
         for behavior, taken in actions.items():
             acting = self.acting.get(behavior, [])
             if rows is not None:
                 wanted = [self.env_ids[row] for row in rows.tolist()]
-                by_env = {agent_id >> 32: agent_id for agent_id in acting}
-                acting = [by_env.get(env_id, env_id << 32) for env_id in wanted]
+                by_env = {_env_id_of(agent_id): agent_id for agent_id in acting}
+                acting = [by_env.get(env_id, env_id << AGENT_BITS) for env_id in wanted]
             for row, agent_id in enumerate(acting):
                 self.sent[behavior, agent_id] = take_rows(taken, slice(row, row + 1))
 
     def arrived(self, response: EnvironmentResponse, time_ns: int) -> list[RecordedEpisode]:
         if response.name is CommandName.FAILED:
             return self.cut(time_ns, error=response.payload)
-        ended = self.cut(time_ns, is_cut=True) if response.name is CommandName.RESET else []
+        ended: list[RecordedEpisode] = []
+        if response.name is CommandName.RESET:
+            self.is_partial = False
         self.has_begun.clear()
         for behavior, steps in response.payload.items():
             ended += self._joined(behavior, steps, time_ns)
@@ -147,7 +163,7 @@ class _Worker:
         ended, n_final = [], 0
         acts = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
         for row, agent_id in enumerate(steps.agent_id.tolist()):
-            key, env_id = (behavior, agent_id), agent_id >> 32
+            key, env_id = (behavior, agent_id), _env_id_of(agent_id)
             action, running = self.sent.pop(key, None), self.running.get(key)
             is_over = bool(steps.terminated[row] or steps.truncated[row])
             obs = _row(steps.obs, row)
@@ -158,14 +174,18 @@ class _Worker:
                 seen = obs
                 if is_over:
                     seen, n_final = _row(steps.final_obs, n_final), n_final + 1
-                if action is None and running.rewards:  # it did not act: its reward belongs to its last action
-                    running.rewards[-1] += float(steps.reward[row])
-                elif action is not None:
+                info = None if steps.info is None else steps.info[row]
+                if action is not None:
                     running.actions.append(action)
                     running.rewards.append(float(steps.reward[row]))
                     running.obs.append(seen)
                     running.times_ns.append(time_ns)
-                    running.infos.append(None if steps.info is None else steps.info[row])
+                    running.infos.append(info)
+                else:  # it did not act: it acts on what it sees now, and its reward belongs to its last action
+                    running.obs[-1] = seen
+                    if running.rewards:
+                        running.rewards[-1] += float(steps.reward[row])
+                        running.infos[-1] = info
                 if is_over:
                     how = {"terminated": bool(steps.terminated[row]), "truncated": bool(steps.truncated[row])}
                     ended.append(self.running.pop(key).ended(time_ns, **how))
@@ -175,11 +195,13 @@ class _Worker:
             if running is None and (acts[row] or not is_over):
                 self.running[key] = _Running(self._begun(behavior, agent_id), [obs])
                 self.has_begun.add(env_id)
-        self.acting[behavior] = steps.agent_id[acts].tolist()
+        now = steps.agent_id[acts].tolist()
+        others = _others(self.acting.get(behavior, []), set(steps.env_id.tolist())) if self.is_partial else []
+        self.acting[behavior] = sorted([*others, *now], key=_env_id_of) if others else now
         return ended
 
     def _begun(self, behavior: str, agent_id: int) -> RecordedEpisode:
-        env_id = agent_id >> 32
+        env_id = _env_id_of(agent_id)
         episode = RecordedEpisode(behavior, self.worker_id, self.generation, env_id, agent_id)
         of_task: Begin | RecordedEpisode | None = self.begins.get(env_id)
         if of_task is None:  # an agent that comes later plays the task of the others
@@ -190,8 +212,17 @@ class _Worker:
         return episode
 
 
+def _env_id_of(agent_id: int) -> int:
+    return agent_id >> AGENT_BITS
+
+
+def _others(agent_ids: list[int], env_ids: set[int]) -> list[int]:
+    """Return the agents that are in none of these environments."""
+    return [agent_id for agent_id in agent_ids if _env_id_of(agent_id) not in env_ids]
+
+
 def _row(tree: Any, row: int) -> Any:
-    return tree if _is_checksum(tree) else take_rows(tree, slice(row, row + 1))
+    return tree if _is_checksum(tree) else take_rows(tree, [row])  # a copy, so that the other rows can be freed
 
 
 def about(path: str | Path) -> Mapping[str, Any]:
@@ -242,12 +273,17 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
             rows, actions, _ = content
             worker.step(thawed(rows), {behavior: thawed(form) for behavior, form in actions.items()})
         elif what == "launch":
+            yield from worker.cut(time_ns, error=worker.recycled())  # a failure has left no episodes
             worker.generation = content[0]
-            yield from worker.cut(time_ns, is_cut=True)
             worker.begins.clear()
+        elif what == "is_gone" and content and worker.failure is not None:
+            yield from worker.cut(time_ns, error=worker.failure)
         elif what == "send":
             name, payload = content[0], pickle.loads(content[1])
+            if name == CommandName.RESET:
+                yield from worker.cut(time_ns, is_cut=True)
             worker.asked = name if name != CommandName.BEGIN else worker.asked
+            worker.failure = None
             if name == CommandName.BEGIN or (name == CommandName.RESET and isinstance(payload, list)):
                 worker.begin(payload)
         elif what == "begin_again":
@@ -258,6 +294,8 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
                 yield from worker.arrived(thawed_response(form), time_ns)
         elif what == "recv" and worker.asked == CommandName.RESET:
             yield from worker.arrived(thawed_response(content), time_ns)
+        elif what == "recv" and content[0] == CommandName.FAILED:
+            worker.failure = thawed_response(content).payload
     for worker in workers.values():
         yield from worker.cut(time_ns, is_cut=True)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
-from envmanager.errors import UsageError
+from envmanager.errors import BadObservation, EnvRaised, UsageError
 from envmanager.kernel.host import EnvWorker, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig
 from envmanager.recording.codec import thawed_response
@@ -81,9 +81,11 @@ class OrderedSource(ResponseSource):
         name, worker_id, *_ = form
         held = self.held[worker_id]
         if name == _FAILED and not held:
-            return thawed_response(form)  # it may not fail this time
+            failure = thawed_response(form)
+            if not isinstance(failure.payload, EnvRaised | BadObservation):
+                return failure  # it may not fail this time, and is replaced
         while not held:
-            arrived = self._source.get(1, math.inf)
+            arrived = self._source.take() or self._source.get(1, math.inf)
             if not arrived:
                 return None
             for response in arrived:
@@ -126,7 +128,8 @@ class OrderedHost(HostAround):
         return None if form is None else self._source.response_to(form)
 
     def is_gone(self, worker_id: int) -> bool:
-        return super().is_gone(worker_id) or self._tape.next("is_gone", worker_id)
+        was_gone = self._tape.next("is_gone", worker_id)
+        return was_gone or super().is_gone(worker_id)
 
     def now(self) -> float:
         return self._tape.next("now")  # type: ignore[no-any-return]

@@ -88,27 +88,26 @@ class Recorder:
         """Add a fact. Its content must not change later. Waits while very many are to be written."""
         if self._is_over:
             return
-        if self._nothing[1]:
-            self._facts.append(self._nothing_found())
+        self._tell_nothing_found()
         self._facts.append((what, worker_id, content))
         while len(self._facts) > _MOST_PENDING and not self._is_over:
             time.sleep(_EVERY_S)
 
     def found_nothing(self, call: str) -> None:
         """Add the fact that a call has found nothing. Many in a row are one fact with their number."""
-        before, number = self._nothing
-        if number and before != call:
-            self._facts.append(self._nothing_found())
-            number = 0
-        self._nothing = (call, number + 1)
+        if self._nothing[0] != call:
+            self._tell_nothing_found()
+        self._nothing = (call, self._nothing[1] + 1)
 
-    def _nothing_found(self) -> Fact:
+    def _tell_nothing_found(self) -> None:
         (call, number), self._nothing = self._nothing, ("", 0)
-        return f"no {call}", -1, number
+        if number:
+            self._facts.append((f"no {call}", -1, number))
 
     def close(self) -> None:
         """Write what is left and the end of the file."""
         with defer_interrupts():
+            self._tell_nothing_found()
             self._closing.set()
             self._thread.join()
 
