@@ -78,6 +78,9 @@ class ReplayHost(WorkerHost):
     def is_gone(self, worker_id: int) -> bool:
         return self._tape.next("is_gone", worker_id)  # type: ignore[no-any-return]
 
+    def check_can_travel(self, payload: Any) -> None:
+        self._tape.raise_refused()
+
     def now(self) -> float:
         return self._tape.next("now")  # type: ignore[no-any-return]
 

@@ -31,13 +31,35 @@ class Unrecorded(NamedTuple):
 
 
 def pickled(value: Any) -> bytes:
-    """Return a pickle of a value, or of an Unrecorded for it."""
+    """Return a pickle of a value, with an Unrecorded for each object in it that cannot be pickled."""
     for dumps in (pickle.dumps, cloudpickle.dumps):
         try:
             return dumps(value, protocol=5)
         except Exception:  # of any kind: it is the object's own code
             continue
-    return pickle.dumps(Unrecorded(type(value).__qualname__))
+    try:
+        parts: bytes = cloudpickle.dumps(_without_unrecordable(value), protocol=5)
+    except Exception:  # a list that contains itself, say
+        return pickle.dumps(Unrecorded(type(value).__qualname__))
+    return parts
+
+
+def _without_unrecordable(value: Any) -> Any:
+    kind = value.__class__
+    if kind is dict:
+        return {key: _without_unrecordable(part) for key, part in value.items()}
+    if kind in (list, tuple):
+        return kind(map(_without_unrecordable, value))
+    if kind is np.ndarray and value.dtype == object:
+        parts = np.empty(value.shape, object)
+        for index, part in enumerate(value.flat):
+            parts.reshape(-1)[index] = _without_unrecordable(part)
+        return parts
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return Unrecorded(kind.__qualname__)
+    return value
 
 
 def frozen(tree: Tree) -> Any:

@@ -123,6 +123,10 @@ class OrderedHost(HostAround):
         was_gone = self._tape.next("is_gone", worker_id)
         return was_gone or super().is_gone(worker_id)
 
+    def check_can_travel(self, payload: Any) -> None:
+        self._tape.raise_refused()
+        super().check_can_travel(payload)
+
     def now(self) -> float:
         return self._tape.next("now")  # type: ignore[no-any-return]
 

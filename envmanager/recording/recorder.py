@@ -301,6 +301,13 @@ class RecordingHost(HostAround):
         self.recorder.add("is_gone", worker_id, is_gone)
         return is_gone
 
+    def check_can_travel(self, payload: Any) -> None:
+        try:
+            super().check_can_travel(payload)
+        except Exception as error:
+            self.recorder.add("refused", -1, pickled(error))
+            raise
+
     def now(self) -> float:
         now = super().now()
         self.recorder.add("now", -1, now)
