@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
-from envmanager.errors import BadObservation, EnvRaised
-from envmanager.kernel.host import EnvWorker, ResponseSource, WorkerHost
+from envmanager.errors import BadObservation, EnvRaised, UsageError
+from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig
 from envmanager.recording.codec import thawed_response
 from envmanager.recording.recorder import HostAround
@@ -98,6 +98,15 @@ class OrderedHost(HostAround):
         self._tape = tape
         self._source: OrderedSource
 
+    def open(self, context: HostContext) -> None:
+        recorded, own = self._tape.about["env_ids"], [list(entry.env_ids) for entry in context.entries]
+        if recorded != own:
+            raise UsageError(
+                f"the recording {self._tape.path} is of a {self._tape.about['kind']} with {_counted(recorded)}, so it "
+                f"cannot be the order of a manager with {_counted(own)}: take the recorded kind and numbers."
+            )
+        super().open(context)
+
     def around_source(self, source: ResponseSource) -> ResponseSource:
         self._source = OrderedSource(source, self._tape)
         return self._source
@@ -133,6 +142,10 @@ class OrderedHost(HostAround):
     def close(self) -> None:
         super().close()
         self._tape.close()
+
+
+def _counted(env_ids: list[list[int]]) -> str:
+    return f"n_envs={sum(map(len, env_ids))} in n_workers={len(env_ids)}"
 
 
 def ordered(host: WorkerHost, path: str) -> WorkerHost:
