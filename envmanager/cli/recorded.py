@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from envmanager.data.steps import CommandName
 from envmanager.importing import needed_by
 
 with needed_by("envmanager replay", extra="record"):
-    from envmanager.recording.codec import thawed, thawed_response
+    from envmanager.recording.codec import thawed, thawed_response, unpickled
     from envmanager.recording.data import about, episodes, facts
 
 _AROUND = 5
@@ -47,8 +46,8 @@ def _summarize(path: Path, output: PlainOutput) -> None:
             ),
             ("episodes", f"{len(whole):,} finished, {sum(lost.values()):,} lost, {sum(e.is_cut for e in read):,} cut"),
             *(
-                [("return", f"{np.mean(returns):.4g} in the mean, {min(returns):.4g} to {max(returns):.4g}")]
-                * bool(whole)
+                ("return", f"{np.mean(each):.4g} in the mean, {min(each):.4g} to {max(each):.4g}")
+                for each in ([returns] if returns else [])
             ),
             *(("lost", f"{number} in worker {worker_id}: {text}") for (worker_id, text), number in lost.items()),
         ]
@@ -95,10 +94,10 @@ def _told(path: Path, worker: int, step: int) -> Iterator[tuple[str, bool]]:
                     (response.worker_id, number) == (worker, step),
                 )
         elif what == "launch":
-            failed = "" if content[1] is None else f" failed: {pickle.loads(content[1])}"
+            failed = "" if content[1] is None else f" failed: {unpickled(content[1])}"
             yield f"worker {worker_id}: start of generation {content[0]}{failed}", False
         elif what == "send":
-            yield f"worker {worker_id}: {content[0]} {_short(pickle.loads(content[1]))}", False
+            yield f"worker {worker_id}: {content[0]} {_short(unpickled(content[1]))}", False
 
 
 def _of(response: Any, number: int) -> str:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import zlib
 from collections.abc import Mapping
@@ -62,6 +63,37 @@ def _without_unrecordable(value: Any) -> Any:
     return value
 
 
+class Missing:
+    """What stands for an object whose class cannot be imported here, such as one of the script that was recorded."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what the class takes."""
+
+    def ignore(self, *_: Any) -> None:
+        """Take a part of the object."""
+
+    __setstate__ = __setitem__ = append = extend = ignore
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__qualname__}>"
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError):
+            return type(name, (Missing,), {"__module__": module})
+
+
+def unpickled(data: bytes) -> Any:
+    """Return the value of a pickle, with a Missing for each object whose class cannot be imported."""
+    try:
+        return pickle.loads(data)
+    except (ImportError, AttributeError):
+        return _Reader(io.BytesIO(data)).load()
+
+
 def frozen(tree: Tree) -> Any:
     """Return the recorded form of an array or a tree."""
     if tree.__class__ is np.ndarray and not tree.dtype.hasobject:
@@ -84,7 +116,7 @@ def thawed(form: Any) -> Any:
     if form.__class__ is tuple:
         dtype, shape, data = form
         return np.frombuffer(bytearray(data), dtype).reshape(shape) if data.__class__ is bytes else form
-    return None if form is None else pickle.loads(form)
+    return None if form is None else unpickled(form)
 
 
 def frozen_steps(steps: AgentSteps, *, observations: bool) -> tuple[Any, ...]:
@@ -107,7 +139,7 @@ def frozen_steps(steps: AgentSteps, *, observations: bool) -> tuple[Any, ...]:
 def thawed_steps(form: tuple[Any, ...]) -> AgentSteps:
     """Return the steps of a recorded form, with arrays of their own."""
     agent_id, obs, reward, terminated, truncated, final_obs, acting, infos = form
-    info, reset_info = (None, None) if infos is None else pickle.loads(infos)
+    info, reset_info = (None, None) if infos is None else unpickled(infos)
     return AgentSteps(
         np.frombuffer(bytearray(agent_id), _INT64),
         thawed(obs),
@@ -138,5 +170,5 @@ def thawed_response(form: tuple[Any, ...]) -> EnvironmentResponse:
     if isinstance(payload, dict):
         payload = {behavior: thawed_steps(steps) for behavior, steps in payload.items()}
     else:
-        payload = pickle.loads(payload)
-    return EnvironmentResponse(name, worker_id, payload, None if specs is None else pickle.loads(specs))
+        payload = unpickled(payload)
+    return EnvironmentResponse(name, worker_id, payload, None if specs is None else unpickled(specs))

@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import pickle
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, En
 from envmanager.data.trees import Tree, concat_rows, take_rows
 from envmanager.errors import UsageError, WorkerError
 from envmanager.kernel.table import RECYCLED
-from envmanager.recording.codec import thawed, thawed_response
+from envmanager.recording.codec import thawed, thawed_response, unpickled
 from envmanager.recording.file import read_records
 
 
@@ -234,7 +232,7 @@ def specs_of(path: str | Path) -> BehaviorSpecs:
     """Return the specs of a recording's behaviors at the start, by name."""
     for what, _, content in facts(path):
         if what == "started":
-            reports, _ = pickle.loads(content)
+            reports, _ = unpickled(content)
             return {name: spec for report in reports.values() for name, spec in report.specs.items()}
     return {}
 
@@ -275,7 +273,7 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
         elif what == "is_gone" and content and worker.failure is not None:
             yield from worker.cut(time_ns, error=worker.failure)
         elif what == "send":
-            name, payload = content[0], pickle.loads(content[1])
+            name, payload = content[0], unpickled(content[1])
             if name == CommandName.RESET:
                 yield from worker.cut(time_ns, is_cut=True)
             worker.asked = name if name != CommandName.BEGIN else worker.asked
@@ -283,7 +281,7 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
             if name == CommandName.BEGIN or (name == CommandName.RESET and isinstance(payload, list)):
                 worker.begin(payload)
         elif what == "begin_again":
-            config, form = pickle.loads(content[0]), content[1]
+            config, form = unpickled(content[0]), content[1]
             if isinstance(config, list):
                 worker.begin(config)
             if form is not None:
@@ -296,13 +294,24 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
         yield from worker.cut(time_ns, is_cut=True)
 
 
+_NUMBERS = ("worker_id", "generation", "env_id", "agent_id", "episode", "task", "step")
+_COLUMNS: dict[str, Any] = {
+    "time_ns": np.int64,
+    "behavior": "<U1",
+    **dict.fromkeys(_NUMBERS, np.int64),
+    "reward": np.float32,
+    **dict.fromkeys(("terminated", "truncated", "lost"), np.bool_),
+}
+"""Dtypes of the columns of a table of no steps. A text is as long as the longest of its column."""
+
+
 def table(path: str | Path) -> dict[str, np.ndarray]:
     """Return a table of all steps of a recording, as columns: ``pandas.DataFrame(table(path))``, or ``pyarrow.table``.
 
     The columns are ``time_ns``, ``behavior``, ``worker_id``, ``generation``, ``env_id``, ``agent_id``, ``episode`` (a
     number), ``task``, ``step`` in the episode, ``reward``, ``terminated``, ``truncated`` and ``lost``.
     """
-    columns: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+    columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype)] for name, dtype in _COLUMNS.items()}
     for number, each in enumerate(episodes(path)):
         n = each.length
         last = np.arange(n) == n - 1

@@ -11,7 +11,6 @@ is an error: an action, an observation, a failure that was none. A worker that h
 from __future__ import annotations
 
 import math
-import pickle
 from asyncio import AbstractEventLoop
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import BadObservation, EnvRaised, UsageError
 from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig
-from envmanager.recording.codec import thawed_response
+from envmanager.recording.codec import thawed_response, unpickled
 from envmanager.recording.recorder import HostAround
 from envmanager.recording.tape import Tape
 
@@ -114,7 +113,7 @@ class OrderedHost(HostAround):
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         _, error = self._tape.next("launch", worker_id)
         if error is not None:
-            raise pickle.loads(error)
+            raise unpickled(error)
         self._source.held.pop(worker_id, None)
         return OrderedWorker(super().launch(worker_id, generation), self._tape)
 

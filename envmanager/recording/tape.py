@@ -7,7 +7,6 @@ order of what the manager asks.
 from __future__ import annotations
 
 import contextlib
-import pickle
 import types
 from collections import deque
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ import numpy as np
 
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
-from envmanager.recording.codec import Unrecorded, frozen_response, thawed, thawed_response
+from envmanager.recording.codec import Unrecorded, frozen_response, thawed, thawed_response, unpickled
 from envmanager.recording.file import FORMAT, BadRecording, Record, read_records
 
 _ASKED = {
@@ -105,7 +104,7 @@ class Tape:
         what, _, content = self.peek()
         if what == "refused":
             self._facts.popleft()
-            raise pickle.loads(content)
+            raise unpickled(content)
 
     def arrived(self, call: str) -> list[Any]:
         """Return the recorded forms of the responses that a call of the source has returned, perhaps none."""
@@ -171,18 +170,19 @@ class Tape:
             self.n_steps[worker_id] = step + 1
         else:
             recorded_name, recorded = self.next("send", worker_id)
-            recorded = pickle.loads(recorded)
+            recorded = unpickled(recorded)
         if recorded_name == name and same(recorded, payload):
             return
         if not self.strict and recorded_name in STEPPING and name in STEPPING:
             self.n_diverged += 1
             return
         row, before, now = _first_difference(recorded, payload)
+        sent = "the action" if name in STEPPING else name
+        was_sent = "the action" if recorded_name in STEPPING else recorded_name
         raise ReplayDiverged(
-            f"the replay of {self.path} has left the recorded run: in step {step} of worker {worker_id} "
-            f"the trainer sent {name}"
-            + (f", row {row}: {now!r}" if row >= 0 else f" {now!r}")
-            + f"; the recording has {recorded_name} {before!r}.",
+            f"the replay of {self.path} has left the recorded run: in step {step} of worker {worker_id}"
+            + (f", row {row}," if row >= 0 else "")
+            + f" the trainer sent {sent} {now!r}; the recording has {was_sent} {before!r}.",
             step=step,
             worker_id=worker_id,
             row=row,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -30,7 +32,7 @@ from envmanager import (
     Wait,
     WorkerDied,
 )
-from envmanager.recording.data import RecordedEpisode, episodes
+from envmanager.recording.data import RecordedEpisode, episodes, table
 from envmanager.recording.tape import ReplayDiverged
 from envmanager.replay_env_manager import ReplayEnvManager
 from envmanager_tests.recording.runs import Uneven, by_rows, kill
@@ -340,3 +342,41 @@ def test_what_cannot_be_sent_is_refused_again(path: str) -> None:
             with pytest.raises(UsageError, match="lock"):
                 manager.set_attr("last", threading.Lock())
             assert manager.get_attr("last") == [0, 0]
+
+
+SCRIPT = """
+import sys
+from envmanager import SimpleEnvManager
+from envmanager_tests.recording.runs import Uneven
+class Level:
+    def __init__(self, number):
+        self.number = number
+with SimpleEnvManager(Uneven, 2, record=sys.argv[1]) as manager:
+    manager.reset(options={"own": Level(3)})
+    manager.recv()
+    manager.send([1, 2], [0, 1])
+    manager.recv()
+"""
+
+
+def test_a_recording_is_shown_where_its_classes_are_unknown_and_before_an_episode_has_ended(path: str) -> None:
+    subprocess.run([sys.executable, "-c", SCRIPT, path], check=True)
+    for flags in ([], ["--step", "0"]):
+        command = [Path(sys.executable).with_name("envmanager"), "replay", path, *flags]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert ("own" in shown.stdout) == bool(flags)
+    assert [each.length for each in episodes(path)] == [1, 1]
+
+
+def test_a_recording_without_steps_is_a_table_of_no_rows(path: str) -> None:
+    with SimpleEnvManager(Uneven, 2, record=path):
+        pass
+    steps = table(path)
+    assert {len(column) for column in steps.values()} == {0}
+    assert steps["reward"].dtype == np.float32
+
+
+def test_a_replay_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="recording="):
+        ReplayEnvManager()
