@@ -365,7 +365,7 @@ def test_a_recording_is_shown_where_its_classes_are_unknown_and_before_an_episod
         command = [Path(sys.executable).with_name("envmanager"), "replay", path, *flags]
         shown = subprocess.run(command, capture_output=True, text=True, check=False)
         assert (shown.returncode, shown.stderr) == (0, "")
-        assert ("own" in shown.stdout) == bool(flags)
+        assert ("Level" in shown.stdout) == bool(flags)
     assert [each.length for each in episodes(path)] == [1, 1]
 
 
