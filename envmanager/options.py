@@ -330,6 +330,11 @@ class KindOptions:
 
     def __attrs_post_init__(self) -> None:
         self._check_n_workers(local_envs=0)
+        self._check_record()
+
+    def _check_record(self) -> None:
+        if self.record and self.order and os.path.realpath(self.record) == os.path.realpath(self.order):
+            raise UsageError(f"record and order are both {self.record!r}: name another file for the new recording.")
 
     def _check_n_workers(self, *, local_envs: int) -> None:
         if isinstance(self.n_workers, int) and self.n_workers > self.n_envs - local_envs:
@@ -364,6 +369,7 @@ class ProcessOptions(KindOptions):
                 'kind="simple" for all of them in this process.'
             )
         self._check_n_workers(local_envs=local_envs)
+        self._check_record()
         self._check_start_method(self.transport)
 
     def _check_start_method(self, transport: str | None) -> None:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.kernel.host import EnvWorker, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig, Wait
-from envmanager.recording.codec import thawed_response
+from envmanager.recording.codec import thawed_response, unpickled
 from envmanager.recording.tape import Tape, same
 
 
@@ -62,21 +61,24 @@ class ReplayHost(WorkerHost):
         if recorded != generation:
             raise self._tape.diverged(f"generation {generation}", worker_id, found=generation)
         if error is not None:
-            raise pickle.loads(error)
+            raise unpickled(error)
         return ReplayWorker(worker_id, self._tape)
 
     def await_start(self) -> dict[int, StartReport]:
-        reports, (self.accepts_device_arrays, self.steps_some_rows) = pickle.loads(self._tape.next("started"))
+        reports, (self.accepts_device_arrays, self.steps_some_rows) = unpickled(self._tape.next("started"))
         return reports  # type: ignore[no-any-return]
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         recorded, response = self._tape.next("begin_again", worker_id)
-        if not same(pickle.loads(recorded), config):
+        if not same(unpickled(recorded), config):
             raise self._tape.diverged(f"a reset with {config}", worker_id, found=config)
         return None if response is None else thawed_response(response)
 
     def is_gone(self, worker_id: int) -> bool:
         return self._tape.next("is_gone", worker_id)  # type: ignore[no-any-return]
+
+    def check_can_travel(self, payload: Any) -> None:
+        self._tape.raise_refused()
 
     def now(self) -> float:
         return self._tape.next("now")  # type: ignore[no-any-return]
@@ -98,7 +100,7 @@ class ReplayEnvManager(EnvManager):
         env_factory: Any = None,
         n_envs: int | None = None,
         *,
-        recording: str,
+        recording: str | None = None,
         strict: bool = True,
         wait: Wait | str | int | None = None,
         seed: int | None = None,
@@ -108,6 +110,8 @@ class ReplayEnvManager(EnvManager):
         switch to a replay by changing ``kind`` alone; those of the recorded run are used. Raises UsageError if there is
         no file or it has no observations, and BadRecording if it is damaged.
         """
+        if recording is None:
+            raise UsageError("a replay needs a recording=…, the path of a file that was made with record=….")
         self.tape = tape = Tape(recording, strict=strict)
         about = tape.about
         if not about["observations"]:

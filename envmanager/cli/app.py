@@ -378,7 +378,7 @@ def replay_command(
 ) -> None:
     """Show what a recording holds: steps, episodes, what was lost, and what happened around a step.
 
-    The exit code is 0, or 2 for a file that is no recording, or has no such step.
+    The exit code is 0, 1 for a file that is no recording or is damaged, or 2 if there is no such file or step.
     """
     with loading():
         recorded = importlib.import_module("envmanager.cli.recorded")

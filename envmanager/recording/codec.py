@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import zlib
 from collections.abc import Mapping
@@ -31,13 +32,66 @@ class Unrecorded(NamedTuple):
 
 
 def pickled(value: Any) -> bytes:
-    """Return a pickle of a value, or of an Unrecorded for it."""
+    """Return a pickle of a value, with an Unrecorded for each object in it that cannot be pickled."""
     for dumps in (pickle.dumps, cloudpickle.dumps):
         try:
             return dumps(value, protocol=5)
         except Exception:  # of any kind: it is the object's own code
             continue
-    return pickle.dumps(Unrecorded(type(value).__qualname__))
+    try:
+        parts: bytes = cloudpickle.dumps(_without_unrecordable(value), protocol=5)
+    except Exception:  # a list that contains itself, say
+        return pickle.dumps(Unrecorded(type(value).__qualname__))
+    return parts
+
+
+def _without_unrecordable(value: Any) -> Any:
+    kind = value.__class__
+    if kind is dict:
+        return {key: _without_unrecordable(part) for key, part in value.items()}
+    if kind in (list, tuple):
+        return kind(map(_without_unrecordable, value))
+    if kind is np.ndarray and value.dtype == object:
+        parts = np.empty(value.shape, object)
+        for index, part in enumerate(value.flat):
+            parts.reshape(-1)[index] = _without_unrecordable(part)
+        return parts
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return Unrecorded(kind.__qualname__)
+    return value
+
+
+class Missing:
+    """What stands for an object whose class cannot be imported here, such as one of the script that was recorded."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Take what the class takes."""
+
+    def ignore(self, *_: Any) -> None:
+        """Take a part of the object."""
+
+    __setstate__ = __setitem__ = append = extend = ignore
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__qualname__}>"
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError):
+            return type(name, (Missing,), {"__module__": module})
+
+
+def unpickled(data: bytes) -> Any:
+    """Return the value of a pickle, with a Missing for each object whose class cannot be imported."""
+    try:
+        return pickle.loads(data)
+    except (ImportError, AttributeError):
+        return _Reader(io.BytesIO(data)).load()
 
 
 def frozen(tree: Tree) -> Any:
@@ -62,7 +116,7 @@ def thawed(form: Any) -> Any:
     if form.__class__ is tuple:
         dtype, shape, data = form
         return np.frombuffer(bytearray(data), dtype).reshape(shape) if data.__class__ is bytes else form
-    return None if form is None else pickle.loads(form)
+    return None if form is None else unpickled(form)
 
 
 def frozen_steps(steps: AgentSteps, *, observations: bool) -> tuple[Any, ...]:
@@ -85,7 +139,7 @@ def frozen_steps(steps: AgentSteps, *, observations: bool) -> tuple[Any, ...]:
 def thawed_steps(form: tuple[Any, ...]) -> AgentSteps:
     """Return the steps of a recorded form, with arrays of their own."""
     agent_id, obs, reward, terminated, truncated, final_obs, acting, infos = form
-    info, reset_info = (None, None) if infos is None else pickle.loads(infos)
+    info, reset_info = (None, None) if infos is None else unpickled(infos)
     return AgentSteps(
         np.frombuffer(bytearray(agent_id), _INT64),
         thawed(obs),
@@ -116,5 +170,5 @@ def thawed_response(form: tuple[Any, ...]) -> EnvironmentResponse:
     if isinstance(payload, dict):
         payload = {behavior: thawed_steps(steps) for behavior, steps in payload.items()}
     else:
-        payload = pickle.loads(payload)
-    return EnvironmentResponse(name, worker_id, payload, None if specs is None else pickle.loads(specs))
+        payload = unpickled(payload)
+    return EnvironmentResponse(name, worker_id, payload, None if specs is None else unpickled(specs))

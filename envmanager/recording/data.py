@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import pickle
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, En
 from envmanager.data.trees import Tree, concat_rows, take_rows
 from envmanager.errors import UsageError, WorkerError
 from envmanager.kernel.table import RECYCLED
-from envmanager.recording.codec import thawed, thawed_response
+from envmanager.recording.codec import thawed, thawed_response, unpickled
 from envmanager.recording.file import read_records
 
 
@@ -81,8 +79,7 @@ class _Running:
         for name, value in how.items():
             setattr(episode, name, value)
         episode.ended_ns = time_ns
-        has_obs = not any(_is_checksum(obs) for obs in self.obs)
-        episode.obs = concat_rows(self.obs) if has_obs else None
+        episode.obs = None if self.obs[0] is None else concat_rows(self.obs)
         episode.actions = concat_rows(self.actions) if self.actions else None
         episode.rewards = np.array(self.rewards, np.float32)
         episode.times_ns = np.array(self.times_ns, np.int64)
@@ -90,15 +87,11 @@ class _Running:
         return episode
 
 
-def _is_checksum(obs: Any) -> bool:
-    return isinstance(obs, tuple) and len(obs) == 3 and isinstance(obs[0], str) and isinstance(obs[2], int)
-
-
 class _Worker:
     """What a worker plays, as far as the facts say."""
 
-    def __init__(self, worker_id: int, env_ids: list[int]) -> None:
-        self.worker_id, self.env_ids = worker_id, env_ids
+    def __init__(self, worker_id: int, env_ids: list[int], *, has_obs: bool) -> None:
+        self.worker_id, self.env_ids, self.has_obs = worker_id, env_ids, has_obs
         self.generation = 0
         self.failure: Exception | None = None
         """Failure of a call, which may or may not be the end of the worker."""
@@ -166,14 +159,14 @@ class _Worker:
             key, env_id = (behavior, agent_id), _env_id_of(agent_id)
             action, running = self.sent.pop(key, None), self.running.get(key)
             is_over = bool(steps.terminated[row] or steps.truncated[row])
-            obs = _row(steps.obs, row)
+            obs = self._row(steps.obs, row)
             if running is not None and action is None and env_id in self.begins and self.begins[env_id].at_once:
                 ended.append(self.running.pop(key).ended(time_ns, is_cut=True))
                 running = None
             elif running is not None:
                 seen = obs
                 if is_over:
-                    seen, n_final = _row(steps.final_obs, n_final), n_final + 1
+                    seen, n_final = self._row(steps.final_obs, n_final), n_final + 1
                 info = None if steps.info is None else steps.info[row]
                 if action is not None:
                     running.actions.append(action)
@@ -200,6 +193,9 @@ class _Worker:
         self.acting[behavior] = sorted([*others, *now], key=_env_id_of) if others else now
         return ended
 
+    def _row(self, tree: Tree, row: int) -> Tree:
+        return take_rows(tree, [row]) if self.has_obs else None  # a copy, so that the other rows can be freed
+
     def _begun(self, behavior: str, agent_id: int) -> RecordedEpisode:
         env_id = _env_id_of(agent_id)
         episode = RecordedEpisode(behavior, self.worker_id, self.generation, env_id, agent_id)
@@ -221,10 +217,6 @@ def _others(agent_ids: list[int], env_ids: set[int]) -> list[int]:
     return [agent_id for agent_id in agent_ids if _env_id_of(agent_id) not in env_ids]
 
 
-def _row(tree: Any, row: int) -> Any:
-    return tree if _is_checksum(tree) else take_rows(tree, [row])  # a copy, so that the other rows can be freed
-
-
 def about(path: str | Path) -> Mapping[str, Any]:
     """Return what a recording says of itself: ``kind``, ``n_envs``, ``env_ids`` of each worker, ``seed``, …
 
@@ -240,7 +232,7 @@ def specs_of(path: str | Path) -> BehaviorSpecs:
     """Return the specs of a recording's behaviors at the start, by name."""
     for what, _, content in facts(path):
         if what == "started":
-            reports, _ = pickle.loads(content)
+            reports, _ = unpickled(content)
             return {name: spec for report in reports.values() for name, spec in report.specs.items()}
     return {}
 
@@ -257,8 +249,10 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
 
     Raises UsageError if there is no file, and BadRecording if it is damaged. Needs memory for the running ones only.
     """
+    first = about(path)
     workers: dict[int, _Worker] = {
-        worker_id: _Worker(worker_id, env_ids) for worker_id, env_ids in enumerate(about(path)["env_ids"])
+        worker_id: _Worker(worker_id, env_ids, has_obs=first["observations"])
+        for worker_id, env_ids in enumerate(first["env_ids"])
     }
     time_ns = 0
     for what, worker_id, content in facts(path):
@@ -279,7 +273,7 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
         elif what == "is_gone" and content and worker.failure is not None:
             yield from worker.cut(time_ns, error=worker.failure)
         elif what == "send":
-            name, payload = content[0], pickle.loads(content[1])
+            name, payload = content[0], unpickled(content[1])
             if name == CommandName.RESET:
                 yield from worker.cut(time_ns, is_cut=True)
             worker.asked = name if name != CommandName.BEGIN else worker.asked
@@ -287,7 +281,7 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
             if name == CommandName.BEGIN or (name == CommandName.RESET and isinstance(payload, list)):
                 worker.begin(payload)
         elif what == "begin_again":
-            config, form = pickle.loads(content[0]), content[1]
+            config, form = unpickled(content[0]), content[1]
             if isinstance(config, list):
                 worker.begin(config)
             if form is not None:
@@ -300,13 +294,24 @@ def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
         yield from worker.cut(time_ns, is_cut=True)
 
 
+_NUMBERS = ("worker_id", "generation", "env_id", "agent_id", "episode", "task", "step")
+_COLUMNS: dict[str, Any] = {
+    "time_ns": np.int64,
+    "behavior": "<U1",
+    **dict.fromkeys(_NUMBERS, np.int64),
+    "reward": np.float32,
+    **dict.fromkeys(("terminated", "truncated", "lost"), np.bool_),
+}
+"""Dtypes of the columns of a table of no steps. A text is as long as the longest of its column."""
+
+
 def table(path: str | Path) -> dict[str, np.ndarray]:
     """Return a table of all steps of a recording, as columns: ``pandas.DataFrame(table(path))``, or ``pyarrow.table``.
 
     The columns are ``time_ns``, ``behavior``, ``worker_id``, ``generation``, ``env_id``, ``agent_id``, ``episode`` (a
     number), ``task``, ``step`` in the episode, ``reward``, ``terminated``, ``truncated`` and ``lost``.
     """
-    columns: defaultdict[str, list[np.ndarray]] = defaultdict(list)
+    columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype)] for name, dtype in _COLUMNS.items()}
     for number, each in enumerate(episodes(path)):
         n = each.length
         last = np.arange(n) == n - 1

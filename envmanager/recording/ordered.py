@@ -11,7 +11,6 @@ is an error: an action, an observation, a failure that was none. A worker that h
 from __future__ import annotations
 
 import math
-import pickle
 from asyncio import AbstractEventLoop
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
@@ -19,9 +18,9 @@ from typing import Any
 
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import BadObservation, EnvRaised, UsageError
-from envmanager.kernel.host import EnvWorker, ResponseSource, WorkerHost
+from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig
-from envmanager.recording.codec import thawed_response
+from envmanager.recording.codec import thawed_response, unpickled
 from envmanager.recording.recorder import HostAround
 from envmanager.recording.tape import Tape
 
@@ -104,6 +103,16 @@ class OrderedHost(HostAround):
         self._tape = tape
         self._source: OrderedSource
 
+    def open(self, context: HostContext) -> None:
+        recorded, own = self._tape.about["env_ids"], [list(entry.env_ids) for entry in context.entries]
+        if recorded != own:
+            raise UsageError(
+                f"the recording {self._tape.path} is of a {self._tape.about['kind']} with {_counted(recorded)}, so it "
+                f"cannot be the order of a manager with {_counted(own)}: take the recorded numbers, or the kind simple "
+                "with that n_envs."
+            )
+        super().open(context)
+
     def around_source(self, source: ResponseSource) -> ResponseSource:
         self._source = OrderedSource(source, self._tape)
         return self._source
@@ -111,7 +120,7 @@ class OrderedHost(HostAround):
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         _, error = self._tape.next("launch", worker_id)
         if error is not None:
-            raise pickle.loads(error)
+            raise unpickled(error)
         self._source.held.pop(worker_id, None)
         return OrderedWorker(super().launch(worker_id, generation), self._tape)
 
@@ -131,6 +140,10 @@ class OrderedHost(HostAround):
         was_gone = self._tape.next("is_gone", worker_id)
         return was_gone or super().is_gone(worker_id)
 
+    def check_can_travel(self, payload: Any) -> None:
+        self._tape.raise_refused()
+        super().check_can_travel(payload)
+
     def now(self) -> float:
         return self._tape.next("now")  # type: ignore[no-any-return]
 
@@ -139,17 +152,10 @@ class OrderedHost(HostAround):
         self._tape.close()
 
 
-def ordered(host: WorkerHost, path: str, workers: list[list[int]]) -> WorkerHost:
-    """Return a host that delivers what ``host`` does in the order of a recording.
+def _counted(env_ids: list[list[int]]) -> str:
+    return f"n_envs={sum(map(len, env_ids))} in n_workers={len(env_ids)}"
 
-    ``workers``: the environments of each. Raises UsageError if the recording has others, and the errors of ``Tape``.
-    """
-    tape = Tape(path)
-    recorded = tape.about["env_ids"]
-    if recorded != workers:
-        tape.close()
-        raise UsageError(
-            f"{path} was recorded with the environments {recorded} in its workers, and this manager has {workers}: "
-            "take the same n_envs and n_workers, or the kind simple, which takes those of the recording."
-        )
-    return OrderedHost(host, tape)
+
+def ordered(host: WorkerHost, path: str) -> WorkerHost:
+    """Return a host that delivers what ``host`` does in the order of a recording. Raises the errors of ``Tape``."""
+    return OrderedHost(host, Tape(path))

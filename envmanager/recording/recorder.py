@@ -13,6 +13,7 @@ whose host tells the same, and whose trainer does the same, makes the same run; 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -34,10 +35,12 @@ from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.options import ResetConfig
 from envmanager.recording.codec import frozen, frozen_response, pickled
 from envmanager.recording.file import FORMAT, RecordWriter
-from envmanager.system.interrupts import defer_interrupts
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 
-_MOST_PENDING = 10_000
-"""Number of facts that wait to be written above which the trainer waits."""
+_MOST_PENDING, _MOST_PENDING_BYTES = 10_000, 1 << 28
+"""Number of facts, and about their size, above which the trainer waits until they are written."""
+LONGEST_STALL_S = 10.0
+"""Seconds in which nothing could be written after which a recording that is waited for has failed."""
 _EVERY_S = 0.02
 """Time in which facts are gathered for one record, so that compressing and writing take little."""
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
@@ -69,29 +72,54 @@ class Recorder:
         """The error with which it has failed, if it has."""
         self._is_over = False
         """Whether nothing more is recorded: it was closed, or has failed."""
+        self._owner_pid = os.getpid()
         try:
-            self._writer = RecordWriter(path)
-            first = {"format": FORMAT, "observations": observations, **about}
-            self._writer.write("about", time.time_ns(), first)
+            self._writer = writer = RecordWriter(path)
+            try:
+                writer.add("about", time.time_ns(), {"format": FORMAT, "observations": observations, **about})
+            except OSError:
+                writer.close()
+                raise
         except OSError as error:
             raise UsageError(f"the recording {path} cannot be written: {error}.") from error
-        self._facts: deque[Fact] = deque()
+        self.facts: deque[Fact] = deque()
+        """Facts that wait to be written."""
+        self.most_pending = _MOST_PENDING
+        """Number of facts above which the trainer waits, because they are many or large."""
+        self.is_waited_for = True
+        """Whether the trainer waits at all; not when another thread closes the manager."""
         self._nothing: tuple[str, int] = ("", 0)
         """Call that has found nothing, and how often in a row."""
-        self._closing = threading.Event()
+        self._closing, self._has_ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="envmanager-recorder", daemon=True)
         self._thread.start()
 
     # In the trainer's thread.
 
     def add(self, what: str, worker_id: int, content: Any) -> None:
-        """Add a fact. Its content must not change later. Waits while very many are to be written."""
-        if self._is_over:
-            return
-        self._tell_nothing_found()
-        self._facts.append((what, worker_id, content))
-        while len(self._facts) > _MOST_PENDING and not self._is_over:
-            time.sleep(_EVERY_S)
+        """Add a fact. Its content must not change later."""
+        if not self._is_over:
+            self._tell_nothing_found()
+            self.facts.append((what, worker_id, content))
+
+    def wait_for_room(self) -> None:
+        """Wait while very much is to be written. A Ctrl-C ends the wait."""
+        self._wait_until(
+            lambda: len(self.facts) <= self.most_pending or self._is_over or not self.is_waited_for  # by another thread
+        )
+
+    def _wait_until(self, is_done: Callable[[], bool]) -> None:
+        """Wait until something is written that is waited for. If the file stops growing, the recording has failed."""
+        n_written, grown_s = -1, 0.0
+        while not is_done():
+            if self._writer.n_written != n_written:
+                n_written, grown_s = self._writer.n_written, time.monotonic()
+            elif time.monotonic() > grown_s + LONGEST_STALL_S:
+                self._is_over = True
+                self.error = TimeoutError(f"nothing could be written for {LONGEST_STALL_S:g} s")
+                return
+            with allow_interrupts():
+                self._has_ended.wait(_EVERY_S)  # not join(): in Python 3.12 an interrupt there ends the Thread object
 
     def found_nothing(self, call: str) -> None:
         """Add the fact that a call has found nothing. Many in a row are one fact with their number."""
@@ -102,30 +130,37 @@ class Recorder:
     def _tell_nothing_found(self) -> None:
         (call, number), self._nothing = self._nothing, ("", 0)
         if number:
-            self._facts.append((f"no {call}", -1, number))
+            self.facts.append((f"no {call}", -1, number))
 
     def close(self) -> None:
-        """Write what is left and the end of the file."""
-        with defer_interrupts():
-            self._tell_nothing_found()
-            self._closing.set()
-            self._thread.join()
+        """Write what is left and the end of the file. Has no effect in a process forked from the trainer."""
+        if os.getpid() == self._owner_pid:
+            with defer_interrupts():
+                self._tell_nothing_found()
+                self._closing.set()
+                self._wait_until(self._has_ended.is_set)
+                if self._has_ended.is_set():
+                    self._thread.join()
 
     # In its thread.
 
     def _run(self) -> None:
-        facts, is_last = self._facts, False
+        facts, writer, is_last = self.facts, self._writer, False
         try:
-            while not is_last:
+            while not is_last and not self._is_over:
                 is_last = self._closing.wait(_EVERY_S)
                 if facts:
-                    self._writer.write("facts", time.time_ns(), [facts.popleft() for _ in range(len(facts))])
-            self._writer.close()
+                    taken = [facts.popleft() for _ in range(len(facts))]
+                    size = writer.add("facts", time.time_ns(), taken)
+                    self.most_pending = min(_MOST_PENDING, _MOST_PENDING_BYTES * len(taken) // size)
+            writer.finish()
         except Exception as error:  # the disk is full, say
             self.error = error
         finally:
             self._is_over = True
             facts.clear()
+            writer.close()
+            self._has_ended.set()
 
 
 class RecordedWorker:
@@ -152,6 +187,8 @@ class RecordedWorker:
 
     def recv(self) -> EnvironmentResponse:
         """Return the answer to the last command, and record it."""
+        if len(self._recorder.facts) > self._recorder.most_pending:
+            self._recorder.wait_for_room()
         response = self._worker.recv()
         form = frozen_response(response, observations=self._recorder.observations)
         self._recorder.add("recv", self.worker_id, form)
@@ -175,6 +212,8 @@ class RecordedSource(ResponseSource):
         return self._source.steps_when_asked
 
     def take(self) -> Sequence[EnvironmentResponse]:
+        if len(self._recorder.facts) > self._recorder.most_pending:
+            self._recorder.wait_for_room()  # before a response is taken, which an interrupt would lose
         return self._recorded("take", self._source.take())
 
     def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
@@ -301,10 +340,21 @@ class RecordingHost(HostAround):
         self.recorder.add("is_gone", worker_id, is_gone)
         return is_gone
 
+    def check_can_travel(self, payload: Any) -> None:
+        try:
+            super().check_can_travel(payload)
+        except Exception as error:
+            self.recorder.add("refused", -1, pickled(error))
+            raise
+
     def now(self) -> float:
         now = super().now()
         self.recorder.add("now", -1, now)
         return now
+
+    def wake(self) -> None:
+        self.recorder.is_waited_for = False
+        super().wake()
 
     def close(self) -> None:
         try:

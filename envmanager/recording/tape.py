@@ -6,16 +6,18 @@ order of what the manager asks.
 
 from __future__ import annotations
 
-import pickle
+import contextlib
+import types
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
-from envmanager.recording.codec import Unrecorded, frozen_response, thawed, thawed_response
+from envmanager.recording.codec import Unrecorded, frozen_response, thawed, thawed_response, unpickled
 from envmanager.recording.file import FORMAT, BadRecording, Record, read_records
 
 _ASKED = {
@@ -29,7 +31,13 @@ _ASKED = {
     "now": "a look at the time",
     "is_gone": "a look at a worker",
     "started": "the start",
+    "refused": "a value that cannot be sent",
 }
+
+
+_CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+_VALUES = (str, bytes, int, float, complex, type(None), np.generic)
+"""Types whose ``repr`` tells all of a value, also which zero it is."""
 
 
 class ReplayDiverged(EnvManagerError):
@@ -91,6 +99,13 @@ class Tape:
         self._facts.popleft()
         return content
 
+    def raise_refused(self) -> None:
+        """Raise the error with which a payload was refused, if that is the next fact."""
+        what, _, content = self.peek()
+        if what == "refused":
+            self._facts.popleft()
+            raise unpickled(content)
+
     def arrived(self, call: str) -> list[Any]:
         """Return the recorded forms of the responses that a call of the source has returned, perhaps none."""
         what, _, content = self.peek()
@@ -128,7 +143,8 @@ class Tape:
         else:
             observations = self.about["observations"]
             found = frozen_response(response, observations=observations)
-            if not self.strict or found[2] == form[2]:
+            is_same = not self.strict or found[2] == form[2]
+            if is_same or same(thawed_response(form).payload, thawed_response(found).payload):
                 return response
         worker_id, step = response.worker_id, self.n_steps.get(response.worker_id, 1) - 1
         what = "returned something else: environments must depend on their seeds and actions alone"
@@ -154,18 +170,19 @@ class Tape:
             self.n_steps[worker_id] = step + 1
         else:
             recorded_name, recorded = self.next("send", worker_id)
-            recorded = pickle.loads(recorded)
+            recorded = unpickled(recorded)
         if recorded_name == name and same(recorded, payload):
             return
         if not self.strict and recorded_name in STEPPING and name in STEPPING:
             self.n_diverged += 1
             return
         row, before, now = _first_difference(recorded, payload)
+        sent = "the action" if name in STEPPING else name
+        was_sent = "the action" if recorded_name in STEPPING else recorded_name
         raise ReplayDiverged(
-            f"the replay of {self.path} has left the recorded run: in step {step} of worker {worker_id} "
-            f"the trainer sent {name}"
-            + (f", row {row}: {now!r}" if row >= 0 else f" {now!r}")
-            + f"; the recording has {recorded_name} {before!r}.",
+            f"the replay of {self.path} has left the recorded run: in step {step} of worker {worker_id}"
+            + (f", row {row}," if row >= 0 else "")
+            + f" the trainer sent {sent} {now!r}; the recording has {was_sent} {before!r}.",
             step=step,
             worker_id=worker_id,
             row=row,
@@ -174,22 +191,40 @@ class Tape:
         )
 
 
-def same(one: Any, other: Any) -> bool:
-    """Return whether two payloads are equal to the bit."""
-    if isinstance(one, Unrecorded) or (callable(one) and callable(other)):
-        return isinstance(one, Unrecorded) or getattr(one, "__qualname__", "") == getattr(other, "__qualname__", "")
+def same(one: Any, other: Any, within: tuple[tuple[Any, Any], ...] = ()) -> bool:
+    """Return whether two payloads are equal to the bit. ``within``: the pairs of objects of which they are parts."""
+    if isinstance(one, Unrecorded):
+        return True
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         one, other = np.asarray(one), np.asarray(other)
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
         if one.dtype.hasobject:
-            return all(map(same, one.reshape(-1).tolist(), other.reshape(-1).tolist()))
+            return all(same(*pair, within) for pair in zip(one.reshape(-1), other.reshape(-1), strict=True))
         return bool(one.tobytes() == other.tobytes())
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(same(one[key], other[key], within) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(type(one) is type(other) and (one is other or one == other or one != one))
+        return len(one) == len(other) and all(same(*pair, within) for pair in zip(one, other, strict=True))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, _CODE):
+        return bool(one.__qualname__ == other.__qualname__)
+    if isinstance(one, _VALUES):
+        return repr(one) == repr(other)
+    return _have_same_parts(one, other, within)
+
+
+def _have_same_parts(one: Any, other: Any, within: tuple[tuple[Any, Any], ...]) -> bool:
+    """Return whether two objects of one type are equal, or are pickled as the same parts."""
+    if any(one is before and other is then for before, then in within):
+        return True
+    with contextlib.suppress(Exception):  # of any kind: it is the object's own code
+        if one is other or (not attrs.has(type(one)) and (one == other) is True):
+            return True
+    with contextlib.suppress(Exception):
+        return same(one.__reduce_ex__(4), other.__reduce_ex__(4), (*within, (one, other)))
+    return False
 
 
 def _first_difference(recorded: Any, found: Any) -> tuple[int, Any, Any]:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -17,15 +22,18 @@ from envmanager import (
     ArraySpec,
     BehaviorSpec,
     Environment,
+    EnvManager,
     EnvRaised,
     RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
     Timeouts,
+    UsageError,
     Wait,
     WorkerDied,
 )
-from envmanager.recording.data import RecordedEpisode, episodes
+from envmanager.recording.data import RecordedEpisode, episodes, table
+from envmanager.recording.tape import ReplayDiverged
 from envmanager.replay_env_manager import ReplayEnvManager
 from envmanager_tests.recording.runs import Uneven, by_rows, kill
 
@@ -221,3 +229,154 @@ def test_a_recording_ends_with_the_last_look_even_if_that_found_nothing(path: st
 class Slow(Uneven):
     def step(self, action: Any) -> Any:
         signal.pause()
+
+
+def by_options(manager: EnvManager, options: Any, n: int = 20) -> list[bytes]:
+    """Run all environments with the same actions, and return the observations."""
+    manager.reset(seed=1, options=options)
+    seen = []
+    for number in range(n):
+        batch = manager.recv("all")
+        seen.append(np.asarray(batch.obs["seen"] if isinstance(batch.obs, dict) else batch.obs).tobytes())
+        manager.send(batch.env_ids + number, batch.env_ids)
+    return seen
+
+
+class Level:
+    """An object of a user, without a comparison of its own."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.itself = number, self
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: np.arange(3), lambda: Level(3), lambda: math.nan, lambda: [{"at": {1, 2}}, (slice(2), lambda x: x)]],
+)
+def test_options_of_any_kind_are_found_equal_in_a_replay(make: Any, path: str) -> None:
+    with SubprocessEnvManager(Uneven, 2, record=path) as manager:
+        recorded = by_options(manager, {"other": make()})
+    with ReplayEnvManager(recording=path) as manager:
+        assert by_options(manager, {"other": make()}) == recorded
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [(Level(3), Level(4)), (partial(max, 1), partial(max, 2)), (0.0, -0.0), (np.zeros(2), np.zeros(3)), (1, 1.0)],
+)
+def test_other_options_are_found_in_a_replay(before: Any, now: Any, path: str) -> None:
+    with SimpleEnvManager(Uneven, 2, record=path) as manager:
+        by_options(manager, {"other": before})
+    with ReplayEnvManager(recording=path) as manager, pytest.raises(ReplayDiverged):
+        by_options(manager, {"other": now})
+
+
+class Locked(Uneven):
+    """An environment whose infos have what cannot be pickled, and a set, whose order is another in each process."""
+
+    def reset(self, **options: Any) -> Any:
+        obs, _ = super().reset(**options)
+        return obs, {"lock": threading.Lock(), "n": [self.n_steps], "words": set("abcdefgh")}
+
+    def step(self, action: Any) -> Any:
+        *step, _ = super().step(action)
+        return *step, {"lock": [threading.Lock()], "n": [self.n_steps], "words": set("abcdefgh")}
+
+
+def test_infos_are_recorded_but_for_what_cannot_be_pickled(path: str) -> None:
+    infos: list[Any] = []
+    for make in (
+        partial(SimpleEnvManager, Locked, 2, infos=True, record=path),
+        partial(ReplayEnvManager, recording=path),
+    ):
+        with make() as manager:
+            by_options(manager, None)
+            batch = manager.recv("all")
+            assert batch.info is not None
+            infos.append([(info["n"], info["words"]) for info in batch.info])
+    assert infos[0] == infos[1]
+    assert all(each.infos for each in episodes(path) if each.length)
+
+
+class Worded(Locked):
+    def reset(self, **options: Any) -> Any:
+        obs, info = super().reset(**options)
+        return obs, {"words": info["words"]}
+
+    def step(self, action: Any) -> Any:
+        *step, info = super().step(action)
+        return *step, {"words": info["words"]}
+
+
+def test_an_order_holds_with_sets_in_the_infos(path: str) -> None:
+    seen = []
+    for options in ({"record": path}, {"order": path}):
+        with SubprocessEnvManager(Worded, 2, infos=True, start_method="spawn", **options) as manager:
+            seen.append(by_options(manager, None))
+    assert seen[0] == seen[1]
+
+
+class Parted(Uneven):
+    observation_space = gymnasium.spaces.Dict({"seen": Uneven.observation_space, "n": gymnasium.spaces.Discrete(100)})
+
+    def obs(self) -> Any:
+        return {"seen": super().obs(), "n": self.n_steps}
+
+
+def test_observations_of_parts_may_be_left_out(path: str) -> None:
+    with SimpleEnvManager(Parted, 2, record=path, record_observations=False) as manager:
+        recorded = by_options(manager, None)
+    assert {each.obs for each in episodes(path)} == {None}
+    with SimpleEnvManager(Parted, 2, order=path) as manager:
+        assert by_options(manager, None) == recorded
+
+
+def test_what_cannot_be_sent_is_refused_again(path: str) -> None:
+    for make in (
+        partial(SubprocessEnvManager, Uneven, 2, record=path),
+        partial(SubprocessEnvManager, Uneven, 2, order=path),
+        partial(ReplayEnvManager, recording=path),
+    ):
+        with make() as manager:
+            manager.reset(seed=1)
+            with pytest.raises(UsageError, match="lock"):
+                manager.set_attr("last", threading.Lock())
+            assert manager.get_attr("last") == [0, 0]
+
+
+SCRIPT = """
+import sys
+from envmanager import SimpleEnvManager
+from envmanager_tests.recording.runs import Uneven
+class Level:
+    def __init__(self, number):
+        self.number = number
+with SimpleEnvManager(Uneven, 2, record=sys.argv[1]) as manager:
+    manager.reset(options={"own": Level(3)})
+    manager.recv()
+    manager.send([1, 2], [0, 1])
+    manager.recv()
+"""
+
+
+def test_a_recording_is_shown_where_its_classes_are_unknown_and_before_an_episode_has_ended(path: str) -> None:
+    subprocess.run([sys.executable, "-c", SCRIPT, path], check=True)
+    for flags in ([], ["--step", "0"]):
+        command = [Path(sys.executable).with_name("envmanager"), "replay", path, *flags]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert ("Level" in shown.stdout) == bool(flags)
+    assert [each.length for each in episodes(path)] == [1, 1]
+
+
+def test_a_recording_without_steps_is_a_table_of_no_rows(path: str) -> None:
+    with SimpleEnvManager(Uneven, 2, record=path):
+        pass
+    steps = table(path)
+    assert {len(column) for column in steps.values()} == {0}
+    assert steps["reward"].dtype == np.float32
+
+
+def test_a_replay_of_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="recording="):
+        ReplayEnvManager()
