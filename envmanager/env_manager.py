@@ -581,7 +581,7 @@ class EnvManager(ABC):
         its own; else ``manager.episodes``. Raises UsageError if the server cannot listen there.
         """
         self._calls.require_usable("serve")
-        counted = self.episodes if episodes is None else episodes
+        counted = weakref.proxy(self.episodes) if episodes is None else episodes
         parts = (self._table, self._calls, self._collector.waits, counted)
         watch = pkgutil.resolve_name("envmanager.serving.watch:Watch")(weakref.ref(self), *parts)
         make_server = pkgutil.resolve_name("envmanager.serving.server:Server")
