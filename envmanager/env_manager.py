@@ -140,7 +140,8 @@ class EnvManager(ABC):
         if getattr(self.create_worker, "__func__", None) is not _create_worker:  # a test has replaced it
             host = FakeHost(weakref.proxy(self), host)
         if self._order is not None:
-            host = pkgutil.resolve_name("envmanager.recording.ordered:ordered")(host, self._order)
+            workers = [list(entry.env_ids) for entry in self._table.entries]
+            host = pkgutil.resolve_name("envmanager.recording.ordered:ordered")(host, self._order, workers)
         if self._record is not None:
             record = pkgutil.resolve_name("envmanager.recording.recorder:recorded")
             host = record(host, self._record, self._about_recording(), observations=self._record_observations)

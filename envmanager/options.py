@@ -347,16 +347,8 @@ class KindOptions:
     def of_the_manager(self) -> dict[str, Any]:
         """The options of KindOptions that are also arguments of ``EnvManager.__init__``, by name."""
         names = (
-            "wait",
-            "seed",
-            "restarts",
-            "check_values",
-            "trace",
-            "record",
-            "record_observations",
-            "order",
-            "episodes",
-        )
+            "wait", "seed", "restarts", "check_values", "trace", "record", "record_observations", "order", "episodes",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
 

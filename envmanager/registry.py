@@ -69,7 +69,8 @@ class ManagerOptions(ProcessOptions):
     ignores ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and ``worker_env``, so that one
     can switch to it by changing ``kind`` alone. ``kind="asyncio"`` ignores ``local_envs``, ``start_method``,
     ``transport`` and ``worker_env``, and accepts no ``n_workers`` but ``"auto"`` and ``n_envs``. In this library
-    only ``kind="godot"`` accepts the mapping ``engine``, and only ``kind="ray"`` accepts ``cluster``.
+    only ``kind="godot"`` accepts the mapping ``engine``, and only ``kind="ray"`` accepts ``cluster``. ``kind="replay"``
+    needs ``recording``, and ignores all others but ``strict``, ``wait`` and ``trace``.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.
@@ -110,10 +111,10 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     the config, and MissingExtra for a known kind whose optional dependencies are not installed.
     """
     options = config if isinstance(config, ManagerOptions) else structure(ManagerOptions, config)
-    if (options.env is None) == (env_factory is None):
+    kind, is_replay = options.kind, options.kind == "replay"  # all but how to replay is as in the recorded run
+    if (options.env is None) == (env_factory is None) and not (is_replay and env_factory is None):
         found = "neither is given" if env_factory is None else "both are given"
         raise ConfigError(f"The environment is either the config's `env` or the argument env_factory; {found}.")
-    kind = options.kind
     make: Callable[..., Any] | None = pkgutil.resolve_name(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
     if make is None:
         kinds = known_kinds()
@@ -127,7 +128,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
             continue
         if field.name in parameters or (takes_all and field.name not in OF_ONE_KIND):
             chosen[field.name] = value
-        elif field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
+        elif not is_replay and field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
             raise ConfigError(f"The manager kind {kind!r} has no option {field.name}; it was set to {value!r}.")
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)

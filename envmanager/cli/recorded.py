@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import typer
 
 from envmanager.cli.output import PlainOutput
 from envmanager.data.steps import CommandName
+from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 
 with needed_by("envmanager replay", extra="record"):
@@ -36,22 +36,18 @@ def _summarize(path: Path, output: PlainOutput) -> None:
     lost = Counter((each.worker_id, str(each.error).partition("\n")[0]) for each in read if each.error is not None)
     returns = [each.total for each in whole]
     n_steps = Counter(worker_id for what, worker_id, _ in facts(path) if what == "step")
-    per_worker = ", ".join(f"{n_steps[worker_id]:,}" for worker_id in range(len(first["env_ids"])))
-    output.pairs(
-        [
-            ("recording", f"{path}: {first['kind']}, {first['n_envs']} environments, {len(first['env_ids'])} workers"),
-            (
-                "steps",
-                f"{sum(n_steps.values()):,} of workers ({per_worker}), {sum(e.length for e in read):,} of agents",
-            ),
-            ("episodes", f"{len(whole):,} finished, {sum(lost.values()):,} lost, {sum(e.is_cut for e in read):,} cut"),
-            *(
-                ("return", f"{np.mean(each):.4g} in the mean, {min(each):.4g} to {max(each):.4g}")
-                for each in ([returns] if returns else [])
-            ),
-            *(("lost", f"{number} in worker {worker_id}: {text}") for (worker_id, text), number in lost.items()),
-        ]
-    )
+    n_workers = len(first["env_ids"])
+    per_worker = ", ".join(f"{n_steps[worker_id]:,}" for worker_id in range(n_workers))
+    n_of_agents, n_cut = sum(each.length for each in read), sum(each.is_cut for each in read)
+    pairs = [
+        ("recording", f"{path}: {first['kind']}, {first['n_envs']} environments, {n_workers} workers"),
+        ("steps", f"{sum(n_steps.values()):,} of workers ({per_worker}), {n_of_agents:,} of agents"),
+        ("episodes", f"{len(whole):,} finished, {sum(lost.values()):,} lost, {n_cut:,} cut"),
+    ]
+    if returns:
+        pairs += [("return", f"{np.mean(returns):.4g} in the mean, {min(returns):.4g} to {max(returns):.4g}")]
+    pairs += [("lost", f"{number} in worker {worker_id}: {text}") for (worker_id, text), number in lost.items()]
+    output.pairs(pairs)
 
 
 def _show_around(path: Path, output: PlainOutput, worker: int, step: int) -> None:
@@ -64,8 +60,7 @@ def _show_around(path: Path, output: PlainOutput, worker: int, step: int) -> Non
         elif len(lines) - wanted[-1] > _AROUND:
             break
     if not any(is_wanted for _, is_wanted in lines):
-        output.line(f"Worker {worker} has no step {step} in {path}.")
-        raise typer.Exit(2)
+        raise UsageError(f"worker {worker} has no step {step} in {path}.")
     for text, is_wanted in lines:
         output.line(("▶ " if is_wanted else "  ") + text)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import BadObservation, EnvRaised, UsageError
-from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, WorkerHost
+from envmanager.kernel.host import EnvWorker, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig
 from envmanager.recording.codec import thawed_response, unpickled
 from envmanager.recording.recorder import HostAround
@@ -67,23 +67,29 @@ class OrderedSource(ResponseSource):
         return self._in_turn("get")
 
     def _in_turn(self, call: str) -> Sequence[EnvironmentResponse]:
-        forms = self._tape.arrived(call)
-        in_turn: list[EnvironmentResponse] = []
-        for form in forms:
-            name, worker_id, *_ = form
-            if name == _FAILED and not self.held[worker_id]:
-                failure = thawed_response(form)
-                if not isinstance(failure.payload, EnvRaised | BadObservation):
-                    in_turn.append(failure)  # it may not fail this time, and is replaced
-                    continue
-            while not self.held[worker_id]:
-                arrived = self._source.take() or self._source.get(1, math.inf)
-                if not arrived:
-                    return in_turn  # the manager was closed
-                for response in arrived:
-                    self.held[response.worker_id].append(response)
-            in_turn.append(self._tape.agreed(self.held[worker_id].popleft(), form))
+        in_turn = []
+        for form in self._tape.arrived(call):
+            response = self.response_to(form)
+            if response is None:
+                break
+            in_turn.append(response)
         return in_turn
+
+    def response_to(self, form: tuple[Any, ...]) -> EnvironmentResponse | None:
+        """Wait for the live response in place of a recorded one. Return None when the manager was closed."""
+        name, worker_id, *_ = form
+        held = self.held[worker_id]
+        if name == _FAILED and not held:
+            failure = thawed_response(form)
+            if not isinstance(failure.payload, EnvRaised | BadObservation):
+                return failure  # it may not fail this time, and is replaced
+        while not held:
+            arrived = self._source.take() or self._source.get(1, math.inf)
+            if not arrived:
+                return None
+            for response in arrived:
+                self.held[response.worker_id].append(response)
+        return self._tape.agreed(held.popleft(), form)
 
     def listen(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
         return self._source.listen(loop, ring)
@@ -96,15 +102,6 @@ class OrderedHost(HostAround):
         super().__init__(host)
         self._tape = tape
         self._source: OrderedSource
-
-    def open(self, context: HostContext) -> None:
-        recorded, own = self._tape.about["env_ids"], [list(entry.env_ids) for entry in context.entries]
-        if recorded != own:
-            raise UsageError(
-                f"the recording {self._tape.path} is of a {self._tape.about['kind']} with {_counted(recorded)}, so it "
-                f"cannot be the order of a manager with {_counted(own)}: take the recorded kind and numbers."
-            )
-        super().open(context)
 
     def around_source(self, source: ResponseSource) -> ResponseSource:
         self._source = OrderedSource(source, self._tape)
@@ -124,8 +121,10 @@ class OrderedHost(HostAround):
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         response = super().begin_again(worker_id, config)
+        if response is not None:  # within this process at once, though perhaps not in the recorded run
+            self._source.held[worker_id].append(response)
         _, form = self._tape.next("begin_again", worker_id)
-        return response if response is None or form is None else self._tape.agreed(response, form)
+        return None if form is None else self._source.response_to(form)
 
     def is_gone(self, worker_id: int) -> bool:
         was_gone = self._tape.next("is_gone", worker_id)
@@ -143,10 +142,17 @@ class OrderedHost(HostAround):
         self._tape.close()
 
 
-def _counted(env_ids: list[list[int]]) -> str:
-    return f"n_envs={sum(map(len, env_ids))} in n_workers={len(env_ids)}"
+def ordered(host: WorkerHost, path: str, workers: list[list[int]]) -> WorkerHost:
+    """Return a host that delivers what ``host`` does in the order of a recording.
 
-
-def ordered(host: WorkerHost, path: str) -> WorkerHost:
-    """Return a host that delivers what ``host`` does in the order of a recording. Raises the errors of ``Tape``."""
-    return OrderedHost(host, Tape(path))
+    ``workers``: the environments of each. Raises UsageError if the recording has others, and the errors of ``Tape``.
+    """
+    tape = Tape(path)
+    recorded = tape.about["env_ids"]
+    if recorded != workers:
+        tape.close()
+        raise UsageError(
+            f"{path} was recorded with the environments {recorded} in its workers, and this manager has {workers}: "
+            "take the same n_envs and n_workers, or the kind simple, which takes those of the recording."
+        )
+    return OrderedHost(host, tape)

@@ -103,8 +103,8 @@ function drawPlot(id, lines) {  // lines: name → [[seconds, value], …]
     width, height: 170,
     scales: { x: { time: false }, y: id === "rate" ? { range: (_, low, high) => [0, high * 1.05 || 1] } : {} },
     axes: [
-      { ...axis, incrs: TIMES, space: 70, values: (_, at) => at.map(clock) },
-      { ...axis, size: 60, values: (_, at) => at.map(number) },
+      { ...axis, size: 28, incrs: TIMES, space: 70, values: (_, at) => at.map(clock) },
+      { ...axis, size: 60, space: 25, values: (_, at) => at.map(number) },
     ],
     series: [
       { label: "after", value: (_, s) => s == null ? "–" : clock(s) },

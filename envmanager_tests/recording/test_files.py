@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import SimpleEnvManager, SubprocessEnvManager, UsageError
+from envmanager import SimpleEnvManager, UsageError
 from envmanager.recording import recorder
 from envmanager.recording.file import BadRecording, read_records
 from envmanager_tests.recording.runs import Uneven, by_steps
@@ -51,13 +51,6 @@ def test_a_file_has_one_writer_and_can_be_read_by_its_owner_alone(path: str) -> 
         SimpleEnvManager(Uneven, 1, record=path, order=path)
     with SimpleEnvManager(Uneven, 1, record=path):
         pass
-
-
-def test_a_recording_of_other_numbers_is_refused_as_an_order(path: str) -> None:
-    with SubprocessEnvManager(Uneven, 2, record=path):
-        pass
-    with pytest.raises(UsageError, match="n_envs=2 in n_workers=2"):
-        SimpleEnvManager(Uneven, 2, order=path)
 
 
 @pytest.fixture

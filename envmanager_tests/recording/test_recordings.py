@@ -129,6 +129,21 @@ def test_live_environments_deliver_in_the_recorded_order(kind: str, observations
         assert by_steps(manager, 1) == recorded
 
 
+@pytest.mark.parametrize("kind", ["one each", "two workers", "share", "asyncio"])
+def test_one_process_repeats_the_order_of_many(kind: str, path: str) -> None:
+    with KINDS[kind](record=path) as manager:
+        recorded = by_steps(manager, 1, kills=KILLS)
+    with SimpleEnvManager(Uneven, 4, restarts=RESTARTS, order=path) as manager:
+        assert by_steps(manager, 1) == recorded
+
+
+def test_an_order_is_refused_by_other_workers(path: str) -> None:
+    with KINDS["two workers"](record=path) as manager:
+        by_steps(manager, 1)
+    with pytest.raises(UsageError, match="or the kind simple"):
+        KINDS["one each"](order=path)
+
+
 class Forgetful(Uneven):
     """An environment that depends on more than its seed and actions."""
 
@@ -206,15 +221,17 @@ def test_without_observations_a_recording_is_small_data_and_no_replay(path: str)
 
 
 def test_a_config_switches_to_a_replay(path: str) -> None:
-    config = {"kind": "subprocess", "env": "CartPole-v1", "n_envs": 2, "seed": 1}
+    config = {"kind": "subprocess", "env": "CartPole-v1", "n_envs": 2, "seed": 1, "record": path, "infos": True}
+    config |= {"check_values": True, "zero_copy": True, "restarts": {"max_restarts": 3}}
+    replay = {"kind": "replay", "recording": path}
     seen = []
-    for options in ({"record": path}, {"kind": "replay", "recording": path}):
-        with make_manager({**config, **options}) as manager:
+    for options in (config, config | replay, replay):
+        with make_manager(options) as manager:
             manager.reset()
             batch = manager.recv("all")
             manager.send(np.zeros(2, np.int64), [0, 1])
             seen.append((batch.obs.tobytes(), manager.recv("all").obs.tobytes()))
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_any_part_of_a_recording_is_read_up_to_its_last_whole_record(path: str) -> None:
