@@ -140,7 +140,8 @@ class EnvManager(ABC):
         if getattr(self.create_worker, "__func__", None) is not _create_worker:  # a test has replaced it
             host = FakeHost(weakref.proxy(self), host)
         if self._order is not None:
-            host = pkgutil.resolve_name("envmanager.recording.ordered:ordered")(host, self._order)
+            workers = [list(entry.env_ids) for entry in self._table.entries]
+            host = pkgutil.resolve_name("envmanager.recording.ordered:ordered")(host, self._order, workers)
         if self._record is not None:
             record = pkgutil.resolve_name("envmanager.recording.recorder:recorded")
             host = record(host, self._record, self._about_recording(), observations=self._record_observations)
@@ -581,7 +582,7 @@ class EnvManager(ABC):
         its own; else ``manager.episodes``. Raises UsageError if the server cannot listen there.
         """
         self._calls.require_usable("serve")
-        counted = self.episodes if episodes is None else episodes
+        counted = weakref.proxy(self.episodes) if episodes is None else episodes
         parts = (self._table, self._calls, self._collector.waits, counted)
         watch = pkgutil.resolve_name("envmanager.serving.watch:Watch")(weakref.ref(self), *parts)
         make_server = pkgutil.resolve_name("envmanager.serving.server:Server")

@@ -18,7 +18,7 @@ from typing import Any
 
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import BadObservation, EnvRaised, UsageError
-from envmanager.kernel.host import EnvWorker, HostContext, ResponseSource, WorkerHost
+from envmanager.kernel.host import EnvWorker, ResponseSource, WorkerHost
 from envmanager.options import ResetConfig
 from envmanager.recording.codec import thawed_response, unpickled
 from envmanager.recording.recorder import HostAround
@@ -103,16 +103,6 @@ class OrderedHost(HostAround):
         self._tape = tape
         self._source: OrderedSource
 
-    def open(self, context: HostContext) -> None:
-        recorded, own = self._tape.about["env_ids"], [list(entry.env_ids) for entry in context.entries]
-        if recorded != own:
-            raise UsageError(
-                f"the recording {self._tape.path} is of a {self._tape.about['kind']} with {_counted(recorded)}, so it "
-                f"cannot be the order of a manager with {_counted(own)}: take the recorded numbers, or the kind simple "
-                "with that n_envs."
-            )
-        super().open(context)
-
     def around_source(self, source: ResponseSource) -> ResponseSource:
         self._source = OrderedSource(source, self._tape)
         return self._source
@@ -152,10 +142,17 @@ class OrderedHost(HostAround):
         self._tape.close()
 
 
-def _counted(env_ids: list[list[int]]) -> str:
-    return f"n_envs={sum(map(len, env_ids))} in n_workers={len(env_ids)}"
+def ordered(host: WorkerHost, path: str, workers: list[list[int]]) -> WorkerHost:
+    """Return a host that delivers what ``host`` does in the order of a recording.
 
-
-def ordered(host: WorkerHost, path: str) -> WorkerHost:
-    """Return a host that delivers what ``host`` does in the order of a recording. Raises the errors of ``Tape``."""
-    return OrderedHost(host, Tape(path))
+    ``workers``: the environments of each. Raises UsageError if the recording has others, and the errors of ``Tape``.
+    """
+    tape = Tape(path)
+    recorded = tape.about["env_ids"]
+    if recorded != workers:
+        tape.close()
+        raise UsageError(
+            f"{path} was recorded with the environments {recorded} in its workers, and this manager has {workers}: "
+            "take the same n_envs and n_workers, or the kind simple, which takes those of the recording."
+        )
+    return OrderedHost(host, tape)

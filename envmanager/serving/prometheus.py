@@ -78,8 +78,8 @@ class Collector:
             values = [((behavior,), own[name]) for behavior, own in means]
             yield _family(Gauge, f"episode_{name}", "Mean of the last hundred episodes", values, "behavior")
         figures = [
-            ((behavior, name), float(figure))
-            for behavior, own in watch.figures.copy().items()
+            ((behavior, name), figure)
+            for behavior, own in watch.known_figures().items()
             for name, figure in own.items()
             if not math.isnan(figure)
         ]

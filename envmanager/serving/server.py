@@ -64,7 +64,7 @@ class Server:
 
     def __init__(self, watch: Watch, port: int, host: str, token: str | None) -> None:
         """Listen, and answer in a thread. Raises UsageError if that is not possible."""
-        if (token is not None and not token.isascii()) or token == "":
+        if token is not None and not (isinstance(token, str) and token.isascii() and token):
             raise UsageError("the token of a server must be ASCII text, or None for one that is made by chance.")
         self.token = secrets.token_urlsafe(16) if token is None else token
         self.watch = watch
@@ -75,7 +75,8 @@ class Server:
         try:
             self._http = _Http(watch, port, host, self.token)
         except (OSError, OverflowError, TypeError) as error:
-            raise UsageError(f"cannot listen on port {port} of {host!r}: {error}. Port 0 takes a free one.") from error
+            reason = str(error).rstrip(".")
+            raise UsageError(f"cannot listen on port {port} of {host!r}: {reason}. Port 0 takes a free one.") from error
         self.port: int = self._http.server_address[1]
         """Port on which the server listens."""
         shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
@@ -118,10 +119,12 @@ class _Http(socketserver.ThreadingTCPServer):
 
     def __init__(self, watch: Watch, port: int, host: str, token: str) -> None:
         self.watch, self.token = watch, token.encode()
-        self.names = {"localhost", host.lower(), socket.gethostname().lower()} - {""}
-        """Names of this machine, beside its addresses."""
         self.connections: set[socket.socket] = set()
         self._is_ending = threading.Event()
+        if not isinstance(host, str):
+            raise TypeError("the host must be a text, such as 127.0.0.1")
+        self.names = {"localhost", host.lower(), socket.gethostname().lower()} - {""}
+        """Names of this machine, beside its addresses."""
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)

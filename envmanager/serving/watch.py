@@ -11,9 +11,11 @@ unwatched. A number that is read in the middle of a step may lack that step; the
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -68,10 +70,14 @@ class Watch:
     def __init__(
         self, manager: Callable[[], Any], table: WorkerTable, calls: Calls, waits: WaitTimes, episodes: Episodes
     ) -> None:
-        """``manager`` returns the EnvManager, or None when it is gone. The others are parts of it, or its trainer's."""
-        self.table, self.waits, self.episodes = table, waits, episodes
+        """``manager`` returns the EnvManager, or None when it is gone. The others are parts of it, or its trainer's.
+
+        ``episodes`` may be a proxy. What may hold errors is not kept alive, because tracebacks lead to the manager.
+        """
+        self.table: WorkerTable = weakref.proxy(table)
+        self.waits, self.episodes = waits, episodes
         self.figures: dict[str, Mapping[str, float]] = {}
-        """Figures of learning, by behavior, such as losses: numbers, also of NumPy and PyTorch."""
+        """Figures of learning, by behavior, such as losses: numbers, also of NumPy and PyTorch. No others are shown."""
         self.manager, self._calls = manager, calls
         self._began_ns = time.perf_counter_ns()
         self._lock = threading.Lock()
@@ -88,7 +94,7 @@ class Watch:
         self._point_every_s, self._point_due_s = 1.0, 0.0
         self._progress: dict[str, _Progress] = {}
         self._last_episode: Episode | None = None
-        self._last_event: Event | None = None
+        self._last_event: Callable[[], Event | None] = lambda: None
         self._stats, self._stats_due_s, self._stats_lock = ManagerStats(()), -math.inf, threading.Lock()
         self._before = [self._counts(entry) for entry in table.entries]
 
@@ -110,8 +116,8 @@ class Watch:
                 own = self._progress.setdefault(episode.behavior, _Progress())
                 own.count, own.total = own.count + 1, own.total + episode.total
                 own.recent.append(episode)
-            for event in [] if manager is None else _since(list(manager.events), self._last_event):
-                self._last_event = event
+            for event in [] if manager is None else _since(list(manager.events), self._last_event()):
+                self._last_event = weakref.ref(event)
                 if not isinstance(event, _UNSHOWN):
                     at_ms, text = self._ms(int(event.at_s * 1e9)), str(event)[:_LONGEST_TEXT]
                     shown = {"ms": at_ms, "worker": event.worker_id, "kind": type(event).__name__, "text": text}
@@ -169,6 +175,15 @@ class Watch:
         total = len(book.given) if hasattr(book.given, "__len__") else None
         return {"done": max(0, book.n_drawn - n_running - n_lost), "lost": n_lost, "running": n_running, "total": total}
 
+    def known_figures(self) -> dict[str, dict[str, float]]:
+        """Return the figures of learning that are numbers, by behavior."""
+        known: dict[str, dict[str, float]] = {}
+        for behavior, own in self.figures.copy().items():
+            for name, figure in dict(own).items() if isinstance(own, Mapping) else ():
+                with contextlib.suppress(TypeError, ValueError, OverflowError):
+                    known.setdefault(behavior, {})[name] = float(figure)
+        return known
+
     def means(self) -> dict[str, dict[str, float]]:
         """Return the mean return and length of the last hundred episodes, by behavior."""
         with self._lock:
@@ -209,10 +224,7 @@ class Watch:
             "episodes_lost": self.episodes.lost,
             "means": self.means(),
             "tasks": self.tasks(),
-            "figures": {
-                behavior: {name: float(figure) for name, figure in own.items()}
-                for behavior, own in self.figures.copy().items()
-            },
+            "figures": self.known_figures(),
             "verdict": stats.verdict or stats.placement,
             "workers": workers,
         }

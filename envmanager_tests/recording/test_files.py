@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import threading
 from pathlib import Path
 from struct import unpack_from
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import SimpleEnvManager, SubprocessEnvManager, UsageError
+from envmanager import SimpleEnvManager, UsageError
 from envmanager.recording import recorder
 from envmanager.recording.file import BadRecording, read_records
+from envmanager_tests.interrupting import interrupts_from_outside
 from envmanager_tests.recording.runs import Uneven, by_steps
 
 
@@ -53,13 +53,6 @@ def test_a_file_has_one_writer_and_can_be_read_by_its_owner_alone(path: str) -> 
         pass
 
 
-def test_a_recording_of_other_numbers_is_refused_as_an_order(path: str) -> None:
-    with SubprocessEnvManager(Uneven, 2, record=path):
-        pass
-    with pytest.raises(UsageError, match="n_envs=2 in n_workers=2"):
-        SimpleEnvManager(Uneven, 2, order=path)
-
-
 @pytest.fixture
 def stalled(path: str) -> Any:
     """Make a file that takes a few bytes and then no more: a pipe that nobody reads."""
@@ -90,11 +83,8 @@ def test_an_interrupt_ends_the_wait_for_a_disk_that_stalls(path: str, monkeypatc
     manager = SimpleEnvManager(Uneven, 4, record=path)
     manager.reset(seed=1)
     manager.set_attr("slow_s", 0.0)
-    alarm = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGINT))
-    alarm.start()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupts_from_outside(signal.default_int_handler, 3.0, 3.1), pytest.raises(KeyboardInterrupt):
         run(manager, 1_000_000)
-    alarm.join()
     monkeypatch.setattr(recorder, "LONGEST_STALL_S", 0.5)
     manager.close()
     assert manager.events.counts()["RecordingFailed"] == 1

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Iterator
 from http.client import HTTPException
 from itertools import pairwise
@@ -23,7 +24,7 @@ import numpy as np
 import pytest
 
 from envmanager import RestartPolicy, SimpleEnvManager, SubprocessEnvManager
-from envmanager.errors import ManagerClosed, UsageError, WorkerError
+from envmanager.errors import EnvRaised, ManagerClosed, UsageError, WorkerError
 from envmanager.observe.episodes import Episodes
 from envmanager.serving.server import Server
 from envmanager.testing import FakeEnvironment, Raise, Sleep, Step, faulty
@@ -257,6 +258,41 @@ def test_a_manager_that_is_collected_ends_its_server():
 
     with pytest.raises((urllib.error.URLError, ConnectionError)):
         get(server)
+
+
+class Failing(FakeEnvironment):
+    def step(self, actions):
+        raise ValueError("no step")
+
+
+def test_a_manager_that_has_raised_an_error_is_collected_too():
+    manager = SimpleEnvManager(Failing)
+    server = start(manager)
+    with pytest.raises(EnvRaised):
+        manager.step()
+    server.watch.sample(time.perf_counter_ns())
+    gone = weakref.ref(manager)
+    del manager
+    gc.collect()
+
+    assert gone() is None
+    with pytest.raises((urllib.error.URLError, ConnectionError)):
+        get(server)
+
+
+def test_figures_that_are_no_numbers_are_left_out(manager):
+    server = start(manager)
+    server.figures["default"] = {"loss": 0.5, "kind": "text", "none": None, "many": np.ones(2), "huge": 10**400}
+    server.figures["other"] = 7
+
+    assert data_of(server)["figures"] == {"default": {"loss": 0.5}}
+    assert get(server, "/metrics")[0] == 200
+
+
+@pytest.mark.parametrize("given", [{"host": None}, {"token": 5}, {"token": ""}, {"port": "8000"}])
+def test_addresses_and_tokens_of_a_wrong_kind_are_usage_errors(manager, given):
+    with pytest.raises(UsageError):
+        manager.serve(**given)
 
 
 def test_a_taken_port_is_a_usage_error(manager):
