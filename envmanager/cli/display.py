@@ -21,7 +21,7 @@ from envmanager.cli import output
 from envmanager.cli.output import PlainOutput
 from envmanager.cli.plan import Plan
 from envmanager.observe.episodes import Episodes
-from envmanager.observe.files import write_atomically
+from envmanager.observe.files import json_safe, write_atomically
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.placing.placement import describe_seconds
 from envmanager.training.evaluation import Evaluation, mean_and_spread
@@ -78,15 +78,6 @@ class RunSummary:
             "verdict": self.stats.verdict,
             "workers": json_safe([attrs.asdict(worker) for worker in self.stats.workers]),
         }
-
-
-def json_safe(data: Any) -> Any:
-    """Return a copy of ``data`` with None for NaN and infinite numbers, which JSON does not have."""
-    if isinstance(data, dict):
-        return {key: json_safe(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [json_safe(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:

@@ -19,11 +19,12 @@ from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.display import Rate, evaluation_lines, json_safe, of_behavior, write_json
+from envmanager.cli.display import Rate, evaluation_lines, of_behavior, write_json
 from envmanager.cli.output import NAMES, PlainOutput, describe_notice, print_pairs, print_text
 from envmanager.cli.plan import serve
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, StopSignals, exit_code_of
 from envmanager.errors import EnvManagerError
+from envmanager.observe.files import json_safe
 from envmanager.training.controller import Update
 from envmanager.training.curriculum import LessonBegan
 from envmanager.training.evaluation import Evaluation

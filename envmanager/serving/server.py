@@ -19,7 +19,6 @@ import contextlib
 import ipaddress
 import json
 import logging
-import math
 import os
 import secrets
 import socket
@@ -36,6 +35,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from envmanager.errors import MissingExtra, UsageError
+from envmanager.observe.files import json_safe
 from envmanager.serving.watch import SAMPLE_S, Watch
 from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import after_fork_in_child
@@ -191,7 +191,7 @@ class _Http(socketserver.ThreadingTCPServer):
             try:
                 text = json.dumps(data, allow_nan=False)
             except ValueError:
-                text = json.dumps(_finite(data))
+                text = json.dumps(json_safe(data))
             return HTTPStatus.OK, "application/json", text.encode()
         if url.path == "/metrics":
             try:
@@ -259,12 +259,3 @@ def _page(nonce: str) -> bytes:
     for mark, name in _PARTS.items():
         page = page.replace(f"/* {mark} */", parts.joinpath(name).read_text("utf-8"))
     return page.encode()
-
-
-def _finite(data: Any) -> Any:
-    """Return ``data`` with None for numbers that JSON does not have."""
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
