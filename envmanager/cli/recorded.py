@@ -31,7 +31,10 @@ def show_recording(path: Path, output: PlainOutput, worker: int, step: int | Non
 
 def _summarize(path: Path, output: PlainOutput) -> None:
     first = about(path)
-    read = list(episodes(path))
+    read = []
+    for each in episodes(path):
+        each.obs = each.actions = each.infos = None  # a long run has more of them than memory
+        read.append(each)
     whole = [each for each in read if each.error is None and not each.is_cut]
     lost = Counter((each.worker_id, str(each.error).partition("\n")[0]) for each in read if each.error is not None)
     returns = [each.total for each in whole]
