@@ -37,7 +37,8 @@ class SimpleEnvManager(EnvManager):
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
         workers: Any = [range(options.n_envs)]
         if options.order is not None:
-            workers = pkgutil.resolve_name("envmanager.recording.data:about")(options.order)["env_ids"]
+            recorded = pkgutil.resolve_name("envmanager.recording.data:about")(options.order)["env_ids"]
+            workers = recorded if sum(map(len, recorded)) == options.n_envs else workers
         super().__init__(workers, zero_copy=options.zero_copy, **options.of_the_manager)
         self.start(LocalHost(factories_for(env_factory, options.n_envs), options))
 

@@ -31,21 +31,23 @@ def show_recording(path: Path, output: PlainOutput, worker: int, step: int | Non
 
 def _summarize(path: Path, output: PlainOutput) -> None:
     first = about(path)
-    read = []
+    returns: list[float] = []
+    lost: Counter[tuple[int, str]] = Counter()
+    n_cut = n_of_agents = 0
     for each in episodes(path):
-        each.obs = each.actions = each.infos = None  # a long run has more of them than memory
-        read.append(each)
-    whole = [each for each in read if each.error is None and not each.is_cut]
-    lost = Counter((each.worker_id, str(each.error).partition("\n")[0]) for each in read if each.error is not None)
-    returns = [each.total for each in whole]
+        n_of_agents += each.length
+        n_cut += each.is_cut
+        if each.error is not None:
+            lost[each.worker_id, str(each.error).partition("\n")[0]] += 1
+        elif not each.is_cut:
+            returns.append(each.total)
     n_steps = Counter(worker_id for what, worker_id, _ in facts(path) if what == "step")
     n_workers = len(first["env_ids"])
     per_worker = ", ".join(f"{n_steps[worker_id]:,}" for worker_id in range(n_workers))
-    n_of_agents, n_cut = sum(each.length for each in read), sum(each.is_cut for each in read)
     pairs = [
         ("recording", f"{path}: {first['kind']}, {first['n_envs']} environments, {n_workers} workers"),
         ("steps", f"{sum(n_steps.values()):,} of workers ({per_worker}), {n_of_agents:,} of agents"),
-        ("episodes", f"{len(whole):,} finished, {sum(lost.values()):,} lost, {n_cut:,} cut"),
+        ("episodes", f"{len(returns):,} finished, {sum(lost.values()):,} lost, {n_cut:,} cut"),
     ]
     if returns:
         pairs += [("return", f"{np.mean(returns):.4g} in the mean, {min(returns):.4g} to {max(returns):.4g}")]

@@ -142,6 +142,8 @@ def test_an_order_is_refused_by_other_workers(path: str) -> None:
         by_steps(manager, 1)
     with pytest.raises(UsageError, match="or the kind simple"):
         KINDS["one each"](order=path)
+    with pytest.raises(UsageError, match="or the kind simple"):
+        SimpleEnvManager(Uneven, 3, order=path)
 
 
 class Forgetful(Uneven):
