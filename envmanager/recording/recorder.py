@@ -37,7 +37,7 @@ from envmanager.recording.codec import frozen, frozen_response, pickled
 from envmanager.recording.file import FORMAT, RecordWriter
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 
-_MOST_PENDING, _MOST_PENDING_BYTES = 10_000, 1 << 28
+_MOST_PENDING, _MOST_PENDING_BYTES = 10_000, 1 << 26
 """Number of facts, and about their size, above which the trainer waits until they are written."""
 LONGEST_STALL_S = 10.0
 """Seconds in which nothing could be written after which a recording that is waited for has failed."""
