@@ -88,7 +88,7 @@ class Declaration:
         return {**{name: dict(table) for name, table in config.items()}, **others, "trainers": trainers}
 
     def describe(self) -> Iterator[tuple[str, str]]:
-        """Yield what the scene sets, as text: where (a behavior with its node and file, or a table), and the options."""
+        """Yield what the scene sets, as text: where, which is a behavior with its place or a table, and the options."""
         for behavior, table in self.tables["trainers"].items():
             yield f"{behavior}, {self.places['trainers', behavior]}", _listed(table)
         others = {name: _listed(self.tables[name]) for name in ("training", "manager") if self.tables[name]}
