@@ -20,7 +20,7 @@ const Behavior := preload("res://addons/envmanager/behavior.gd")
 ## How many numbers between -1 and 1 act() gets.
 @export_range(0, 100, 1, "or_greater") var continuous_size := 0
 ## How many choices each discrete action has: [5] is one action of 0 to 4.
-@export var discrete_choices: PackedInt32Array = []
+@export var discrete_choices := PackedInt32Array()
 
 ## False: the agent is there, but gets no action now.
 var wants_action := true
