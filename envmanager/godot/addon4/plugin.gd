@@ -1,10 +1,13 @@
 @tool
 extends EditorPlugin
-## Adds the bridge to the project's autoloads while the plugin is enabled, and says in the inspector what is missing.
+## Adds the bridge to the project's autoloads while the plugin is enabled, says in the inspector what is missing, and
+## shows the dock "Training".
 
 const NAME := "EnvManager"
+const Dock := preload("res://addons/envmanager/dock.gd")
 const Inspector := preload("res://addons/envmanager/inspector.gd")
 
+var _dock: Dock = null
 var _inspector := Inspector.new()
 
 
@@ -19,11 +22,16 @@ func _disable_plugin() -> void:
 
 func _enter_tree() -> void:
 	add_inspector_plugin(_inspector)
+	_dock = Dock.new(get_editor_interface())
+	add_control_to_dock(DOCK_SLOT_RIGHT_UL, _dock)
 	get_editor_interface().get_inspector().property_edited.connect(_check_again)
 
 
 func _exit_tree() -> void:
 	remove_inspector_plugin(_inspector)
+	_dock.end()
+	remove_control_from_docks(_dock)
+	_dock.free()
 	get_editor_interface().get_inspector().property_edited.disconnect(_check_again)
 
 
