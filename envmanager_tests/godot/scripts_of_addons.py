@@ -17,7 +17,7 @@ import envmanager.godot
 
 ADDONS = Path(envmanager.godot.__file__).parent
 ACCEPTED = Path(__file__).parent / "accepted_differences.txt"
-DOCK = {"dock.gd", "job.gd", "plot.gd"}
+DOCK = {"dock.gd", "job.gd", "plot.gd", "setup.gd"}
 """Scripts of the dock, which only the editor of Godot 4 has."""
 
 _IN_3 = {

@@ -53,12 +53,11 @@ func is_running() -> bool:
 
 
 func is_stopping() -> bool:
-	return is_running() and _stopped_ms >= 0
+	return is_running() and was_stopped()
 
 
-## Whether it has ended by an error, and not because it was stopped.
-func has_failed() -> bool:
-	return exit_code > 0 and _stopped_ms < 0
+func was_stopped() -> bool:
+	return _stopped_ms >= 0
 
 
 ## Seconds that it has run.
@@ -78,10 +77,8 @@ func stop() -> void:
 		_kill()
 
 
-## Stops it and waits for its end.
-func end() -> void:
-	if is_running() and not is_stopping():
-		stop()
+## Waits until it has ended, after stop().
+func wait() -> void:
 	while is_running():
 		OS.delay_msec(20)
 		poll()
@@ -91,7 +88,7 @@ func end() -> void:
 func poll() -> bool:
 	if not is_running():
 		return false
-	var code: int = OS.call("get_process_exit_code", _pid)  # by name: before Godot 4.3 there is no such function
+	var code := OS.get_process_exit_code(_pid)
 	if code < 0 and _stopped_ms >= 0 and Time.get_ticks_msec() - _stopped_ms > KILLED_AFTER_S * 1000.0:
 		_kill()
 		return true

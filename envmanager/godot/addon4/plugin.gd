@@ -4,10 +4,9 @@ extends EditorPlugin
 ## shows the dock "Training".
 
 const NAME := "EnvManager"
-const Dock := preload("res://addons/envmanager/dock.gd")
 const Inspector := preload("res://addons/envmanager/inspector.gd")
 
-var _dock: Dock = null
+var _dock: Control = null
 var _inspector := Inspector.new()
 
 
@@ -22,16 +21,20 @@ func _disable_plugin() -> void:
 
 func _enter_tree() -> void:
 	add_inspector_plugin(_inspector)
-	_dock = Dock.new(get_editor_interface())
-	add_control_to_dock(DOCK_SLOT_RIGHT_UL, _dock)
+	if Engine.get_version_info().hex >= 0x040300:  # the first with named pipes
+		_dock = load("res://addons/envmanager/dock.gd").new(get_editor_interface())
+		add_control_to_dock(DOCK_SLOT_RIGHT_UL, _dock)
+	else:
+		print("EnvManager: the dock \"Training\" needs Godot 4.3 or later; in a terminal: envmanager train GAME")
 	get_editor_interface().get_inspector().property_edited.connect(_check_again)
 
 
 func _exit_tree() -> void:
 	remove_inspector_plugin(_inspector)
-	_dock.end()
-	remove_control_from_docks(_dock)
-	_dock.free()
+	if _dock != null:
+		_dock.end()
+		remove_control_from_docks(_dock)
+		_dock.free()
 	get_editor_interface().get_inspector().property_edited.disconnect(_check_again)
 
 
