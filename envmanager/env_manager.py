@@ -65,6 +65,8 @@ class EnvManager(ABC):
 
     placement = ""
     """Text that says which placement was chosen for ``"auto"``, and why. Empty if the user set the placement."""
+    ends_episodes = True
+    """Whether every environment ends its episodes. In others, agents may end theirs while the environment goes on."""
 
     @abstractmethod
     def __init__(
@@ -347,8 +349,8 @@ class EnvManager(ABC):
             raise UsageError(
                 "these environments cannot begin episodes on demand, as tasks, begin() and a vector environment with "
                 'autoreset_mode="Disabled" need. It takes Gymnasium\'s (its SyncVectorEnv and AsyncVectorEnv too), '
-                "PettingZoo's, dm_env's, or an Environment with can_rest. Others, as EnvPool, Godot and ML-Agents, "
-                "begin their next episode by themselves: leave these options out."
+                "PettingZoo's, dm_env's, Godot's with this library's addon of today, or an Environment with can_rest. "
+                "Others, as EnvPool and ML-Agents, begin their next episode by themselves: leave these options out."
             )
 
     @property

@@ -105,7 +105,7 @@ class EngineHost(LinkHost[EngineLink]):
     def check_can_travel(self, payload: Any) -> None:
         """Raise UsageError if ``payload`` contains a function, or if reset options or arguments are not JSON values."""
         if not isinstance(payload, list):
-            options = None if payload is None else ResetConfig.of(payload).options
+            options = payload.options if isinstance(payload, ResetConfig) else payload  # or those of a task
             check_json(dict(options or {}), "the reset options")
             return
         for own in payload:

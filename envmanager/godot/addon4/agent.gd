@@ -7,8 +7,12 @@ extends Node
 ## Entering the tree joins the game, leave() leaves it. The bridge calls observe() after the last tick of an action, and
 ## act() or heuristic() before the first tick of the next. observe() only looks; it changes nothing.
 
+const Behavior := preload("res://addons/envmanager/behavior.gd")
+
 ## Agents of one behavior share one policy. They all have the same sizes.
 @export var behavior := "default"
+## How this behavior learns. Agents of one behavior refer to the same settings, or only one of them does.
+@export var settings: Behavior = null
 @export_group("Observations")
 ## How many numbers observe() returns. Several arrays, or images: override observations().
 @export_range(0, 1000, 1, "or_greater") var observation_size := 0

@@ -1,6 +1,7 @@
 extends RefCounted
 ## The agents of one behavior: what they see and do, and who they are.
 
+const Declared := preload("res://addons/envmanager/declared.gd")
 const TYPES := {"float32": TYPE_PACKED_FLOAT32_ARRAY, "int32": TYPE_PACKED_INT32_ARRAY, "uint8": TYPE_PACKED_BYTE_ARRAY}
 
 var name := ""
@@ -12,6 +13,8 @@ var is_one_float_array := false
 var continuous_size := 0
 var discrete_choices := PackedInt32Array()
 var max_agents := 0
+var settings: Resource = null
+var declared := {}  # what the settings are, and which node refers to them
 var agents: Array = []
 var leavers: Array = []  # their last rows
 var acting: Array = []  # those who get an action, in the order of the rows sent last
@@ -45,6 +48,21 @@ func fits(agent: Node) -> bool:
 		and agent.discrete_choices == discrete_choices
 		and agent.observations() == observations
 	)
+
+
+## Keeps the settings that an agent refers to. Returns the end of a sentence about this behavior, or "".
+func refer(agent: Node) -> String:
+	if agent.settings == null or agent.settings == settings:
+		return ""
+	var told := Declared.told_by(agent, agent.settings)
+	if settings == null:
+		settings = agent.settings
+		declared = told
+		return ""
+	if told.fields.hash() == declared.fields.hash():
+		return ""
+	var both := [declared.node, declared.file, told.node, told.file]
+	return "has two settings: node %s refers to some in %s, node %s to others in %s. Let both refer to the same" % both
 
 
 ## The end of a sentence about this behavior, or "".

@@ -182,10 +182,6 @@ def _check_parameters(parameters: Any, manager: ManagerOptions) -> None:
     """Raise ConfigError for mistakes in ``training.parameters``, and for what they need of the other tables."""
     where = "training.parameters"
     ends = curriculum.ends_of(curriculum.parse(parameters, where=where))
-    if parameters and manager.kind == "godot":
-        raise ConfigError(
-            f"{where} needs episodes that begin on demand, which Godot games cannot: use engine.parameters."
-        )
     for path, until in ends.items():
         if until.measure not in curriculum.MEASURES and not manager.infos:
             raise ConfigError(
