@@ -32,7 +32,7 @@ TRAINER = "ppo"
 """Kind of trainer of a behavior that declares none."""
 _OF_TRAINING: dict[str, Path] = {
     "steps": ("training", "steps"),
-    "seed": ("training", "seed"),
+    "random_seed": ("training", "seed"),
     "environments": ("manager", "n_envs"),
     "engines": ("manager", "n_workers"),
     "wait": ("manager", "wait"),

@@ -8,6 +8,8 @@ extends Node
 
 # Agents of one behavior share one policy. They all have the same sizes.
 export(String) var behavior = "default"
+# How this behavior learns. Agents of one behavior refer to the same settings, or only one of them does.
+export(Resource) var settings = null
 # How many numbers observe() returns. Several arrays, or images: override observations().
 export(int, 0, 100000) var observation_size = 0
 # How many numbers between -1 and 1 act() gets.

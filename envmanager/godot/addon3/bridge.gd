@@ -10,6 +10,7 @@ const Copy = preload("res://addons/envmanager/copy.gd")
 const Copies = preload("res://addons/envmanager/copies.gd")
 const Spawner = preload("res://addons/envmanager/spawner.gd")
 const Calls = preload("res://addons/envmanager/calls.gd")
+const Declared = preload("res://addons/envmanager/declared.gd")
 const Pictures = preload("res://addons/envmanager/pictures.gd")
 const PROTOCOL = [1, 0]
 const ADDON = "1.0.0"
@@ -21,7 +22,7 @@ const REMOVED = "the arena is gone, because the game has freed it, or changed to
 const CHANGED = "the game has changed or reloaded its scene, which needs one arena per engine (n_workers = n_envs)" + INSTEAD
 const RESETS = "the game has changed or reloaded its scene in a reset(), which the new one needs again" + INSTEAD
 const ARGUMENT = "--envmanager="
-const REQUESTS = {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
+const REQUESTS = {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit", Wire.BEGIN: "_begin"}
 
 var pictures: Pictures = Pictures.new()
 var _wire: Wire = null
@@ -33,6 +34,7 @@ var _is_acting: bool = false  # a step waits for its answer
 var _is_torn: bool = false  # the game changes its scene
 var _patience: int = 0
 var _bodies: Array = []
+var _is_on_demand: bool = false  # the trainer begins each episode
 var _is_built: bool = false
 var _is_broken: bool = true  # only a reset helps: at the beginning, and after an error
 
@@ -267,6 +269,8 @@ func _build() -> void:
 	for copy in _copies.all:
 		if copy.arena != null:
 			_prepare(copy)
+			if copy.index == 0 and copy.arena.training != null:
+				_roster.training = Declared.told_by(copy.arena, copy.arena.training)
 	_copies.declare_to(_roster)
 	_roster.check_specs()
 	_roster.is_closed = true
@@ -326,12 +330,16 @@ func _end_action() -> void:
 		_show_episodes()
 	for copy in ending:
 		copy.begin_next()
+	if _copies.begin_tasks() and _roster.with_infos:
+		_roster.keep_infos()
 	if _wire != null:
-		_send_steps({})
+		_send_steps(_copies.with_rows(ending) if _is_on_demand else {})
 
 
 func _send_steps(only: Dictionary) -> void:
 	pictures.is_old = true
+	if not only.empty():
+		_roster.note_change()
 	var sections = _roster.written(only)
 	if not _send_faults():
 		var frame = Wire.int_bytes(PoolIntArray([OS.get_ticks_usec() - _wire.received_us]))
@@ -351,6 +359,13 @@ func _step() -> void:
 
 func _reset() -> void:
 	var request = _wire.json()
+	_is_on_demand = request.get("begins") != null
+	for copy in _copies.all:
+		copy.on_demand = _is_on_demand
+		copy.rests = false
+	if _is_on_demand:
+		_reset_on_demand(request["begins"])
+		return
 	var indices = range(_copies.all.size()) if request["arenas"] == null else request["arenas"]
 	var only = {}
 	_is_broken = false
@@ -365,6 +380,25 @@ func _reset() -> void:
 	if _roster.with_infos:
 		_roster.keep_infos()
 	_send_steps({} if request["arenas"] == null else only)
+
+
+# Only some episodes may begin. The other copies rest.
+func _reset_on_demand(begins: Array) -> void:
+	_is_broken = false
+	for copy in _copies.all:
+		copy.clear()
+		copy.rest()
+	_copies.note_begins(begins)
+	_copies.begin_tasks()
+	_roster.forget_leavers()
+	if _roster.with_infos:
+		_roster.keep_infos()
+	_send_steps(_copies.with_rows([]))
+
+
+# Episodes that begin when the next action is over. There is no answer.
+func _begin() -> void:
+	_copies.note_begins(_wire.json()["begins"])
 
 
 func _call() -> void:

@@ -2,6 +2,7 @@ extends Reference
 # The agents of one behavior: what they see and do, and who they are.
 
 const Wire = preload("res://addons/envmanager/wire.gd")
+const Declared = preload("res://addons/envmanager/declared.gd")
 const TYPES = {"float32": TYPE_REAL_ARRAY, "int32": TYPE_INT_ARRAY, "uint8": TYPE_RAW_ARRAY}
 const NAMES = {TYPE_REAL_ARRAY: "PoolRealArray", TYPE_INT_ARRAY: "PoolIntArray", TYPE_RAW_ARRAY: "PoolByteArray"}
 
@@ -14,6 +15,8 @@ var is_one_float_array: bool = false
 var continuous_size: int = 0
 var discrete_choices: Array = []
 var max_agents: int = 0
+var settings: Resource = null
+var declared: Dictionary = {}  # what the settings are, and which node refers to them
 var agents: Array = []
 var leavers: Array = []  # their last rows
 var acting: Array = []  # those who get an action, in the order of the rows sent last
@@ -46,6 +49,21 @@ func fits(agent: Node) -> bool:
 		and Array(agent.discrete_choices) == discrete_choices
 		and agent.observations().hash() == observations.hash()
 	)
+
+
+# Keeps the settings that an agent refers to. Returns the end of a sentence about this behavior, or "".
+func refer(agent: Node) -> String:
+	if agent.settings == null or agent.settings == settings:
+		return ""
+	var told = Declared.told_by(agent, agent.settings)
+	if settings == null:
+		settings = agent.settings
+		declared = told
+		return ""
+	if told.fields.hash() == declared.fields.hash():
+		return ""
+	var both = [declared.node, declared.file, told.node, told.file]
+	return "has two settings: node %s refers to some in %s, node %s to others in %s. Let both refer to the same" % both
 
 
 # The end of a sentence about this behavior, or "".

@@ -15,6 +15,7 @@ var groups: Array = []
 var faults: Array = []
 var is_closed: bool = false  # the specs are with the trainer
 var with_infos: bool = false
+var training = null  # what the arena declares
 var _infos: Dictionary = {}  # of the frame that is being made
 var _is_looking: bool = false
 
@@ -24,6 +25,7 @@ func group_of(agent: Node):
 	for group in groups:
 		if group.name == agent.behavior:
 			if not is_closed or group.fits(agent):
+				_refer(group, agent)
 				return group
 			fault("the agents of behavior '%s' do not all have the same sizes" % group.name, agent)
 			return null
@@ -32,16 +34,27 @@ func group_of(agent: Node):
 		return null
 	var group = Group.new(agent, groups.size())
 	groups.append(group)
+	_refer(group, agent)
 	return group
+
+
+func _refer(group: Group, agent: Node) -> void:
+	var wrong = "" if is_closed else group.refer(agent)
+	if wrong != "":
+		fault("behavior '%s' %s" % [group.name, wrong], null)
 
 
 func specs() -> Dictionary:
 	var behaviors = []
 	var most = {}
+	var settings = {}
 	for group in groups:
 		behaviors.append(group.specs())
 		most[group.name] = group.max_agents
-	return {"behaviors": behaviors, "max_agents": most}
+		if group.settings != null:
+			settings[group.name] = group.declared
+	var declared = {"behaviors": settings, "training": training}
+	return {"behaviors": behaviors, "max_agents": most, "declared": declared, "begins_on_demand": true}
 
 
 # Checks the declarations themselves, before anybody plays.
@@ -75,6 +88,10 @@ func remove(agent: Node, bits: int) -> void:
 	var group = agent._group
 	if _is_looking:
 		fault("an agent left while others observed: observe() only looks", agent, "observe")
+	if agent._copy.rests:  # its episode has ended before
+		group.agents.erase(agent)
+		group.changed = true
+		return
 	if agent._final == null:
 		close_episode(agent, bits if agent._bits == 0 else agent._bits)
 	var row = {"arena": agent._copy.index, "k": agent._k, "reward": agent.reward, "bits": agent._bits}
@@ -98,6 +115,12 @@ func succeed(agent: Node) -> void:
 			agent._info = row.info
 			leavers.remove(i)
 			return
+
+
+# Other rows come with the next steps.
+func note_change() -> void:
+	for group in groups:
+		group.changed = true
 
 
 # Drops what was not sent of episodes that nobody will hear of, because a reset cuts them.
@@ -200,7 +223,7 @@ func _section(group, rows: Array) -> PoolByteArray:
 			finals.append(agent._final)
 			agent._bits = 0
 			agent._final = null
-		if agent.wants_action:
+		if agent.wants_action and not agent._copy.rests:
 			bit |= ACTING
 			acting.append(agent)
 		bits.append(bit)

@@ -4,7 +4,7 @@ extends RefCounted
 
 ## The fields of a resource that are set, and where it is: the file, and the node that refers to it.
 static func told_by(node: Node, resource: Resource) -> Dictionary:
-	var file := resource.resource_path.get_slice("::", 0)
+	var file := resource.resource_path.split("::")[0]
 	return {"node": path_of(node), "file": file if file != "" else file_of(node), "fields": fields_of(resource)}
 
 

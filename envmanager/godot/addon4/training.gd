@@ -12,7 +12,7 @@ const Parameter := preload("res://addons/envmanager/parameter.gd")
 ## How many steps of agents the training takes. 0: 100000.
 @export_range(0, 10000000, 1000, "or_greater") var steps := 0
 ## The same seed repeats the training, if it waits for all engines.
-@export_range(0, 1000, 1, "or_greater") var seed := 0
+@export_range(0, 1000, 1, "or_greater") var random_seed := 0
 @export_group("Copies")
 ## How many copies of the scene play. 0: 1.
 @export_range(0, 256, 1, "or_greater") var environments := 0
