@@ -31,7 +31,7 @@ from envmanager.cli.display import (
 from envmanager.cli.loading import loading
 from envmanager.cli.output import NAMES, PlainOutput, output_for, print_pairs, print_text
 from envmanager.cli.plan import check_out
-from envmanager.cli.run import Notices, StopSignals
+from envmanager.cli.run import EndOfInput, Notices, StopSignals
 from envmanager.cli.task_files import read_tasks, tasks_of_seeds
 from envmanager.errors import ConfigError, UsageError
 from envmanager.registry import ManagerOptions, make_manager
@@ -76,6 +76,8 @@ VerboseOption = Annotated[
     ),
 ]
 
+UntilEofOption = Annotated[bool, typer.Option("--until-eof", help="Stop as after a Ctrl-C when standard input ends.")]
+
 
 def evaluate_command(
     runs: Annotated[
@@ -114,6 +116,7 @@ def evaluate_command(
     ] = None,
     plain: PlainOption = False,
     verbose: VerboseOption = False,
+    until_eof: UntilEofOption = False,
 ) -> None:
     """Play whole episodes greedily with the policies of training runs, and print the episodes' returns and lengths.
 
@@ -121,6 +124,8 @@ def evaluate_command(
     The exit code is 0 on success, 1 after an error, 2 after a usage error, 3 when
     a file cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
     """
+    if until_eof:
+        EndOfInput()
     check_out(out, ".csv", ".json")
     if [episodes, seeds, tasks].count(None) < 2:
         raise UsageError("evaluate takes one of --episodes, --seeds and --tasks.")

@@ -80,7 +80,7 @@ def test_a_training_runs_to_its_end_and_another_gets_a_folder_of_its_own(editor:
     editor.press("Evaluate")
     editor.wait_until(lambda seen: "episodes" in seen["texts"]["Output"] and has_ended(seen))
     editor.ask("choose", "Export", 0)
-    editor.wait_until(lambda _: (game / "my game.onnx").exists())
+    editor.wait_until(lambda _: (game / "my game.policy").exists())
 
     editor.press("Train")
     editor.wait_until(is_learning)

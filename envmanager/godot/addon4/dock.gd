@@ -10,6 +10,7 @@ const Plot := preload("res://addons/envmanager/plot.gd")
 const Setup := preload("res://addons/envmanager/setup.gd")
 const EVERY_S := 0.5
 const READ_MS := 50  # how long the editor may stand still for reading
+const EXPORTS := {"godot": "For this game", "onnx": "ONNX, into the folder of the run"}
 const STOPPED: Array[int] = [130, 137, 143]  # exit codes after a Ctrl-C, SIGKILL and SIGTERM
 
 var _editor: EditorInterface
@@ -17,8 +18,6 @@ var _project := ProjectSettings.globalize_path("res://").trim_suffix("/")
 var _runs := _project.path_join("runs")
 var _own := ""  # the editor's folder for this project
 var _run := ""  # the folder of the chosen run
-var _config := ""  # the text of its config.json
-var _goal := 0  # its agent steps
 var _jobs := {}  # the last job of each kind
 var _shown := ""  # the kind that is shown
 var _due_s := 0.0
@@ -110,10 +109,9 @@ func _evaluate() -> void:
 
 
 func _export(index: int) -> void:
-	var behavior: String = _buttons["Export"].get_popup().get_item_metadata(index)
-	var file := _project.path_join(_run.get_file() + ("-" + behavior if behavior != "" else "") + ".onnx")
-	var which := ["--behavior", behavior] if behavior != "" else []
-	_start("export", ["export", _run, "--to", "onnx", "--out", file] + which, _log_of("export"))
+	var format: String = EXPORTS.keys()[index]
+	var folder := _project if format == "godot" else _run
+	_start("export", ["export", _run, "--to", format, "--out", folder], _log_of("export"))
 
 
 func _install() -> void:
@@ -217,10 +215,9 @@ func _update() -> void:
 		_buttons[kind].disabled = problem != "" or not has_checkpoint or _is_running(kind.to_lower())
 	_buttons["Folder"].disabled = _run == ""
 	_run_list.disabled = is_training or _run == ""
-	_read_config()
-	_progress.max_value = maxi(_goal, 1)
+	_progress.max_value = maxi(_goal(), 1)
 	_progress.value = steps
-	_progress.tooltip_text = "%d of %d agent steps" % [steps, _goal]
+	_progress.tooltip_text = "%d of %d agent steps" % [steps, _progress.max_value]
 	_setup.update(_is_running("install"))
 	_show_state(problem)
 
@@ -247,21 +244,10 @@ func _show_state(problem: String) -> void:
 	_state.modulate = _color("error_color") if is_bad else Color.WHITE
 
 
-# The goal of the chosen run, and what can be exported: a file for each behavior.
-func _read_config() -> void:
+func _goal() -> int:
 	var text := FileAccess.get_file_as_string(_run.path_join("config.json")) if _run != "" else ""
-	if text == _config:
-		return
-	_config = text
 	var config = JSON.parse_string(text) if text != "" else null
-	var is_whole := config is Dictionary and config.get("training") is Dictionary and config.get("trainers") is Dictionary
-	_goal = int(config["training"].get("steps", 0)) if is_whole else 0
-	var popup: PopupMenu = _buttons["Export"].get_popup()
-	popup.clear()
-	var behaviors: Dictionary = config["trainers"] if is_whole else {}
-	for behavior: String in behaviors:
-		popup.add_item("ONNX: " + behavior)
-		popup.set_item_metadata(popup.item_count - 1, behavior if behaviors.size() > 1 else "")
+	return int(config["training"].get("steps", 0)) if config is Dictionary and config.get("training") is Dictionary else 0
 
 
 func _is_running(kind: String) -> bool:
@@ -289,6 +275,8 @@ func _build() -> void:
 	_buttons["Folder"].text = ""
 	var menu := MenuButton.new()
 	menu.flat = false
+	for format: String in EXPORTS:
+		menu.get_popup().add_item(EXPORTS[format])
 	menu.get_popup().index_pressed.connect(_export)
 	_row([
 		_button("Watch", "GuiVisibilityVisible", "Play the last checkpoint in a window.", _watch),
