@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -17,14 +18,23 @@ from envmanager.hosts.descriptors import wait_for
 from envmanager_tests.godot.driver import MISSING, find_engine
 from envmanager_tests.godot.editors import Editor, Seen
 
-COMMAND = os.environ.get("DOCK_COMMAND", f"{sys.prefix}/bin/envmanager")
+COMMAND = f"{sys.prefix}/bin/envmanager"
 ENDS_S = 40.0
 
 
 @pytest.fixture
-def game(tmp_path: Path) -> Path:
+def n_steps() -> int:
+    """The agent steps of a training: it does not end by itself."""
+    return 10**9
+
+
+@pytest.fixture
+def game(tmp_path: Path, n_steps: int) -> Path:
     """A new game in a folder with a space in its name."""
-    return new_project(tmp_path / "my game", 4)
+    game = new_project(tmp_path / "my game", 4)
+    scene = game / "game.tscn"
+    scene.write_text(re.sub("steps = [0-9]+", f"steps = {n_steps}", scene.read_text()))
+    return game
 
 
 @pytest.fixture
@@ -67,6 +77,7 @@ def children_of(pid: int) -> list[int]:
     return [os.pidfd_open(child) for child in found]
 
 
+@pytest.mark.parametrize("n_steps", [8000])
 def test_a_training_runs_to_its_end_and_another_gets_a_folder_of_its_own(editor: Editor, game: Path) -> None:
     editor.press("Train")
     seen = editor.wait_until(lambda seen: has_ended(seen) and "Watch" in seen["can_press"])
@@ -104,7 +115,10 @@ def test_a_stopped_training_leaves_no_process_and_goes_on_when_resumed(editor: E
     assert "was stopped" in seen["texts"]["State"]
 
     editor.press("Resume")
-    editor.wait_until(lambda _: steps_of(game / "runs" / "my game") > before)
+    editor.wait_until(is_learning)
+    editor.press("Stop")
+    editor.wait_until(has_ended)
+    assert steps_of(game / "runs" / "my game") > before
 
 
 @pytest.mark.parametrize("how", ["killed", "closed", "disabled"])
