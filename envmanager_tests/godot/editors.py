@@ -57,7 +57,10 @@ func _process(delta):
 				var root = get_editor_interface().get_edited_scene_root()
 				get_editor_interface().edit_node(root.get_node(words[1]))
 			"front":
-				dock.get_parent().current_tab = dock.get_index()
+				var tab = dock
+				while not tab.get_parent() is TabContainer:
+					tab = tab.get_parent()
+				tab.get_parent().current_tab = tab.get_parent().get_tab_idx_from_control(tab)
 			"disable":
 				get_editor_interface().set_plugin_enabled("envmanager", false)
 			"picture":
