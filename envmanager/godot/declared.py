@@ -87,6 +87,13 @@ class Declaration:
         others = {table: _laid_under(self.tables[table], config.get(table) or {}) for table in ("manager", "training")}
         return {**{name: dict(table) for name, table in config.items()}, **others, "trainers": trainers}
 
+    def describe(self) -> Iterator[tuple[str, str]]:
+        """Yield what the scene sets, as text: where, which is a behavior with its place or a table, and the options."""
+        for behavior, table in self.tables["trainers"].items():
+            yield f"{behavior}, {self.places['trainers', behavior]}", _listed(table)
+        others = {name: _listed(self.tables[name]) for name in ("training", "manager") if self.tables[name]}
+        yield from others.items()
+
     @contextmanager
     def located(self, tables: Mapping[str, Any]) -> Iterator[None]:
         """Return a context whose ConfigErrors name the node and file of a wrong value in ``tables``.
@@ -105,6 +112,10 @@ class Declaration:
 
     def _place_of(self, path: Path, rest: str | None) -> str:
         return f"{rest} of {self.places[path]}" if rest else self.places[path]
+
+
+def _listed(table: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in table.items()) or "all as the trainer has it"
 
 
 def _at(tables: Any, path: Path) -> Any:
@@ -159,6 +170,9 @@ def _where(told: Mapping[str, Any]) -> str:
 
 def _add_training(told: Mapping[str, Any], tables: Tables, places: dict[Path, str]) -> None:
     where = _where(told)
+    names = [(each or {}).get("name", "") for each in told["fields"].get("parameters", ())]
+    if "" in names or len(set(names)) < len(names):
+        raise ConfigError(f"parameters of {where}: each needs a name of its own, but they have {names}.")
     for field, value in told["fields"].items():
         path = _OF_TRAINING.get(field, ("training", field))
         if field in ("more", "manager"):
@@ -170,7 +184,7 @@ def _add_training(told: Mapping[str, Any], tables: Tables, places: dict[Path, st
         if field == "round_learners":
             value = [[name.strip() for name in entry.split(",")] for entry in value]
         elif field == "parameters":
-            drawn = {each.get("name", ""): _values(each) for each in value if each and not _is_constant(each)}
+            drawn = {each["name"]: _values(each) for each in value if not _is_constant(each)}
             places |= {(*path, name): f"parameter {name!r} of {where}" for name in drawn}
             value = drawn
         _put(tables, path, value)

@@ -271,6 +271,8 @@ func _build() -> void:
 			_prepare(copy)
 			if copy.index == 0 and copy.arena.training != null:
 				_roster.training = Declared.told_by(copy.arena, copy.arena.training)
+				if not "round_learners" in copy.arena.training:
+					_roster.fault("the training of the arena is no EnvManagerTraining", copy.arena)
 	_copies.declare_to(_roster)
 	_roster.check_specs()
 	_roster.is_closed = true

@@ -12,7 +12,7 @@ extends Resource
 @export var learns := true
 @export_group("Network")
 ## The sizes of the hidden layers, such as [64, 64].
-@export var hidden: PackedInt32Array = []
+@export var hidden := PackedInt32Array()
 ## Divides observations by their spread so far, after subtracting their mean. Pictures stay as they are.
 @export var normalize_observations := false
 @export_group("Learning")

@@ -54,6 +54,8 @@ func fits(agent: Node) -> bool:
 func refer(agent: Node) -> String:
 	if agent.settings == null or agent.settings == settings:
 		return ""
+	if not "trainer" in agent.settings:
+		return "has settings that are no EnvManagerBehavior: those of node %s" % Declared.path_of(agent)
 	var told := Declared.told_by(agent, agent.settings)
 	if settings == null:
 		settings = agent.settings

@@ -28,7 +28,7 @@ const Parameter := preload("res://addons/envmanager/parameter.gd")
 ## How many steps of every environment a round lasts, in which the same behaviors learn. 0: no rounds.
 @export_range(0, 1024, 1, "or_greater") var round_steps := 0
 ## Who learns in each round: ["hero", "hero", "target"]; "hero, target" for both.
-@export var round_learners: PackedStringArray = []
+@export var round_learners := PackedStringArray()
 @export_group("Checkpoints")
 ## How many steps of agents lie between checkpoints. 0: there is one at the end.
 @export_range(0, 1000000, 1000, "or_greater") var checkpoint_every := 0
