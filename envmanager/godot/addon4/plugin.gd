@@ -1,11 +1,14 @@
 @tool
 extends EditorPlugin
-## Adds the bridge to the project's autoloads while the plugin is enabled, and says in the inspector what is missing.
+## Adds the bridge to the project's autoloads while the plugin is enabled, says in the inspector what is missing, and
+## puts policies into exported games.
 
 const NAME := "EnvManager"
 const Inspector := preload("res://addons/envmanager/inspector.gd")
+const Exports := preload("res://addons/envmanager/exports.gd")
 
 var _inspector := Inspector.new()
+var _exports := Exports.new()
 
 
 func _enable_plugin() -> void:
@@ -19,11 +22,13 @@ func _disable_plugin() -> void:
 
 func _enter_tree() -> void:
 	add_inspector_plugin(_inspector)
+	add_export_plugin(_exports)
 	get_editor_interface().get_inspector().property_edited.connect(_check_again)
 
 
 func _exit_tree() -> void:
 	remove_inspector_plugin(_inspector)
+	remove_export_plugin(_exports)
 	get_editor_interface().get_inspector().property_edited.disconnect(_check_again)
 
 
