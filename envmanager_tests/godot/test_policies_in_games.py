@@ -292,7 +292,7 @@ def test_an_arena_that_is_the_agent_plays_by_its_policy(
         with Engine(program, game, tmp_path / f"home{is_led}", arenas=3) as engine:
             frames = [engine.reset([1, 2, 3])]
             for _ in range(30):
-                actions = {"default": [policy(frames[-1]["default"].obs[0]).astype("<f4")]} if is_led else {}
+                actions = {"default": [policy(frames[-1]["default"].obs[0].copy()).astype("<f4")]} if is_led else {}
                 frames.append(engine.step(actions))
         games.append(np.stack([frame["default"].obs[0] for frame in frames]))
     np.testing.assert_allclose(*games, atol=1e-3)

@@ -57,9 +57,10 @@ def to_game(behavior: str, spec: BehaviorSpec, module: nn.Module, facts: Mapping
     if not hasattr(module, "dense"):
         raise unsuitable(f"{type(module).__name__} has no method dense(), which returns its encoder and dense layers")
     encoder, layers = module.dense()
-    for path, part in zip(paths(spec.observation, "obs"), encoder.parts, strict=True):
-        if type(part) in _NO_VECTORS:
-            raise unsuitable(f"{path} is {_NO_VECTORS[type(part)]}")
+    parts = zip(paths(spec.observation, "obs"), encoder.parts, strict=True)
+    others = [f"{path} is {_NO_VECTORS[type(part)]}" for path, part in parts if type(part) in _NO_VECTORS]
+    if others:
+        raise unsuitable(", ".join(others))
     actions: list[ArraySpec] = leaves(spec.action)
     if [leaf.dtype.kind for leaf in actions] not in (["f"], ["i"], ["f", "i"]) or not all(map(_is_of_a_game, actions)):
         raise unsuitable(
