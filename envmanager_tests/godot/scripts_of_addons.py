@@ -54,6 +54,7 @@ _IN_3 = {
     "minf": "min",
     "ceilf": "ceil",
     "absf": "abs",
+    "clampf": "clamp",
     "_enable_plugin": "enable_plugin",
     "_disable_plugin": "disable_plugin",
     "_can_handle": "can_handle",

@@ -1,13 +1,15 @@
 @tool
 extends EditorPlugin
 ## Adds the bridge to the project's autoloads while the plugin is enabled, says in the inspector what is missing, and
-## shows the dock "Training".
+## puts policies into exported games. Shows the dock "Training".
 
 const NAME := "EnvManager"
 const Inspector := preload("res://addons/envmanager/inspector.gd")
+const Exports := preload("res://addons/envmanager/exports.gd")
 
 var _dock: Control = null
 var _inspector := Inspector.new()
+var _exports := Exports.new()
 
 
 func _enable_plugin() -> void:
@@ -21,6 +23,7 @@ func _disable_plugin() -> void:
 
 func _enter_tree() -> void:
 	add_inspector_plugin(_inspector)
+	add_export_plugin(_exports)
 	if Engine.get_version_info().hex >= 0x040300:  # the first with named pipes
 		_dock = load("res://addons/envmanager/dock.gd").new(get_editor_interface())
 		add_control_to_dock(DOCK_SLOT_RIGHT_UL, _dock)
@@ -31,6 +34,7 @@ func _enter_tree() -> void:
 
 func _exit_tree() -> void:
 	remove_inspector_plugin(_inspector)
+	remove_export_plugin(_exports)
 	if _dock != null:
 		_dock.end()
 		remove_control_from_docks(_dock)
