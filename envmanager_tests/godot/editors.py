@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-START_S = 60.0
+START_S = 180.0
 LOOK_S = 0.1
 
 PROBE = """@tool

@@ -238,7 +238,7 @@ func _show_state(problem: String) -> void:
 		elif problem == "":
 			told = "%s %s after %s." % [_shown, "was stopped" if job.was_stopped() else "has ended", took]
 		if not job.warnings.is_empty():
-			told += "\n%d warnings. The last: %s" % [job.warnings.size(), job.warnings[-1]]
+			told += "\nWarnings: %d. The last: %s" % [job.warnings.size(), job.warnings[-1]]
 	_state.text = told
 	_state.visible = told != ""
 	_state.modulate = _color("error_color") if is_bad else Color.WHITE
