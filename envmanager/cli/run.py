@@ -14,11 +14,12 @@ import contextlib
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -107,13 +108,34 @@ class _Run:
                 self.wall_s = time.perf_counter() - started
 
 
+class _Forgiving:
+    """A text stream that drops what nobody reads any more."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class EndOfInput:
     """A thread that waits for the end of standard input, which also comes when the program that holds it is killed.
 
-    Until ``then`` is called, the end counts as a Ctrl-C.
+    Until ``then`` is called, the end counts as a Ctrl-C. From now on, output that such a program would have read is
+    dropped, so that the training ends as usual.
     """
 
     def __init__(self) -> None:
+        sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)
         self._then: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGINT)
         self._has_ended = False
         self._lock = threading.Lock()
