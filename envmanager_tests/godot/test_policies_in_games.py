@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("torch")
 from envmanager import BehaviorSpec
 from envmanager.check.game import check_game
+from envmanager.cli.app import run_command_line
 from envmanager.data.specs import ArraySpec
 from envmanager.training.algorithms.networks import pick_device
 from envmanager.training.algorithms.trainers import make_trainer
@@ -24,6 +25,8 @@ from envmanager.training.policies.exporting import export_policy
 from envmanager.training.policies.saved import SavedPolicy
 from envmanager_tests.godot.driver import Engine, EngineError
 from envmanager_tests.godot.endings import log_of_a_game_that_quits
+from envmanager_tests.training.puzzles import SMALL_PPO, rewrite
+from envmanager_tests.training.puzzles import trained as train
 
 N_SEEN = 10
 TICKS = 6
@@ -61,12 +64,12 @@ class Player:
 
 PLAYERS = {
     "ppo_discrete": Player({"kind": "ppo", "policy_gain": 3.0}, choices=(5,)),
-    "ppo_several": Player({"kind": "ppo", "policy_gain": 3.0, "hidden": [33, 18], **NORMALIZED}, choices=(3, 4, 2)),
+    "ppo_several": Player({"kind": "ppo", "policy_gain": 3.0, "hidden": [33, 18]}, choices=(3, 4, 2)),
     "ppo_continuous": Player({"kind": "ppo", "policy_gain": 1.0, **NORMALIZED}, continuous=3),
     "ppo_both": Player({"kind": "ppo", "policy_gain": 1.0, "hidden": [256, 256], **NORMALIZED}, 2, (3, 2)),
     "ppo_linear": Player({"kind": "ppo", "policy_gain": 1.0, "hidden": []}, continuous=4),
     "dqn": Player({"kind": "dqn", **NORMALIZED}, choices=(6,)),
-    "dqn_plain": Player({"kind": "dqn", "duelling": False, "hidden": [31]}, choices=(4,)),
+    "dqn_plain": Player({"kind": "dqn", "duelling": False, "hidden": [31], **NORMALIZED}, choices=(4,)),
     "sac": Player({"kind": "sac", "hidden": [64, 30], **NORMALIZED}, continuous=3),
 }
 CONTINUOUS = PLAYERS["ppo_continuous"]
@@ -297,6 +300,22 @@ def test_an_arena_that_is_the_agent_plays_by_its_policy(
         games.append(np.stack([frame["default"].obs[0] for frame in frames]))
     np.testing.assert_allclose(*games, atol=1e-3)
     assert np.ptp(games[0], axis=0).max() > 0.1
+
+
+def test_the_command_exports_all_policies_of_a_game_also_if_it_was_trained_in_the_editor(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {"binary": program, "ticks_per_action": 8}
+    train(tmp_path / "chase", "demo:coin_chase", {"*": SMALL_PPO}, kind="godot", engine=engine)
+    state = next((tmp_path / "chase" / "checkpoints").glob("*/state.json"))
+    rewrite(state, '"binary": ', '"attach": "127.0.0.1:4321", "binary": ')
+
+    assert run_command_line(["export", str(tmp_path / "chase"), "--to", "godot", "--out", str(tmp_path)]) == 0
+
+    assert capsys.readouterr().out.count("same actions on 30") == 2
+    for name, sizes in (("hero", [12]), ("target", [6])):
+        body = json.loads((tmp_path / f"chase-{name}.policy").read_text().splitlines()[1])
+        assert (body["behavior"], body["observation_sizes"], body["ticks_per_action"]) == (name, sizes, 8)
 
 
 def test_the_file_is_text_that_says_what_it_is(make_game: MakeGame) -> None:
