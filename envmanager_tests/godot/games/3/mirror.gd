@@ -18,7 +18,7 @@ func look(did: PoolRealArray) -> void:
 	seen.append_array(did)
 
 
-func observe() -> PoolRealArray:
+func observe():
 	seen[1] = arena.n_acts / 100.0
 	return seen
 

@@ -17,7 +17,7 @@ func look(did: PackedFloat32Array) -> void:
 	seen.append_array(did)
 
 
-func observe() -> PackedFloat32Array:
+func observe():
 	seen[1] = arena.n_acts / 100.0
 	return seen
 
