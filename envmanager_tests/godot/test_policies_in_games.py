@@ -17,13 +17,17 @@ import pytest
 pytest.importorskip("torch")
 from envmanager import BehaviorSpec
 from envmanager.check.game import check_game
+from envmanager.cli.app import run_command_line
 from envmanager.data.specs import ArraySpec
+from envmanager.data.trees import build, map_tree
 from envmanager.training.algorithms.networks import pick_device
 from envmanager.training.algorithms.trainers import make_trainer
 from envmanager.training.policies.exporting import export_policy
 from envmanager.training.policies.saved import SavedPolicy
 from envmanager_tests.godot.driver import Engine, EngineError
 from envmanager_tests.godot.endings import log_of_a_game_that_quits
+from envmanager_tests.training.puzzles import SMALL_PPO, rewrite
+from envmanager_tests.training.puzzles import trained as train
 
 N_SEEN = 10
 TICKS = 6
@@ -41,6 +45,7 @@ class Player:
     choices: tuple[int, ...] = ()
     policy: str | None = None
     """Path that the agent names; the policy's own if unset."""
+    script: str = "mirror.gd"
 
     @property
     def n_acts(self) -> int:
@@ -56,28 +61,42 @@ class Player:
             high = np.array(self.choices, np.int32).reshape(shape) - 1
             leaves["discrete"] = ArraySpec(shape, np.int32, 0, high)
         action = leaves if len(leaves) > 1 else next(iter(leaves.values()))
-        return BehaviorSpec(ArraySpec((N_SEEN + self.n_acts,), np.float32), action)
+        numbers = ArraySpec((N_SEEN + self.n_acts,), np.float32)
+        whole = {"counts": ArraySpec((2,), np.int32), "levels": ArraySpec((3,), np.uint8, 0, 255)}
+        return BehaviorSpec(numbers if self.script == "mirror.gd" else {**whole, "obs": numbers}, action)
 
 
 PLAYERS = {
     "ppo_discrete": Player({"kind": "ppo", "policy_gain": 3.0}, choices=(5,)),
-    "ppo_several": Player({"kind": "ppo", "policy_gain": 3.0, "hidden": [33, 18], **NORMALIZED}, choices=(3, 4, 2)),
+    "ppo_several": Player({"kind": "ppo", "policy_gain": 3.0, "hidden": [33, 18]}, choices=(3, 4, 2)),
     "ppo_continuous": Player({"kind": "ppo", "policy_gain": 1.0, **NORMALIZED}, continuous=3),
     "ppo_both": Player({"kind": "ppo", "policy_gain": 1.0, "hidden": [256, 256], **NORMALIZED}, 2, (3, 2)),
     "ppo_linear": Player({"kind": "ppo", "policy_gain": 1.0, "hidden": []}, continuous=4),
     "dqn": Player({"kind": "dqn", **NORMALIZED}, choices=(6,)),
-    "dqn_plain": Player({"kind": "dqn", "duelling": False, "hidden": [31]}, choices=(4,)),
+    "dqn_plain": Player({"kind": "dqn", "duelling": False, "hidden": [31], **NORMALIZED}, choices=(4,)),
+    "ppo_parts": Player({"kind": "ppo", "policy_gain": 1.0, **NORMALIZED}, continuous=2, script="parts.gd"),
     "sac": Player({"kind": "sac", "hidden": [64, 30], **NORMALIZED}, continuous=3),
 }
 CONTINUOUS = PLAYERS["ppo_continuous"]
+
+
+def observations(player: Player, n: int) -> Any:
+    """Random observations of a player."""
+    seen = np.random.default_rng(2).normal(1, 3, (n, N_SEEN + player.n_acts)).astype(np.float32)
+    if player.script == "mirror.gd":
+        return seen
+    return {
+        "counts": (9 * seen[:, :2]).astype(np.int32),
+        "levels": (20 * abs(seen[:, :3])).astype(np.uint8),
+        "obs": seen,
+    }
 
 
 def policy_of(name: str, player: Player) -> SavedPolicy:
     """A policy with random weights, normalized by random statistics."""
     trainer: Any = make_trainer(name, player.spec, {**(player.trainer or {})}, seed=1, device="cpu")
     encoder = trainer.model.actor.encoder if name == "sac" else trainer.model.encoder
-    seen = np.random.default_rng(2).normal(1, 3, (500, *player.spec.observation.shape)).astype(np.float32)
-    encoder.learn_scale(encoder.tensors(seen, pick_device("cpu")))
+    encoder.learn_scale(encoder.tensors(observations(player, 500), pick_device("cpu")))
     return SavedPolicy(name, player.spec, trainer, 0)
 
 
@@ -92,7 +111,7 @@ def make_game(
         shutil.copytree(project_of("games", major), game)
         policies = {name: policy_of(name, each) for name, each in players.items() if each.trainer is not None}
         for name, policy in policies.items():
-            seen = np.random.default_rng(0).normal(0, 3, (100, *policy.spec.observation.shape)).astype(np.float32)
+            seen = observations(players[name], 100)
             export_policy(policy, game / f"{name}.policy", to="godot", observations=seen, ticks_per_action=TICKS)
         write_scene(game, major, players)
         return game, policies
@@ -104,12 +123,16 @@ def write_scene(game: Path, major: int, players: Mapping[str, Player]) -> None:
     e = EMPTY[major]
     id_of = {4: 'id="{}"', 3: "id={}"}[major].format
     resource = {4: 'ExtResource("{}")', 3: "ExtResource( {} )"}[major].format
-    lines = [f"[gd_scene load_steps=3 format={major - 1}]", ""]
+    lines = [f"[gd_scene load_steps=4 format={major - 1}]", ""]
     lines += [f'[ext_resource path="res://{file}" type="Script" {id_of(i)}]' for i, file in enumerate(SCRIPTS, 1)]
     lines += ["", '[node name="Mirrors" type="Node2D"]']
     for name, player in players.items():
         path = player.policy if player.policy is not None else f"res://{name}.policy" if player.trainer else ""
-        lines += ["", f'[node name="{name}" type="Node" parent="."]', f"script = {resource(1)}"]
+        lines += [
+            "",
+            f'[node name="{name}" type="Node" parent="."]',
+            f"script = {resource(1 + SCRIPTS.index(player.script))}",
+        ]
         lines += [f'behavior = "{name}"', f"observation_size = {N_SEEN + player.n_acts}", f'policy = "{path}"']
         lines += [f"continuous_size = {player.continuous}"]
         lines += [f"discrete_choices = {INTS[major]}({e}{', '.join(map(str, player.choices))}{e})"]
@@ -119,7 +142,7 @@ def write_scene(game: Path, major: int, players: Mapping[str, Player]) -> None:
     project.write_text(re.sub(r"run/main_scene=.*", 'run/main_scene="res://mirrors.tscn"', project.read_text()))
 
 
-SCRIPTS = ("mirror.gd", "mirrors.gd")
+SCRIPTS = ("mirror.gd", "mirrors.gd", "parts.gd")
 
 MakeGame = Callable[[Mapping[str, Player]], tuple[Path, dict[str, SavedPolicy]]]
 
@@ -130,9 +153,9 @@ def as_rows(player: Player, action: Any) -> np.ndarray:
     return np.concatenate([leaf.reshape(len(leaf), -1) for leaf in leaves], axis=1).astype(np.float64)
 
 
-def difference(player: Player, policy: SavedPolicy, seen: np.ndarray, did: np.ndarray) -> float:
+def difference(player: Player, policy: SavedPolicy, seen: Any, did: np.ndarray) -> float:
     """The largest difference of continuous actions; the discrete ones are the same."""
-    wanted = as_rows(player, policy(seen.copy()))
+    wanted = as_rows(player, policy(map_tree(np.copy, seen)))
     n = player.continuous
     np.testing.assert_array_equal(did[:, n:], wanted[:, n:])
     return float(np.abs(did[:, :n] - wanted[:, :n]).max(initial=0.0))
@@ -150,9 +173,10 @@ def test_policies_act_in_the_game_as_in_python_on_1000_observations(
 
     differences = {}
     for name, player in PLAYERS.items():
-        seen = np.concatenate([frame[name].obs[0] for frame in frames[:-1]])
-        did = np.concatenate([frame[name].obs[0][:, N_SEEN:] for frame in frames[1:]])
-        assert len(seen) == 1000
+        parts = [np.concatenate(part) for part in zip(*(frame[name].obs for frame in frames[:-1]), strict=True)]
+        seen = build(player.spec.observation, parts)
+        did = np.concatenate([frame[name].obs[-1][:, N_SEEN:] for frame in frames[1:]])
+        assert len(did) == 1000
         assert len(np.unique(did, axis=0)) > 1
         differences[name] = difference(player, policies[name], seen, did)
     print(differences)
@@ -297,6 +321,22 @@ def test_an_arena_that_is_the_agent_plays_by_its_policy(
         games.append(np.stack([frame["default"].obs[0] for frame in frames]))
     np.testing.assert_allclose(*games, atol=1e-3)
     assert np.ptp(games[0], axis=0).max() > 0.1
+
+
+def test_the_command_exports_all_policies_of_a_game_also_if_it_was_trained_in_the_editor(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = {"binary": program, "ticks_per_action": 8}
+    train(tmp_path / "chase", "demo:coin_chase", {"*": SMALL_PPO}, kind="godot", engine=engine)
+    state = next((tmp_path / "chase" / "checkpoints").glob("*/state.json"))
+    rewrite(state, '"binary": ', '"attach": "127.0.0.1:4321", "binary": ')
+
+    assert run_command_line(["export", str(tmp_path / "chase"), "--to", "godot", "--out", str(tmp_path)]) == 0
+
+    assert capsys.readouterr().out.count("same actions on 30") == 2
+    for name, sizes in (("hero", [12]), ("target", [6])):
+        body = json.loads((tmp_path / f"chase-{name}.policy").read_text().splitlines()[1])
+        assert (body["behavior"], body["observation_sizes"], body["ticks_per_action"]) == (name, sizes, 8)
 
 
 def test_the_file_is_text_that_says_what_it_is(make_game: MakeGame) -> None:

@@ -103,20 +103,23 @@ func _applied(layer: Array, values: Array) -> Array:
 		for value in values:
 			sum += blocks[k].xform(value)
 			k += 1
-		next.append(_activated(sum, layer[3]))
+		next.append(sum)
+	_activate(next, layer[3])
 	var last = next.size() - 1
 	for i in range(layer[2] - WIDTH * last, WIDTH):  # beyond the layer: a product of 0 and infinity is not 0
 		next[last][i] = 0.0
 	return next
 
 
-static func _activated(v: Vector3, how: String) -> Vector3:
-	match how:
-		"tanh":
-			return Vector3(tanh(v.x), tanh(v.y), tanh(v.z))
-		"relu":
-			return Vector3(max(v.x, 0.0), max(v.y, 0.0), max(v.z, 0.0))
-	return v
+static func _activate(values: Array, how: String) -> void:
+	if how == "tanh":
+		for i in values.size():
+			var v = values[i]
+			values[i] = Vector3(tanh(v.x), tanh(v.y), tanh(v.z))
+	elif how == "relu":
+		for i in values.size():
+			var v = values[i]
+			values[i] = Vector3(max(v.x, 0.0), max(v.y, 0.0), max(v.z, 0.0))
 
 
 static func _clamped(v: Vector3, most: float) -> Vector3:

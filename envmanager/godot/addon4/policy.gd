@@ -102,20 +102,23 @@ func _applied(layer: Array, values: Array[Vector4]) -> Array[Vector4]:
 		for value in values:
 			sum += blocks[k] * value
 			k += 1
-		next.append(_activated(sum, layer[3]))
+		next.append(sum)
+	_activate(next, layer[3])
 	var last := next.size() - 1
 	for i in range(layer[2] - WIDTH * last, WIDTH):  # beyond the layer: a product of 0 and infinity is not 0
 		next[last][i] = 0.0
 	return next
 
 
-static func _activated(v: Vector4, how: String) -> Vector4:
-	match how:
-		"tanh":
-			return Vector4(tanh(v.x), tanh(v.y), tanh(v.z), tanh(v.w))
-		"relu":
-			return Vector4(maxf(v.x, 0.0), maxf(v.y, 0.0), maxf(v.z, 0.0), maxf(v.w, 0.0))
-	return v
+static func _activate(values: Array[Vector4], how: String) -> void:
+	if how == "tanh":
+		for i in values.size():
+			var v := values[i]
+			values[i] = Vector4(tanh(v.x), tanh(v.y), tanh(v.z), tanh(v.w))
+	elif how == "relu":
+		for i in values.size():
+			var v := values[i]
+			values[i] = Vector4(maxf(v.x, 0.0), maxf(v.y, 0.0), maxf(v.z, 0.0), maxf(v.w, 0.0))
 
 
 static func _clamped(v: Vector4, most: float) -> Vector4:

@@ -1,5 +1,7 @@
 extends "res://addons/envmanager/arena.gd"
 
+var n_acts: int = 0
+
 
 func reset(_rng: RandomNumberGenerator, _options: Dictionary) -> void:
 	for agent in get_parent().get_children():
