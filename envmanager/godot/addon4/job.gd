@@ -98,11 +98,11 @@ func poll() -> bool:
 	return _read() or code >= 0
 
 
-## The last error that it has printed, to the end of its output; "" without one.
+## The last error that it has printed, without the evidence below it; "" without one.
 func error() -> String:
 	for i in range(lines.size() - 1, -1, -1):
 		if lines[i].begins_with("Error: "):
-			return "\n".join(lines.slice(i))
+			return "\n".join(lines.slice(i)).get_slice("\n\n", 0)
 	return ""
 
 
