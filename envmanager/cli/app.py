@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import inspect
 import os
@@ -379,11 +380,21 @@ def train_command(
     check_out(flags.out, ".json")
     with loading():
         train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
-    with contextlib.nullcontext() if declaration is None else declaration.located(tables):
+    located: Any = contextlib.nullcontext if declaration is None else functools.partial(declaration.located, tables)
+    with located():
         plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
         train.check_tables(plan.trainers)
+    _hide_from_editor(plan.directory)
     display = train.TrainDisplay(flags.output(), serve=address_of(flags.serve))
-    raise typer.Exit(train.train(plan, display, out=flags.out, verbose=flags.verbose, end=end))
+    raise typer.Exit(train.train(plan, display, out=flags.out, verbose=flags.verbose, end=end, located=located))
+
+
+def _hide_from_editor(directory: Path) -> None:
+    """Keep Godot's editor from importing the tables of a run whose folder is inside a project."""
+    if any((parent / "project.godot").is_file() for parent in directory.resolve().parents):
+        with contextlib.suppress(OSError):  # the training says that it cannot write there
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / ".gdignore").touch()
 
 
 def _training_tables(config: Path, flags: Flags) -> tuple[dict[str, dict[str, Any]], Declaration | None]:

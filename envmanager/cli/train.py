@@ -10,7 +10,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -45,17 +46,20 @@ def train(
     out: Path | None,
     verbose: bool = False,
     end: EndOfInput | None = None,
+    located: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> int:
     """Train, print the result or error, and return the exit code. Raises NotWritten if ``out`` cannot be written.
 
-    The end of standard input, ``end``, stops the training as a first SIGINT does.
+    The end of standard input, ``end``, stops the training as a first SIGINT does. ``located`` makes a context that adds
+    to ConfigErrors where a value comes from.
     """
     run = TrainingRun(plan, display)
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display.drawing():
             if end is not None:
                 end.then(signals.stop)
-            result = run.go()
+            with located():
+                result = run.go()
     except EnvManagerError as error:
         print_text(f"Error: {error}".rstrip(), sys.stderr)
         if exit_code_of(error) == EXIT_FAILED and run.controller is not None and run.controller.n_steps:

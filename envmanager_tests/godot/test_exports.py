@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from envmanager import RandomPolicy
 from envmanager.godot.games import new_project
@@ -113,3 +116,22 @@ def test_an_exported_pack_is_played_as_its_folder_is(tmp_path: Path, program: st
     assert b"the weights" in pack.read_bytes()
     assert played == seen(game, program)
     assert len(set(played)) > N_STEPS // 2, "something moves"
+
+
+@pytest.mark.parametrize(("game", "scene"), [("coin_chase", None), ("games", "res://weather.tscn")])
+def test_an_exported_pack_has_the_spaces_and_the_settings_of_its_folder(
+    game: str, scene: str | None, tmp_path: Path, program: str, major: int, project_of: Callable[[str, int], Path]
+) -> None:
+    project = Path(shutil.copytree(project_of(game, major), tmp_path / "game"))
+    (project / "export_presets.cfg").write_text(PRESETS.format(platform=PLATFORM[major]))
+    pack = tmp_path / "game.pck"
+    editor(program, project, *(["--headless"] if major == 4 else []), "--export-pack", "Pack", str(pack))
+
+    engine = {"binary": program, "scene": scene}
+    told = []
+    for path in (pack, project):
+        with GodotEnvManager(str(path), 1, engine=engine) as manager:
+            told.append((manager.behavior_specs, manager.declared))
+
+    assert told[0] == told[1]
+    assert any(told[0][1].values())

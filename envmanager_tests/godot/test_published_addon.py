@@ -128,7 +128,7 @@ extends EditorPlugin
 
 const Checks := preload("res://addons/envmanager/checks.gd")
 
-var _left := ["untold", "whole", "double", "clever"]
+var _left := ["untold", "whole", "double", "clever", "quarrel"]
 var _frames := 0
 
 
@@ -154,7 +154,7 @@ extends EditorPlugin
 
 const Checks = preload("res://addons/envmanager/checks.gd")
 
-var _left = ["untold", "whole", "double", "clever"]
+var _left = ["untold", "whole", "double", "clever", "quarrel"]
 var _frames = 0
 
 
@@ -200,6 +200,45 @@ FILES = {
     "sized.gd": f"{EXTENDING}\n\nfunc _init():\n\tobservation_size = 2\n\tcontinuous_size = 1\n",
     "addons/probe/plugin.cfg": '[plugin]\n\nname="p"\ndescription=""\nauthor=""\nversion="1"\nscript="probe.gd"\n',
 }
+QUARREL = """[gd_scene load_steps=9 format={format}]
+
+[ext_resource path="res://arena.gd" type="Script" id=1]
+[ext_resource path="res://sized.gd" type="Script" id=2]
+[ext_resource path="res://addons/envmanager/behavior.gd" type="Script" id=3]
+[ext_resource path="res://addons/envmanager/training.gd" type="Script" id=4]
+[ext_resource path="res://addons/envmanager/parameter.gd" type="Script" id=5]
+
+[sub_resource type="Resource" id=1]
+script = ExtResource( 3 )
+gamma = 0.5
+
+[sub_resource type="Resource" id=2]
+script = ExtResource( 3 )
+gamma = 0.6
+
+[sub_resource type="Resource" id=3]
+script = ExtResource( 5 )
+
+[sub_resource type="Resource" id=4]
+script = ExtResource( 4 )
+parameters = {parameters}
+
+[node name="Main" type="Node"]
+
+[node name="Arena" type="Node" parent="."]
+script = ExtResource( 1 )
+training = SubResource( 4 )
+
+[node name="One" type="Node" parent="."]
+script = ExtResource( 2 )
+settings = SubResource( 1 )
+
+[node name="Two" type="Node" parent="."]
+script = ExtResource( 2 )
+settings = SubResource( 2 )
+"""
+"""A scene whose agents have one behavior and two settings, and whose training has a parameter without a name."""
+PARAMETERS = {4: "Array[ExtResource( 5 )]([SubResource( 3 )])", 3: "[ SubResource( 3 ) ]"}
 Said = dict[tuple[str, str], list[object]]
 
 
@@ -230,6 +269,7 @@ def said(major: int, program: str, tmp_path: Path) -> Said:
                 fields = [f"script = ExtResource( {i} )", *FIELDS.get(name, [])]
                 parts.append("\n".join([f'[node name="{name}" type="Node" parent="."]', *fields]))
             (game / f"{scene}.tscn").write_text("\n\n".join(parts) + "\n")
+        (game / "quarrel.tscn").write_text(QUARREL.format(format=major - 1, parameters=PARAMETERS[major]))
         (game / "addons" / "probe").mkdir()
         for name, text in {**FILES, "addons/probe/probe.gd": PROBE[major], "hero.policy": policy_file()}.items():
             (game / name).write_text(text)
@@ -275,6 +315,15 @@ class TestEditor:
             other
         )
         assert "The policy res://lost.policy is not there. `envmanager export RUN --to godot` writes it" in str(lost)
+
+    def test_two_settings_of_one_behavior_are_told_at_both_nodes(self, said: Said) -> None:
+        assert [said["quarrel", name][0] for name in ("One", "Two")] == [
+            [f"{other} has the same behavior and other Settings: let both refer to the same."]
+            for other in ("Two", "One")
+        ]
+
+    def test_a_parameter_without_a_name_is_told_at_the_arena(self, said: Said) -> None:
+        assert "needs a name of its own" in str(said["quarrel", "Arena"][0])
 
 
 ENABLING = """

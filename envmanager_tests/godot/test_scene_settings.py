@@ -96,6 +96,15 @@ class TestTraining:
         assert train("chase", *few, "--resume", "--steps", "3000") == 0
         assert "with those before" in capsys.readouterr().out
 
+    def test_a_run_inside_of_the_project_is_none_of_the_editors_business(
+        self, chase: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(chase)
+
+        assert train(".", *self.SHORT) == 0
+        assert (chase / "runs" / "chase" / ".gdignore").exists()
+        assert (chase / "runs" / "chase" / "episodes.csv").exists()
+
     def test_a_behavior_that_does_not_learn_is_frozen(self, chase: Path, tmp_path: Path) -> None:
         for learns in ("", "learns = false\n"):
             if learns:
@@ -136,6 +145,18 @@ class TestTraining:
         said = says.format(place=place, arena="res://coin_chase.tscn (node CoinChase/Arena)")
         assert said in " ".join(capsys.readouterr().err.split())
         assert not (tmp_path / "run").exists()
+
+    def test_a_trainer_that_does_not_fit_is_named_with_its_file_and_node(
+        self, chase: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        lines = ("epochs = 6\n", "gae_lambda = 0.98\n", "entropy_coefficient = 0.01\n", "minibatch = 256\n")
+        change(chase, ('trainer = "ppo"', 'trainer = "dqn"'), *((line, "") for line in lines))
+
+        assert train(chase, "--dir", tmp_path / "run") == 2
+        place = "res://coin_chase.tscn (node CoinChase/Hero/Agent)"
+        assert f"trainer of {place} is 'dqn', which does not fit: DQN needs" in " ".join(
+            capsys.readouterr().err.split()
+        )
 
     def test_a_config_mends_a_wrong_value(self, chase: Path, tmp_path: Path) -> None:
         change(chase, ("gamma = 0.99", "gamma = 1.5"))
