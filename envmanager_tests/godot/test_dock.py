@@ -96,6 +96,8 @@ def test_a_training_runs_to_its_end_and_another_gets_a_folder_of_its_own(editor:
     editor.press("Train")
     editor.wait_until(is_learning)
     assert (game / "runs" / "my game-2" / "config.json").exists()
+    editor.press("Stop")
+    editor.wait_until(has_ended)
 
 
 def test_a_stopped_training_leaves_no_process_and_goes_on_when_resumed(editor: Editor, game: Path) -> None:
