@@ -31,6 +31,7 @@ export_path=""
 custom_template/debug=""
 custom_template/release=""
 """
+INTS = {4: "PackedInt32Array", 3: "PoolIntArray"}
 PLATFORM = {4: "Linux", 3: "Linux/X11"}
 N_STEPS = 20
 # Godot 3 opens the main scene and scans a new project's files in two threads, and says this of any script that
@@ -74,12 +75,12 @@ def enable_plugin(game: Path) -> None:
 
 
 def seen(game: Path, program: str) -> list[bytes]:
-    """What a policy sees in a game, step by step."""
+    """What the behaviors are, and what a policy sees, step by step."""
     with GodotEnvManager(str(game), 2, engine={"binary": program}) as manager:
         for behavior, spec in manager.behavior_specs.items():
             manager.set_policy(behavior, RandomPolicy(spec, 0))
         infos = manager.reset({"seed": 0})
-        found = []
+        found = [str(manager.behavior_specs).encode()]
         for _ in range(N_STEPS):
             found.append(np.asarray(infos[0].current["default"].obs).tobytes())
             infos = manager.step("all")
@@ -103,6 +104,9 @@ def test_the_editor_opens_a_new_game_with_the_plugin_without_complaint(
 def test_an_exported_pack_is_played_as_its_folder_is(tmp_path: Path, program: str, major: int) -> None:
     game = new_project(tmp_path / "game", major)
     (game / "export_presets.cfg").write_text(PRESETS.format(platform=PLATFORM[major]))
+    scene = game / "game.tscn"
+    chosen = f"continuous_size = 1\ndiscrete_choices = {INTS[major]}( 3, 2 )"
+    scene.write_text(scene.read_text().replace("continuous_size = 1", chosen))
     (game / "policies").mkdir()
     (game / "policies" / "hero.policy").write_text("the weights")
     if major == 3:
@@ -114,6 +118,7 @@ def test_an_exported_pack_is_played_as_its_folder_is(tmp_path: Path, program: st
     played = seen(pack, program)
 
     assert b"the weights" in pack.read_bytes()
+    assert b"discrete" in played[0]
     assert played == seen(game, program)
     assert len(set(played)) > N_STEPS // 2, "something moves"
 
