@@ -86,7 +86,7 @@ def test_a_training_runs_to_its_end_and_another_gets_a_folder_of_its_own(editor:
     assert list(seen["returns"]) == ["default"]
     assert "checkpoint" in seen["texts"]["Output"]
     assert seen["texts"]["Line"].endswith(f"train '{game}' --dir '{game}/runs/my game' --until-eof --plain")
-    assert (game / "runs" / ".gdignore").exists()
+    assert (game / "runs" / "my game" / ".gdignore").exists()
 
     editor.press("Evaluate")
     editor.wait_until(lambda seen: "episodes" in seen["texts"]["Output"] and has_ended(seen))

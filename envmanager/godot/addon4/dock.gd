@@ -80,7 +80,6 @@ func _train() -> void:
 		number += 1
 		folder = _runs.path_join("%s-%d" % [_project.get_file(), number])
 	DirAccess.make_dir_recursive_absolute(folder)
-	FileAccess.open(_runs.path_join(".gdignore"), FileAccess.WRITE)  # else the editor takes tables for translations
 	_run = folder
 	_start_training([])
 
