@@ -406,8 +406,6 @@ def test_an_environment_without_episodes_on_demand_is_refused(tmp_path: Path) ->
     plan = TrainingPlan.parse(own, tmp_path)
     with pytest.raises(ConfigError, match=r"training\.parameters"):
         TrainingRun(plan, Told()).go()
-    with pytest.raises(ConfigError, match=r"training\.parameters"):
-        TrainingPlan.parse(tables(64, {"wall": 1}, kind="godot", env="game"), tmp_path)
 
 
 @pytest.mark.parametrize(
