@@ -20,7 +20,7 @@ const Behavior := preload("res://addons/envmanager/behavior.gd")
 ## How many numbers between -1 and 1 act() gets.
 @export_range(0, 100, 1, "or_greater") var continuous_size := 0
 ## How many choices each discrete action has: [5] is one action of 0 to 4.
-@export var discrete_choices := PackedInt32Array()  # with `= []` an exported game has none (Godot 4.6)
+@export var discrete_choices: PackedInt32Array  # with the default `[]`, exported games lose it (Godot 4.6)
 @export_group("Without a trainer")
 ## The file of a trained policy, by which it acts when no trainer decides: `envmanager export RUN --to godot`.
 @export_file("*.policy") var policy := ""
