@@ -57,9 +57,7 @@ static func _warnings_of_policy(node: Node, path: String) -> PoolStringArray:
 	var policy = Policy.new(path)
 	var wrong: String = policy.problem
 	if wrong == "" and not _is_in_code(node, ["func observations", "observation_size", "continuous_size", "discrete_choices"]):
-		var choices = node.get("discrete_choices")  # null where the editor knows no default, of a script without tool
-		choices = [] if choices == null else Array(choices)
-		wrong = policy.misfit([node.get("observation_size")], node.get("continuous_size"), choices)
+		wrong = policy.misfit([node.get("observation_size")], node.get("continuous_size"), Array(node.get("discrete_choices")))
 	return PoolStringArray(["The policy %s %s." % [path, wrong]] if wrong != "" else [])
 
 
