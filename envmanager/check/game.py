@@ -26,6 +26,7 @@ from envmanager.errors import EnvManagerError, EnvRaised, MissingExtra, UsageErr
 from envmanager.godot.declared import parse
 from envmanager.godot.games import THREADS, major_of, protocol_of
 from envmanager.godot.manager import GodotEnvManager
+from envmanager.observe.events import Note
 from envmanager.options import RestartPolicy, Timeouts
 from envmanager.placing.pair import ByRow
 
@@ -68,6 +69,10 @@ def check_game(
         what = "engine with a game of godot_rl_agents is" if is_unchanged else f"engine and {N_ARENAS} arenas are"
         yield Finding("starts", "ok", f"The {what} up in {time.monotonic() - began:.1f} s.")
         yield from _threads_findings(game)
+        for event in manager.events:
+            if isinstance(event, Note) and event.name == "misfit":
+                advice = "Without a trainer this agent does nothing."
+                yield Finding("policies", "problem", f"{event.data['problem']}.", advice)
         for name, spec in manager.behavior_specs.items():
             yield Finding("behaviors", "ok", f"{name}: observes {spec.observation}, acts by {spec.action}.")
         yield from _declared_findings(game, manager)

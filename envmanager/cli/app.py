@@ -37,7 +37,14 @@ from envmanager.cli.loading import loading
 from envmanager.cli.output import PlainOutput, output_for, show
 from envmanager.cli.plan import RESTARTS, Plan, address_of, check_out, restarts_table
 from envmanager.cli.run import EXIT_NOT_WRITTEN, EndOfInput, exit_code_of, run
-from envmanager.cli.trained import PlainOption, VerboseOption, evaluate_command, export_command, play_command
+from envmanager.cli.trained import (
+    PlainOption,
+    UntilEofOption,
+    VerboseOption,
+    evaluate_command,
+    export_command,
+    play_command,
+)
 from envmanager.cli.tune import TunePlan, tune
 from envmanager.cli.tune_display import TuneDisplay
 from envmanager.errors import EnvManagerError
@@ -355,9 +362,7 @@ def train_command(
     board: Annotated[
         str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard to this folder.")
     ] = None,
-    until_eof: Annotated[
-        bool, typer.Option("--until-eof", help="Stop as after a Ctrl-C when standard input ends.")
-    ] = False,
+    until_eof: UntilEofOption = False,
 ) -> None:
     """Train policies, write checkpoints, and evaluate the policies at the end.
 

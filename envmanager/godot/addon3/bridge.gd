@@ -2,7 +2,7 @@ extends Node
 # The autoload that lets a trainer play: it runs first in each tick, and between two actions nothing else runs.
 #
 # When the ticks of an action are over, it ends episodes, sends the steps, waits for the next request, hands out the
-# actions and lets the tick run. Without an address the game plays by itself: one copy, by heuristic().
+# actions and lets the tick run. Without an address the game plays by itself: one copy, by policies or heuristic().
 
 const Wire = preload("res://addons/envmanager/wire.gd")
 const Roster = preload("res://addons/envmanager/roster.gd")
@@ -14,7 +14,6 @@ const Declared = preload("res://addons/envmanager/declared.gd")
 const Pictures = preload("res://addons/envmanager/pictures.gd")
 const PROTOCOL = [1, 0]
 const ADDON = "1.0.0"
-const TICKS_ALONE = 4  # per action, when nobody trains
 const FIRST = -(1 << 30)
 const PATIENCE = 60  # ticks that a game has to change its scene
 const INSTEAD = ". Let the arena's reset() put everything back instead"
@@ -36,6 +35,7 @@ var _patience: int = 0
 var _bodies: Array = []
 var _is_on_demand: bool = false  # the trainer begins each episode
 var _is_built: bool = false
+var _told: Dictionary = {}  # messages of faults; each is shown once
 var _is_broken: bool = true  # only a reset helps: at the beginning, and after an error
 
 
@@ -279,6 +279,9 @@ func _build() -> void:
 	if _wire == null:
 		_show_faults()
 	elif not _send_faults():
+		for agent in _copies.all[0].agents:
+			if _roster.misfit(agent) != "":
+				note("misfit", {"problem": "%s (node %s)" % [_roster.misfit(agent), agent.name]})
 		_wire.send_json(Wire.SPECS, _roster.specs())
 
 
@@ -437,9 +440,9 @@ func _play_alone() -> void:
 			if agent.wants_action:
 				group.acting.append(agent)
 		group.leavers = []
-		_roster.play_alone(group)
+	_roster.play_alone()
 	_is_acting = true
-	_ticks_left = TICKS_ALONE
+	_ticks_left = _roster.ticks_alone()
 
 
 # One line per episode, so that a person who plays sees what a trainer would.
@@ -455,7 +458,9 @@ func _show_episodes() -> void:
 
 func _show_faults() -> void:
 	for fault in _roster.faults:
-		push_error("EnvManager: %s" % fault["message"])
+		if not _told.has(fault["message"]):
+			_told[fault["message"]] = true
+			push_error("EnvManager: %s" % fault["message"])
 	_roster.faults = []
 
 

@@ -19,6 +19,7 @@ var settings: Resource = null
 var declared: Dictionary = {}  # what the settings are, and which node refers to them
 var agents: Array = []
 var leavers: Array = []  # their last rows
+var misfits: Dictionary = {}  # path of a policy -> why its agents cannot act by it, or ""
 var acting: Array = []  # those who get an action, in the order of the rows sent last
 var changed: bool = true  # other rows than in the frame before
 

@@ -17,6 +17,7 @@ var settings: Resource = null
 var declared := {}  # what the settings are, and which node refers to them
 var agents: Array = []
 var leavers: Array = []  # their last rows
+var misfits := {}  # path of a policy -> why its agents cannot act by it, or ""
 var acting: Array = []  # those who get an action, in the order of the rows sent last
 var some_ended := false  # an episode of some agent, since the frame before
 var changed := true  # other rows than in the frame before

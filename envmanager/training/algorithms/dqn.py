@@ -23,7 +23,7 @@ from envmanager.importing import needed_by
 from envmanager.options import at_least, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import FORBIDDEN, ActionHeads, ActionMask, Discrete, forbid
-from envmanager.training.algorithms.networks import Encoder, mlp
+from envmanager.training.algorithms.networks import DenseLayer, Encoder, mlp
 from envmanager.training.algorithms.off_policy import Batch, OffPolicyTrainer, ReplayOptions
 
 with needed_by("envmanager.training", extra="torch"):
@@ -125,6 +125,15 @@ class BestAction(nn.Module):
 
     def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.heads.as_actions({"raw0": self.model(obs).argmax(1, keepdim=True)}))
+
+    def dense(self) -> tuple[Encoder, list[DenseLayer]]:
+        """Return the encoder, and the layers that map its features to an output for each action, which are compared."""
+        *layers, last = DenseLayer.of_mlp(self.model.last)
+        first = int(self.model.duelling)  # without the state's value, which is the same for all actions
+        return self.model.encoder, [
+            *layers,
+            attrs.evolve(last, weights=last.weights[first:], biases=last.biases[first:]),
+        ]
 
 
 class DQN(OffPolicyTrainer):

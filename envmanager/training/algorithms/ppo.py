@@ -27,6 +27,7 @@ from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import ActionHeads, ActionMask
 from envmanager.training.algorithms.networks import (
     CONVOLUTIONS,
+    DenseLayer,
     Encoder,
     anneal,
     learner_state,
@@ -158,6 +159,10 @@ class LikeliestAction(nn.Module):
     def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
         heads = self.model.heads
         return tuple(heads.as_actions(heads.likeliest(self.model.inputs(obs))))
+
+    def dense(self) -> tuple[Encoder, list[DenseLayer]]:
+        """Return the encoder, and the layers that map its features to means and logits, in the order of the action."""
+        return self.model.encoder, DenseLayer.of_mlp(self.model.actor)
 
 
 class PPO(Trainer):

@@ -28,7 +28,7 @@ from envmanager.importing import needed_by
 from envmanager.options import at_least, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import COLUMN, SquashedGaussian
-from envmanager.training.algorithms.networks import Encoder, mlp
+from envmanager.training.algorithms.networks import DenseLayer, Encoder, mlp
 from envmanager.training.algorithms.off_policy import Batch, OffPolicyTrainer, ReplayOptions
 
 with needed_by("envmanager.training", extra="torch"):
@@ -137,6 +137,12 @@ class MiddleAction(nn.Module):
 
     def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self._squashed.as_actions(self._squashed.likeliest(self.actor(obs))))
+
+    def dense(self) -> tuple[Encoder, list[DenseLayer]]:
+        """Return the encoder, and the layers that map its features to the tanh of the means."""
+        *layers, last = DenseLayer.of_mlp(self.actor.last)
+        n = self._squashed.n
+        return self.actor.encoder, [*layers, DenseLayer(last.weights[:n], last.biases[:n], "tanh")]
 
 
 class SAC(OffPolicyTrainer):
