@@ -66,6 +66,8 @@ SYSTEMS = $(addprefix envmanager_tests/,process/test_other_systems.py faults/tes
 COMMANDS = $(addprefix envmanager_tests/process/,test_cli.py test_cli_tune.py)
 BENCHMARKS = envmanager_tests/benchmarks
 WAITING = $(addprefix envmanager_tests/,coroutines process/test_pool.py interop/test_trl.py)
+MANY = $(addprefix envmanager_tests/process/,test_many_workers.py test_chaos.py)
+RECORDING = $(addprefix envmanager_tests/,recording serving)
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
@@ -75,7 +77,8 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-cli test-waiting test-vectors test-systems test-training test-godot test-bench test-portable test-start-methods \
+.PHONY: help run test test-cli test-waiting test-vectors test-systems test-training test-godot test-recording test-many test-bench test-portable \
+    test-start-methods \
     faults check docs soak bench bench-godot bench-vectors bench-waiting coverage ray godot addon godot4 test-ray test-envpool test-openenv \
     test-mlagents test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
@@ -98,7 +101,7 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
 
 test: $(DEV_STAMP) ## run the tests, but for those that have a target of their own
-	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS) $(COMMANDS) $(WAITING))
+	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS) $(COMMANDS) $(WAITING) $(RECORDING) $(MANY))
 
 test-cli: $(DEV_STAMP) ## run the tests of the command line, whose commands are processes
 	$(SIDE_BY_SIDE) $(COMMANDS)
@@ -117,6 +120,12 @@ test-training: $(DEV_STAMP) ## run the tests of training runs, which need PyTorc
 
 test-godot: $(DEV_STAMP) ## run the tests of Godot, with a program in an engine's place and with the engines that are here
 	$(SIDE_BY_SIDE) $(GODOT)
+
+test-recording: $(DEV_STAMP) ## run the tests of recordings and replays, and of the page that shows a run, if there is a Chromium
+	$(SIDE_BY_SIDE) $(RECORDING)
+
+test-many: $(DEV_STAMP) ## run the tests of many workers, whose number no step may feel, and of chaos
+	$(SIDE_BY_SIDE) $(MANY)
 
 test-bench: $(DEV_STAMP) ## run the tests of the benchmarks, which measure next to nothing
 	$(SIDE_BY_SIDE) $(BENCHMARKS)

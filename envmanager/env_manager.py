@@ -17,6 +17,7 @@ KeyboardInterrupt is raised in a wait, in a policy, or at the end of a call. A l
 from __future__ import annotations
 
 import os
+import pkgutil
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from envmanager.kernel.pool import Pool
+    from envmanager.serving.server import Server
 
 _RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # constants, because in Python 3.11 ``Use.STEP`` is as slow as a call
 
@@ -75,13 +77,18 @@ class EnvManager(ABC):
         zero_copy: bool = False,
         check_values: bool = False,
         trace: str | None = None,
+        record: str | None = None,
+        record_observations: bool = True,
+        order: str | None = None,
         episodes: EpisodeStart = "automatic",
     ):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
         ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
         "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
-        ``trace``: path of a trace file. ``episodes``: whether environments begin their next episode by themselves, or
+        ``trace``: path of a trace file. ``record``: path of a recording, with observations unless
+        ``record_observations`` is False. ``order``: path of the recording in whose order responses are
+        delivered. ``episodes``: whether environments begin their next episode by themselves, or
         rest until ``begin``. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
         floats for integers) even if a cast would change no value. ``zero_copy``: whether to return a worker's arrays
         without a copy. The host must then keep the arrays unchanged for one more step.
@@ -96,17 +103,20 @@ class EnvManager(ABC):
         self._given_back = False
         self._episodes: Episodes | None = None
         self._is_on_demand = episodes == "on_demand"
+        self._order, self._record, self._record_observations = order, record, record_observations
         self.begins_on_demand = self._can_prefetch = False
         """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
         self._is_pooled = False
         """Whether a pool is being made."""
         self._wake_pool: Callable[[], None] | None = None
+        self._servers: list[Server] = []
         self._book: TaskBook | None = None
         """Book of the episodes since the last reset, if they begin on demand."""
         self._calls = Calls(weak_callback(self._give_back))
         self._named = self._calls.named
         self._table = table = WorkerTable(self._env_rows.blocks)
         policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
+        self._restarts, self._check_values = policy, check_values
         self._recovery = recovery = Recovery(table, policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
@@ -129,9 +139,15 @@ class EnvManager(ABC):
         """
         if getattr(self.create_worker, "__func__", None) is not _create_worker:  # a test has replaced it
             host = FakeHost(weakref.proxy(self), host)
+        if self._order is not None:
+            workers = [list(entry.env_ids) for entry in self._table.entries]
+            host = pkgutil.resolve_name("envmanager.recording.ordered:ordered")(host, self._order, workers)
+        if self._record is not None:
+            record = pkgutil.resolve_name("envmanager.recording.recorder:recorded")
+            host = record(host, self._record, self._about_recording(), observations=self._record_observations)
         host.open(HostContext(self._table.entries, self._calls, self.events))
         self._host = host
-        for part in (self._recovery, self._policy_steps, self._row_steps, self._commands):
+        for part in (self._recovery, self._collector, self._policy_steps, self._row_steps, self._commands):
             part.host = host
         self.step_queue = host.step_queue
         try:
@@ -157,6 +173,19 @@ class EnvManager(ABC):
             if isinstance(error, WorkerError) and host.factories:
                 error.suggest_one_each(self._table.entries[error.worker_id].env_ids)
             raise
+
+    def _about_recording(self) -> dict[str, Any]:
+        """Return what a replay needs to know to make the manager again."""
+        return {
+            "kind": type(self).__name__,
+            "n_envs": self.n_envs,
+            "env_ids": [list(entry.env_ids) for entry in self._table.entries],
+            "seed": self._recovery.last_config.seed,
+            "wait": self._wait,
+            "restarts": self._restarts,
+            "check_values": self._check_values,
+            "episodes": "on_demand" if self._is_on_demand else "automatic",
+        }
 
     # The interface for trainers.
 
@@ -537,6 +566,34 @@ class EnvManager(ABC):
         )
         return host.describe_all(known)
 
+    def serve(
+        self,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        *,
+        episodes: Episodes | None = None,
+    ) -> Server:
+        """Serve a page that shows the workers at work, and metrics for Prometheus, until the manager is closed.
+
+        Return the server; its ``url`` is the page's address, which has the ``token`` that every request needs.
+        ``port``: 0 means a free one. ``host``: the address to listen on; ``"0.0.0.0"`` lets other machines in.
+        ``token``: ASCII text, or None for one made by chance. ``episodes``: the counters to show, if the trainer has
+        its own; else ``manager.episodes``. Raises UsageError if the server cannot listen there.
+        """
+        self._calls.require_usable("serve")
+        counted = weakref.proxy(self.episodes) if episodes is None else episodes
+        parts = (self._table, self._calls, self._collector.waits, counted)
+        watch = pkgutil.resolve_name("envmanager.serving.watch:Watch")(weakref.ref(self), *parts)
+        make_server = pkgutil.resolve_name("envmanager.serving.server:Server")
+        with interrupts.defer_interrupts():
+            server: Server = make_server(watch, port, host, token)
+            self._servers.append(server)
+            weakref.finalize(self, server.close)
+        if self._calls.closed:  # by another thread
+            server.close()
+        return server
+
     def close(self) -> None:
         """Stop all workers and release all resources, within ``Timeouts.close_s``. May be called repeatedly.
 
@@ -551,6 +608,8 @@ class EnvManager(ABC):
             self._host.wake()
         if self._wake_pool is not None:
             self._wake_pool()
+        for server in self._servers:
+            server.close()
         self._calls.end(None if self._host is None else self._host.stop)
 
     def __repr__(self) -> str:

@@ -323,10 +323,18 @@ class KindOptions:
         default=None, converter=_path_as_text, validator=_optional(_directory), kw_only=True
     )
     trace: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
+    record: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
+    order: str | None = attrs.field(default=None, converter=_path_as_text, validator=_optional(_file), kw_only=True)
+    record_observations: bool = attrs.field(default=True, validator=flag, kw_only=True)
     episodes: EpisodeStart = attrs.field(default="automatic", validator=one_of("automatic", "on_demand"), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._check_n_workers(local_envs=0)
+        self._check_record()
+
+    def _check_record(self) -> None:
+        if self.record and self.order and os.path.realpath(self.record) == os.path.realpath(self.order):
+            raise UsageError(f"record and order are both {self.record!r}: name another file for the new recording.")
 
     def _check_n_workers(self, *, local_envs: int) -> None:
         if isinstance(self.n_workers, int) and self.n_workers > self.n_envs - local_envs:
@@ -338,7 +346,9 @@ class KindOptions:
     @property
     def of_the_manager(self) -> dict[str, Any]:
         """The options of KindOptions that are also arguments of ``EnvManager.__init__``, by name."""
-        names = ("wait", "seed", "restarts", "check_values", "trace", "episodes")
+        names = (
+            "wait", "seed", "restarts", "check_values", "trace", "record", "record_observations", "order", "episodes",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
 
@@ -359,6 +369,7 @@ class ProcessOptions(KindOptions):
                 'kind="simple" for all of them in this process.'
             )
         self._check_n_workers(local_envs=local_envs)
+        self._check_record()
         self._check_start_method(self.transport)
 
     def _check_start_method(self, transport: str | None) -> None:

@@ -41,6 +41,7 @@ KINDS = {
     "asyncio": "envmanager.coroutines.manager:AsyncioEnvManager",
     "auto": "envmanager.auto_env_manager:auto_env_manager",
     "godot": "envmanager.godot.manager:GodotEnvManager",
+    "replay": "envmanager.replay_env_manager:ReplayEnvManager",
     "ray": "envmanager.ray_cluster.manager:RayEnvManager",
     "simple": "envmanager.simple_env_manager:SimpleEnvManager",
     "subprocess": "envmanager.subprocess_env_manager:SubprocessEnvManager",
@@ -55,7 +56,7 @@ PROCESS_OPTIONS = frozenset(
 )
 """Options about worker processes. Kinds of manager without these parameters ignore them."""
 
-OF_ONE_KIND = frozenset({"engine", "cluster"})
+OF_ONE_KIND = frozenset({"engine", "cluster", "recording", "strict"})
 """Options passed only to kinds that declare the parameter, not to kinds that merely take ``**options``."""
 
 
@@ -68,7 +69,8 @@ class ManagerOptions(ProcessOptions):
     ignores ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and ``worker_env``, so that one
     can switch to it by changing ``kind`` alone. ``kind="asyncio"`` ignores ``local_envs``, ``start_method``,
     ``transport`` and ``worker_env``, and accepts no ``n_workers`` but ``"auto"`` and ``n_envs``. In this library
-    only ``kind="godot"`` accepts the mapping ``engine``, and only ``kind="ray"`` accepts ``cluster``.
+    only ``kind="godot"`` accepts the mapping ``engine``, and only ``kind="ray"`` accepts ``cluster``. ``kind="replay"``
+    needs ``recording``, and ignores all others but ``strict``, ``wait`` and ``trace``.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.
@@ -86,6 +88,8 @@ class ManagerOptions(ProcessOptions):
     cluster: Mapping[str, Any] | None = attrs.field(
         default=None, validator=attrs.validators.optional(a_mapping), repr=False
     )
+    recording: str | None = None
+    strict: bool = True
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -107,10 +111,10 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     the config, and MissingExtra for a known kind whose optional dependencies are not installed.
     """
     options = config if isinstance(config, ManagerOptions) else structure(ManagerOptions, config)
-    if (options.env is None) == (env_factory is None):
+    kind, is_replay = options.kind, options.kind == "replay"  # all but how to replay is as in the recorded run
+    if (options.env is None) == (env_factory is None) and not (is_replay and env_factory is None):
         found = "neither is given" if env_factory is None else "both are given"
         raise ConfigError(f"The environment is either the config's `env` or the argument env_factory; {found}.")
-    kind = options.kind
     make: Callable[..., Any] | None = pkgutil.resolve_name(KINDS[kind]) if kind in KINDS else _ADDED.load(kind)
     if make is None:
         kinds = known_kinds()
@@ -124,7 +128,7 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
             continue
         if field.name in parameters or (takes_all and field.name not in OF_ONE_KIND):
             chosen[field.name] = value
-        elif field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
+        elif not is_replay and field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
             raise ConfigError(f"The manager kind {kind!r} has no option {field.name}; it was set to {value!r}.")
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)

@@ -6,13 +6,14 @@ reset follows. So an environment's exception is raised by the same call as with 
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.data.steps import StartReport
+from envmanager.data.steps import EnvironmentResponse, StartReport
 from envmanager.env_manager import EnvManager
 from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
@@ -28,11 +29,17 @@ class SimpleEnvManager(EnvManager):
     SubprocessEnvManager, but ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and
     ``worker_env`` have no effect. ``log_dir`` is only passed on to the environments, in EnvContext. Only exceptions
     count as faults for ``restarts``. If an environment hangs, crashes or calls ``os._exit``, so does the trainer.
+
+    With ``order``, the environments are split into as many workers as in the recording, whatever kind recorded it.
     """
 
     @takes(ProcessOptions)
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
-        super().__init__([range(options.n_envs)], zero_copy=options.zero_copy, **options.of_the_manager)
+        workers: Any = [range(options.n_envs)]
+        if options.order is not None:
+            recorded = pkgutil.resolve_name("envmanager.recording.data:about")(options.order)["env_ids"]
+            workers = recorded if sum(map(len, recorded)) == options.n_envs else workers
+        super().__init__(workers, zero_copy=options.zero_copy, **options.of_the_manager)
         self.start(LocalHost(factories_for(env_factory, options.n_envs), options))
 
 
@@ -44,22 +51,23 @@ class LocalHost(WorkerHost):
         self.factories = factories
         self._options = options
         self.rewrites_arrays = not options.zero_copy
-        self.step_queue = LocalStepQueue(self.workers)
+        self.step_queue = LocalStepQueue(self.workers) if options.order is None else _Each(self.workers)
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        for replaced in self.workers:
+        for replaced in self.workers[worker_id : worker_id + 1]:
             replaced.close_quietly()
         entry, options = self.context.entries[worker_id], self._options
-        factory = GroupFactory.of(self.factories, entry, options, first_slot=generation * options.n_envs)
+        factory = GroupFactory.of(
+            self.factories, entry, options, first_slot=generation * options.n_envs + entry.env_ids[0]
+        )
         return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=options.zero_copy, lends=True)
 
     def await_start(self) -> dict[int, StartReport]:
-        (worker,) = self.workers
-        report = worker.start()
-        if worker.lends:
+        reports = {worker.worker_id: worker.start() for worker in self.workers}
+        if all(worker.lends for worker in self.workers):
             self.rewrites_arrays = False
-        self.accepts_device_arrays = worker.accepts_device_arrays
-        return {0: report}
+        self.accepts_device_arrays = all(worker.accepts_device_arrays for worker in self.workers)
+        return reports
 
     def describe_all(self, known: ManagerStats) -> ManagerStats:
         """Return ``known`` with ``in_process=True`` and with ``wait_share`` set to the share of time spent in steps."""
@@ -69,3 +77,10 @@ class LocalHost(WorkerHost):
     def close(self) -> None:
         for worker in self.workers:
             worker.close_quietly()
+
+
+class _Each(LocalStepQueue):
+    """A step queue of several local workers, as in a recording."""
+
+    def take(self) -> Sequence[EnvironmentResponse]:
+        return [response for worker in self._workers for response in worker.take_step()]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1] / "envmanager"
 AROUND = {
     "adapters", "auto_env_manager", "check", "cli", "coroutines", "godot", "interop", "observe", "placing",
-    "ray_cluster", "testing", "training",
+    "ray_cluster", "recording", "replay_env_manager", "serving", "testing", "training",
 }  # fmt: skip
 SUBPROCESS = "subprocess_env_manager"
 SMALL_LINES = 3
@@ -169,9 +169,9 @@ def figures() -> list[Figure]:
     """Measure everything."""
     n_small, once = private_functions()
     return [
-        Figure("lines of the kernel", n_lines(kernel()), 12_062, 10_200),
+        Figure("lines of the kernel", n_lines(kernel()), 12_159, 10_200),
         Figure("modules of the kernel", len(kernel()), 53, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 39_502, 35_500),
+        Figure("lines of the package", n_lines(list(modules().values())), 42_060, 35_500),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
         Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 48, 50),
         Figure("parts of the package that import one another", arrows_up(), 0, 0),

@@ -10,6 +10,7 @@ import errno
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ from envmanager.cli.display import RunDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.loading import loading
 from envmanager.cli.output import PlainOutput, output_for, show
-from envmanager.cli.plan import RESTARTS, Plan, check_out, restarts_table
+from envmanager.cli.plan import RESTARTS, Plan, address_of, check_out, restarts_table
 from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
 from envmanager.cli.trained import PlainOption, VerboseOption, evaluate_command, export_command, play_command
 from envmanager.cli.tune import TunePlan, tune
@@ -93,6 +94,19 @@ class Flags:
         help="Set any option of the config: --set manager.n_envs=16. The value is YAML. May be repeated; the config is "
         "unchanged if unset.",
     )
+    serve: str | None = typer.Option(
+        None,
+        "--serve",
+        metavar="[[HOST:]PORT]",
+        help="Serve a page that shows the run, and metrics for Prometheus, on 127.0.0.1 and a free port unless named. "
+        "Nothing is served if unset.",
+    )
+    record: Path | None = typer.Option(  # noqa: RUF009
+        None,
+        metavar="FILE.emrec",
+        help="Record the run, to replay it or to read it as data.",
+        show_default="no recording",
+    )
     out: Path | None = typer.Option(  # noqa: RUF009
         None, metavar="FILE.json", help="Write the result to this file too."
     )
@@ -109,6 +123,7 @@ class Flags:
             "n_workers": _number_or_text(self.n_workers),
             "wait": self.wait,
             "restarts": _with_max_restarts(tables["manager"].get("restarts"), self.restarts),
+            "record": None if self.record is None else str(self.record),
         }
         return {**tables, "manager": _with(tables["manager"], {**own, **more})}
 
@@ -149,7 +164,7 @@ def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> i
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
     exit_code: Any = 0
     try:
-        exit_code = commands(list(arguments), standalone_mode=False)
+        exit_code = commands(_with_port(arguments), standalone_mode=False)
     except SystemExit as exit:
         exit_code = exit.code
     except _ClickException as error:
@@ -171,6 +186,15 @@ def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> i
         else:
             raise
     return exit_code if isinstance(exit_code, int) else int(bool(exit_code))
+
+
+def _with_port(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with port 0 after a ``--serve`` without one, as Typer knows no optional values."""
+    completed = []
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        takes_none = word == "--serve" and not re.fullmatch(r"(\S+:)?\d+", following)
+        completed.append("--serve=0" if takes_none else word)
+    return completed
 
 
 def _show_error(text: str) -> None:
@@ -245,7 +269,7 @@ def run_command(
         trace=None if trace is None else str(trace),
     )
     options = _with(tables["run"], {"steps": steps, "seed": seed, "policy": policy})
-    plan = Plan.parse(tables["manager"], options, out=flags.out)
+    plan = Plan.parse(tables["manager"], options, out=flags.out, serve=flags.serve)
     raise typer.Exit(run(plan, RunDisplay(flags.output()), verbose=flags.verbose))
 
 
@@ -332,12 +356,33 @@ def train_command(
     with loading():
         train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
     plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
-    raise typer.Exit(train.train(plan, train.TrainDisplay(flags.output()), out=flags.out, verbose=flags.verbose))
+    display = train.TrainDisplay(flags.output(), serve=address_of(flags.serve))
+    raise typer.Exit(train.train(plan, display, out=flags.out, verbose=flags.verbose))
 
 
 app.command("evaluate")(evaluate_command)
 app.command("play")(play_command)
 app.command("export")(export_command)
+
+
+@app.command("replay")
+def replay_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A recording.")],
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Show what happened around this step of a worker.", show_default="a summary"
+        ),
+    ] = None,
+    worker: Annotated[int, typer.Option(min=0, metavar="ID", help="The worker whose step it is.")] = 0,
+) -> None:
+    """Show what a recording holds: steps, episodes, what was lost, and what happened around a step.
+
+    The exit code is 0, 1 for a file that is no recording or is damaged, or 2 if there is no such file or step.
+    """
+    with loading():
+        recorded = importlib.import_module("envmanager.cli.recorded")
+    recorded.show_recording(file, PlainOutput(), worker, step)
 
 
 def _number_or_text(given: str | None) -> int | str | None:

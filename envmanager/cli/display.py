@@ -21,7 +21,7 @@ from envmanager.cli import output
 from envmanager.cli.output import PlainOutput
 from envmanager.cli.plan import Plan
 from envmanager.observe.episodes import Episodes
-from envmanager.observe.files import write_atomically
+from envmanager.observe.files import json_safe, write_atomically
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.placing.placement import describe_seconds
 from envmanager.training.evaluation import Evaluation, mean_and_spread
@@ -80,15 +80,6 @@ class RunSummary:
         }
 
 
-def json_safe(data: Any) -> Any:
-    """Return a copy of ``data`` with None for NaN and infinite numbers, which JSON does not have."""
-    if isinstance(data, dict):
-        return {key: json_safe(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [json_safe(value) for value in data]
-    return None if isinstance(data, float) and not math.isfinite(data) else data
-
-
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Write ``data`` to ``path`` as JSON, one line per top-level key. Raises NotWritten if writing fails."""
     lines = [f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in data.items()]
@@ -104,15 +95,12 @@ class RunDisplay:
     def __init__(self, output: PlainOutput) -> None:
         self._output = output
         self.show_notice = output.show_notice
+        self.show_line = output.line
 
     def show_start(self, plan: Plan) -> None:
         """Show the line that ``describe_start`` returns. Called before the workers start, which may take a while."""
         self._plan = plan
         self._output.line(describe_start(plan), "bold")
-
-    def show_placement(self, placement: str) -> None:
-        """Show ``placement``, a sentence that says which placement a probe has chosen and why."""
-        self._output.line(placement)
 
     @contextmanager
     def running(self, now: float) -> Iterator[None]:

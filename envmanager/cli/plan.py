@@ -22,6 +22,11 @@ from envmanager.registry import ManagerOptions, structure
 
 if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
+    from envmanager.observe.episodes import Episodes
+    from envmanager.serving.server import Server
+
+SERVE_TOKEN = "ENVMANAGER_SERVE_TOKEN"
+"""Name of the environment variable with the token of ``--serve``, which a command line would show to other users."""
 
 
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
@@ -51,13 +56,14 @@ def restarts_table(given: Any) -> Any:
 
 @attrs.frozen
 class Plan:
-    """The checked options of a run: manager, number of environment steps, seeds, policy, and file for the summary."""
+    """The checked options of a run. ``out``: file for the summary. ``serve``: port and host of the page."""
 
     manager: ManagerOptions
     steps: int
     seed: int | None = None
     policy: Any = None
     out: Path | None = None
+    serve: tuple[int, str] | None = None
     policy_seed: int = attrs.field()
 
     @policy_seed.default
@@ -65,8 +71,10 @@ class Plan:
         return int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else self.seed
 
     @classmethod
-    def parse(cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None) -> Plan:
-        """Check two tables of a config and the file ``out``, and return a Plan. Raises UsageError or ImportFailed."""
+    def parse(
+        cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None, serve: str | None = None
+    ) -> Plan:
+        """Check two tables of a config, ``out`` and ``serve``, and return a Plan. Raises UsageError or ImportFailed."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
         restarts = restarts_table(manager.get("restarts"))
@@ -79,7 +87,7 @@ class Plan:
         policy, text = None, run_options.policy
         if text is not None:
             policy = find_callable(text, f"policy {text!r}", "a callable with a name and a spec").load()
-        return cls(manager_options, run_options.steps, seed, policy, out)
+        return cls(manager_options, run_options.steps, seed, policy, out, address_of(serve))
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
         """Return a policy for ``behavior``, by default a RandomPolicy. Raises UsageError if the policy is not valid."""
@@ -102,6 +110,21 @@ def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec],
 
 def random_policy(_: str, spec: BehaviorSpec) -> Policy:
     return RandomPolicy(spec)
+
+
+def address_of(serve: str | None) -> tuple[int, str] | None:
+    """Return the port and host of the option ``--serve``, such as ``"8000"`` or ``"0.0.0.0:8000"``."""
+    if serve is None:
+        return None
+    host, _, port = serve.rpartition(":")
+    if not port.isdecimal() or len(port) > 5:
+        raise ConfigError(f"--serve takes PORT or HOST:PORT, not {serve!r}.")
+    return int(port), host.strip("[]") or "127.0.0.1"
+
+
+def serve(manager: EnvManager, address: tuple[int, str], episodes: Episodes) -> Server:
+    """Serve the page of a manager, with the token of the environment variable SERVE_TOKEN, if it is set."""
+    return manager.serve(*address, os.environ.get(SERVE_TOKEN), episodes=episodes)
 
 
 def check_out(out: Path | None, *suffixes: str) -> None:

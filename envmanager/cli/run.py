@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from envmanager.cli.display import RunDisplay, RunSummary, write_json
-from envmanager.cli.plan import Plan, set_policies
+from envmanager.cli.plan import Plan, serve, set_policies
 from envmanager.errors import EnvManagerError, NotWritten, UsageError
 from envmanager.observe import events
 from envmanager.observe.episodes import Episodes
@@ -79,7 +79,9 @@ class _Run:
         self.display.show_start(self.plan)
         with make_manager(self.plan.manager) as manager:
             if manager.placement:
-                self.display.show_placement(manager.placement)
+                self.display.show_line(manager.placement)
+            if self.plan.serve is not None:
+                self.display.show_line(f"watch it at {serve(manager, self.plan.serve, self.episodes).url}")
             try:
                 self._step(manager)
             finally:

@@ -13,21 +13,27 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.columns import Columns
 from rich.table import Table
 from rich.text import Text
 
-from envmanager.cli.display import Rate, evaluation_lines, json_safe, of_behavior, write_json
+from envmanager.cli.display import Rate, evaluation_lines, of_behavior, write_json
 from envmanager.cli.output import NAMES, PlainOutput, describe_notice, print_pairs, print_text
+from envmanager.cli.plan import serve
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, StopSignals, exit_code_of
 from envmanager.errors import EnvManagerError
+from envmanager.observe.files import json_safe
 from envmanager.training.controller import Update
 from envmanager.training.curriculum import LessonBegan
 from envmanager.training.evaluation import Evaluation
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.runs.figures import Clocks, Report
 from envmanager.training.runs.run import TrainingPlan, TrainingResult, TrainingRun
+
+if TYPE_CHECKING:
+    from envmanager.serving.server import Server
 
 
 def train(plan: TrainingPlan, display: TrainDisplay, *, out: Path | None, verbose: bool = False) -> int:
@@ -83,8 +89,11 @@ class TrainDisplay(Report):
 
     TOLD_EVERY_S = 0.5
 
-    def __init__(self, output: PlainOutput) -> None:
+    def __init__(self, output: PlainOutput, *, serve: tuple[int, str] | None = None) -> None:
+        """``serve``: port and host of the page that shows the training, if it is to be served."""
         self._output = output
+        self._serve = serve
+        self._server: Server | None = None
         self.drawing = output.drawing
         self._clocks = Clocks(self.TOLD_EVERY_S)
         self._untold: dict[str, tuple[TrainingRun, Update]] = {}
@@ -98,6 +107,9 @@ class TrainDisplay(Report):
         self.show_line(f"{options.env_name}: {options.n_envs} environments, manager {options.kind}; {kinds}")
         if run.manager is not None and run.manager.placement:
             self.show_line(run.manager.placement)
+        if self._serve is not None and run.manager is not None and run.controller is not None:
+            self._server = serve(run.manager, self._serve, run.controller.episodes)
+            self.show_line(f"watch it at {self._server.url}")
         if (options.engine or {}).get("window") and len(run.trainers) > 1 and run.manager is not None:
             keys = ", ".join(f"{number} {behavior!r}" for number, behavior in enumerate(run.manager.behavior_specs, 1))
             self.show_line(
@@ -106,6 +118,8 @@ class TrainDisplay(Report):
 
     def updated(self, run: TrainingRun, update: Update) -> None:
         now = time.monotonic()
+        if self._server is not None:
+            self._server.figures[update.behavior] = {"version": update.version, **update.figures}
         self._untold[update.behavior] = run, update
         if self._clocks.is_due(update.behavior, now):
             del self._untold[update.behavior]

@@ -24,7 +24,6 @@ from envmanager.cli.display import (
     count,
     describe_returns,
     evaluation_lines,
-    json_safe,
     of_behavior,
     write_json,
 )
@@ -34,6 +33,7 @@ from envmanager.cli.plan import check_out
 from envmanager.cli.run import Notices, StopSignals
 from envmanager.cli.task_files import read_tasks, tasks_of_seeds
 from envmanager.errors import ConfigError, UsageError
+from envmanager.observe.files import json_safe
 from envmanager.registry import ManagerOptions, make_manager
 from envmanager.training.evaluation import (
     Evaluation,

@@ -118,12 +118,14 @@ class Begin(NamedTuple):
     """An episode to begin on demand in the environment at ``row`` of a worker.
 
     It begins with the worker's next step if ``at_once``, else as soon as the environment's present episode has ended.
+    ``task`` is the index of its task, which only recordings need.
     """
 
     row: int
     at_once: bool
     seed: int | None = None
     options: Mapping[str, Any] | None = None
+    task: int = -1
 
 
 _Dicts = list[dict[str, Any]] | None

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
 from envmanager.kernel.calls import Calls
-from envmanager.kernel.host import ResponseSource
+from envmanager.kernel.host import ResponseSource, WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerTable
 from envmanager.kernel.tasks import TaskBook
@@ -71,6 +71,7 @@ class Collector:
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self.source: ResponseSource
+        self.host: WorkerHost
         self.book: TaskBook | None = None
         """Book of the episodes, if they begin on demand."""
         self.waits = WaitTimes()
@@ -84,7 +85,7 @@ class Collector:
         If a failure has arrived, raises the first one instead. Raises UsageError if no response can arrive. With
         ``max_lead``, the steps of workers at least that many steps ahead of the slowest stay queued for a later call.
         """
-        deadline = math.inf if wait.timeout_s is None else time.monotonic() + wait.timeout_s
+        deadline = math.inf if wait.timeout_s is None else self.host.now() + wait.timeout_s
         table = self._table
         self.receive(self.source.take())
         n_ready = len(table.ready)

@@ -209,6 +209,10 @@ class WorkerHost(ABC):
         """Return whether a worker that failed cannot be reset, for instance because its process has ended."""
         return False
 
+    def now(self) -> float:
+        """Return the time (monotonic seconds) by which the manager decides about replacements and timeouts of calls."""
+        return time.monotonic()
+
     def check_can_travel(self, payload: Any) -> None:  # noqa: B027  (within one process it can)
         """Raise UsageError if ``payload`` cannot be sent to a worker. Called before anything is sent."""
 

@@ -19,7 +19,6 @@ import heapq
 import itertools
 import math
 import random
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,7 +98,7 @@ class Supervisor:
         self._policy = policy
         self._recent: defaultdict[int, deque[tuple[float, WorkerError]]] = defaultdict(deque)
         self._hung_s: defaultdict[int, float] = defaultdict(float)
-        self._jitter = random.Random() if jitter is None else jitter
+        self._jitter = jitter
 
     def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
         """Decide whether to replace a worker that failed at ``now`` (monotonic seconds). If so, count a restart."""
@@ -128,7 +127,8 @@ class Supervisor:
         if number == 1 or policy.backoff_s == 0:
             return Replace(0.0, number)
         longest = min(policy.backoff_s * 2.0 ** min(number - 2, 60), LONGEST_BACKOFF_S)
-        return Replace(longest * self._jitter.uniform(0.5, 1.0), number)
+        jitter = self._jitter or random.Random(now)  # of the time alone, so that a recorded run repeats it
+        return Replace(longest * jitter.uniform(0.5, 1.0), number)
 
     def excuse(self, errors: Sequence[Exception]) -> None:
         """Do not count the restarts after ``errors``."""
@@ -193,7 +193,7 @@ class Recovery:
 
     def fail(self, entry: Entry, error: Exception) -> None:
         """Record ``error`` as a worker's failure. Plan a replacement, or give up the worker if none is allowed."""
-        now = time.monotonic()
+        now = self.host.now()
         verdict = None if entry.is_given_up else self._supervisor.judge(entry.worker_id, error, now)
         counts = not isinstance(verdict, Replace) or verdict.number > 0
         if counts:
@@ -271,7 +271,7 @@ class Recovery:
 
     def start_due(self) -> None:
         """Start the replacements that are due. An unsuccessful start counts as a failure of the worker."""
-        while self.next_start_at() <= time.monotonic():
+        while self.next_start_at() <= self.host.now():
             _, _, entry, replacement = self.scheduled[0]
             self._start(entry, replacement)
 
@@ -347,7 +347,7 @@ class Recovery:
                 return  # others play
         generation, worker_id = entry.generation + 1, entry.worker_id
         cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
-        self._schedule(entry, cause, time.monotonic())
+        self._schedule(entry, cause, self.host.now())
         self._table.set_pending(entry, response)
         self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))
 
@@ -369,7 +369,7 @@ class Recovery:
     def revive(self, entry: Entry) -> None:
         """Plan the replacement of a worker that cannot be reset. Clear its error and restore its restart budget."""
         self.take_back(entry)
-        self._schedule(entry, None, time.monotonic())
+        self._schedule(entry, None, self.host.now())
         self._table.set_pending(entry)
 
 

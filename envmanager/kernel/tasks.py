@@ -121,7 +121,8 @@ class TaskBook:
         self._table, self._events, self._episodes, self._check = table, events, episodes, check
         self._has_undelivered, self._excuse = has_undelivered, excuse
         episodes.of_tasks = self._episode_ended
-        self._n_drawn = 0
+        self.n_drawn = 0
+        """Number of tasks that the source has given so far."""
         self._is_resetting = True
         self._of_worker = [
             [_Seat(env_id, row, entry) for row, env_id in enumerate(entry.env_ids)] for entry in table.entries
@@ -186,7 +187,7 @@ class TaskBook:
         return dict(sorted(env_ids.items()))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: {self._n_drawn:,} drawn, {len(self.running):,} running, {self.n_lost:,} lost>"
+        return f"<{type(self).__name__}: {self.n_drawn:,} drawn, {len(self.running):,} running, {self.n_lost:,} lost>"
 
     # Tasks to begin.
 
@@ -309,7 +310,7 @@ class TaskBook:
             drawn = seat.coming
             if drawn is not None and not seat.is_sent:
                 seat.is_sent, at_once = True, not seat.plays or seat.cuts
-                begins.append(Begin(seat.row, at_once, *self._arguments(seat, drawn)))
+                begins.append(Begin(seat.row, at_once, *self._arguments(seat, drawn), drawn.index))
                 if at_once:
                     drawn.attempts += 1
                     self._set_begun(seat, True)
@@ -397,10 +398,10 @@ class TaskBook:
         return self._numbered(given if given.__class__ is Task else Task.of(given))
 
     def _numbered(self, task: Task) -> _Drawn:
-        drawn = _Drawn(self._n_drawn, task)
+        drawn = _Drawn(self.n_drawn, task)
         if task.options is not None:
             self._check(task.options)
-        self._n_drawn += 1
+        self.n_drawn += 1
         return drawn
 
     def _come(self, seat: _Seat, drawn: _Drawn) -> None:

@@ -292,6 +292,10 @@ class EventLog(Sequence[Event]):
         counts = self._counts.copy()  # copied, because another thread may add an event
         return sum(number for each, number in counts.items() if issubclass(each, kind))
 
+    def counts(self) -> dict[str, int]:
+        """Return the number of events by the name of their class, including events no longer stored."""
+        return {kind.__name__: number for kind, number in self._counts.copy().items()}
+
     @overload
     def __getitem__(self, index: int) -> Event: ...
 
@@ -309,5 +313,5 @@ class EventLog(Sequence[Event]):
         return len(self._kept)
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{number} {kind.__name__}" for kind, number in self._counts.copy().items())
+        counts = ", ".join(f"{number} {kind}" for kind, number in self.counts().items())
         return f"<EventLog: {counts or 'nothing happened'}>"

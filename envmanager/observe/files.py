@@ -1,4 +1,4 @@
-"""Atomic replacement of files, and opening of files for appending.
+"""Atomic replacement of files, opening of files for appending, and data that JSON can hold.
 
 ::
 
@@ -11,12 +11,13 @@ file. A symbolic link at ``path`` is replaced and not followed. The umask sets t
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from envmanager.errors import NotWritten
 from envmanager.system.machine import SAFELY
@@ -63,3 +64,12 @@ def write_atomically(path: Path, text: str) -> None:
     """Atomically replace ``path`` with a file that contains ``text``. Raises NotWritten if it cannot be written."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def json_safe(data: Any) -> Any:
+    """Return a copy of ``data`` with None for NaN and infinite numbers, which JSON does not have."""
+    if isinstance(data, dict):
+        return {key: json_safe(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [json_safe(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data

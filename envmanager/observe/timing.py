@@ -87,6 +87,8 @@ class WorkerTimes:
     busy_ns: int = 0
     idle_ns: int = 0
     queued_ns: int = 0
+    other_ns: int = 0
+    """Time in commands that are no steps, such as resets."""
     busy: Histogram = attrs.field(factory=Histogram, init=False)
     track: Track | None = attrs.field(default=None, init=False)
     count_after: int = 1023
@@ -132,6 +134,7 @@ class WorkerTimes:
 
     def responded(self, name: str, busy_ns: int, ended_ns: int) -> None:
         """Record a command other than a step, called ``name``, which took ``busy_ns`` and ended at ``ended_ns``."""
+        self.other_ns += busy_ns
         self.ended_ns = ended_ns
         if self.track is not None:
             self.track.span(name, ended_ns - busy_ns, ended_ns)

@@ -510,6 +510,8 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
     kind = options.kind
     if kind == "auto":
         kind = "simple" if isinstance(manager, SimpleEnvManager) else "subprocess"
+    if kind == "replay":
+        kind = "subprocess"
     n_envs = min(options.n_envs, n_episodes)
     n_workers = None if kind == "asyncio" else options.n_workers  # there, each environment is a worker
     if n_workers == "auto" or options.kind == "auto":
@@ -523,6 +525,8 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
         wait=Wait.all(),  # so that policies see the same batches each time
         seed=None,
         trace=None,
+        record=None,
+        order=None,
         log_dir=None if options.log_dir is None else os.path.join(options.log_dir, "evaluation"),
         engine=None if options.engine is None else _engine(options.engine),
     )

@@ -230,8 +230,7 @@ def test_a_worker_that_cannot_be_created_is_tried_again(scripted: Any, mocker: M
 def test_a_delayed_replacement_is_created_when_it_is_due_and_nobody_waits_for_it(
     scripted: Any, mocker: MockerFixture
 ) -> None:
-    clock = mocker.Mock(monotonic=mocker.Mock(return_value=1000.0))
-    mocker.patch("envmanager.kernel.recovery.time", clock)
+    now = mocker.patch("envmanager.kernel.host.WorkerHost.now", return_value=1000.0)
     script = scripted(restarts=RestartPolicy(backoff_s=10.0))
     script.manager.reset()
     script.fail(1)
@@ -242,7 +241,7 @@ def test_a_delayed_replacement_is_created_when_it_is_due_and_nobody_waits_for_it
         script.answer(0)
         assert [info.worker_id for info in script.manager.step()] == [0]
     assert script.made[1] == 2, "the second replacement is not due"
-    clock.monotonic.return_value += 15.0  # ten seconds, and half of it for the jitter
+    now.return_value += 15.0  # ten seconds, and half of it for the jitter
     script.answer(0)
 
     assert script.step()[1].lost.generation == 2

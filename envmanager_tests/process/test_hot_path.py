@@ -23,6 +23,7 @@ from envmanager import (
     SubprocessEnvManager,
     Wait,
 )
+from envmanager.observe.episodes import Episodes
 
 N_ENVS = 8
 ALL = Wait.all()
@@ -178,3 +179,12 @@ def test_counting_episodes_leaves_no_objects_behind(begin: Any) -> None:
     with SimpleEnvManager(Noop, N_ENVS) as manager:
         assert manager.episodes.count == 0
         assert n_left_behind(begin(manager)) < 125
+
+
+@pytest.mark.parametrize("begin", [sending, stepping])
+def test_a_step_of_a_manager_that_is_served_makes_the_same_calls(begin: Any) -> None:
+    with SimpleEnvManager(Noop, N_ENVS) as manager:
+        go_on = begin(manager)
+        before = n_calls(go_on)
+        manager.serve(episodes=Episodes())
+        assert n_calls(go_on) == before

@@ -113,8 +113,13 @@ class Bench:
         self.recovery.host = self
         calls = Calls(lambda: None)
         self.collector = Collector(self.table, self.recovery, calls)
-        self.queue = Answers(Clock() if clock is None else clock)
+        self.clock = Clock() if clock is None else clock
+        self.queue = Answers(self.clock)
+        self.collector.host = self
         self.collector.source = QueueSource(self.queue, calls)
+
+    def now(self):
+        return self.clock.now
 
     def launch(self, worker_id, generation):
         self.started.append((worker_id, generation))
@@ -296,7 +301,7 @@ def test_a_failure_is_raised_before_steps_that_came_earlier_even_where_they_are_
 @pytest.fixture
 def clock(mocker):
     time = Clock()
-    for module in ("recovery", "collecting", "host"):
+    for module in ("collecting", "host"):
         mocker.patch(f"envmanager.kernel.{module}.time", time)
     return time
 

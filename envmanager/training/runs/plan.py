@@ -32,7 +32,7 @@ CONTROL = "control.toml"
 """Name of the file that a person edits to change a training run in progress. The training only reads it."""
 ANY_BEHAVIOR = "*"
 """Key in the table ``trainers`` whose entry applies to every behavior without an entry of its own."""
-NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace"})
+NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace", "record", "order"})
 """Manager options not saved in checkpoints, because they may contain secrets or apply to a single run only."""
 
 

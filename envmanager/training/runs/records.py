@@ -127,6 +127,7 @@ def _directory() -> str | None:
 
 _OF_RUNNING = frozenset(
     {"kind", "n_envs", "n_workers", "local_envs", "wait", "timeouts", "restarts", "zero_copy", "start_method", "trace"}
+    | {"record", "record_observations", "order", "recording", "strict"}
     | {"log_dir", "check_values", "infos", "seed"}
 )
 """Manager options that change only how environments are run, not what is played."""
