@@ -106,7 +106,10 @@ class Declaration:
             text = str(error)
             kept = [path for path in self.places if _at(self.tables, path) == _at(tables, path)]
             for path in sorted(kept, key=len, reverse=True):
-                name = rf"(?<![\w.]){re.escape('.'.join(path))}(?!\w)(?:\.(?P<rest>\w[\w.\[\]]*\w\]?))?"
+                key = re.escape(".".join(path))
+                if path[:2] == ("manager", "engine") and len(path) > 2:  # the manager names these without the table
+                    key = rf"(?:manager\.)?{re.escape('.'.join(path[1:]))}"
+                name = rf"(?<![\w.]){key}(?!\w)(?:\.(?P<rest>\w[\w.\[\]]*\w\]?))?"
                 text = re.sub(name, lambda found, path=path: self._place_of(path, found["rest"]), text)  # type: ignore[misc]
             raise ConfigError(text) from error
 
@@ -180,6 +183,8 @@ def _add_training(told: Mapping[str, Any], tables: Tables, places: dict[Path, st
                 inner = (*path, name)
                 _put(tables, inner, option)
                 places[inner] = f"{name} of {where}"
+                if isinstance(option, Mapping):
+                    places |= {(*inner, each): f"{name}.{each} of {where}" for each in option}
             continue
         if field == "round_learners":
             value = [[name.strip() for name in entry.split(",")] for entry in value]
@@ -189,6 +194,8 @@ def _add_training(told: Mapping[str, Any], tables: Tables, places: dict[Path, st
             value = drawn
         _put(tables, path, value)
         places[path] = f"{field} of {where}"
+    if "rounds" in tables["training"]:
+        places.setdefault(("training", "rounds", "steps"), f"rounds.steps of {where}")
 
 
 def _put(tables: Tables, path: Path, value: Any) -> None:
@@ -207,7 +214,7 @@ def _is_constant(parameter: Mapping[str, Any]) -> bool:
 def _values(parameter: Mapping[str, Any]) -> Any:
     """Return a parameter or a lesson as a value of the table ``training.parameters``."""
     if parameter.get("lessons"):
-        return {"lessons": [_lesson(each or {}) for each in parameter["lessons"]]}
+        return {"lessons": [_lesson(each) for each in parameter["lessons"]]}
     sampler = parameter.get("sampler")
     if not sampler:
         return parameter.get("value", 0.0)
@@ -218,7 +225,9 @@ def _values(parameter: Mapping[str, Any]) -> Any:
     return {"sampler": sampler, **options}
 
 
-def _lesson(told: Mapping[str, Any]) -> dict[str, Any]:
+def _lesson(told: Mapping[str, Any] | None) -> Any:
+    if told is None:  # an entry of the list that was left empty; the check of lessons refuses it
+        return None
     lesson = {"value": _values(told), **({"name": told["name"]} if told.get("name") else {})}
     if told.get("measure"):
         lesson["until"] = {"measure": told["measure"], "threshold": told.get("threshold", 0.0)}

@@ -120,7 +120,9 @@ class TestUnderAConfig:
 
 class TestErrors:
     def said(self, text: str, config: dict[str, Any]) -> str:
-        found = parse({"behaviors": {"hero": HERO}, **told(steps=5)}, ("hero", "target"))
+        fields: dict[str, Any] = {"steps": 5, "ticks_per_action": 0, "round_learners": ["hero"]}
+        fields["manager"] = {"engine": {"isolat": True}}
+        found = parse({"behaviors": {"hero": HERO}, **told(**fields)}, ("hero", "target"))
         with pytest.raises(ConfigError) as raised, found.located(found.under(config)):
             raise ConfigError(text)
         return str(raised.value)
@@ -132,6 +134,10 @@ class TestErrors:
             ("trainers.hero.kind is 'sac'", "trainer of res://hero.tres (node Chase/Hero) is 'sac'"),
             ("training.steps must be 3", "steps of res://chase.tscn (node Chase/Arena) must be 3"),
             ("trainers.heroes.gamma is no option", "trainers.heroes.gamma is no option"),
+            ("engine.ticks_per_action must be 3", "ticks_per_action of res://chase.tscn (node Chase/Arena) must be 3"),
+            ("no option engine.isolat.", "no option engine.isolat of res://chase.tscn (node Chase/Arena)."),
+            ("the engine ended", "the engine ended"),
+            ("training.rounds.steps must be 3", "rounds.steps of res://chase.tscn (node Chase/Arena) must be 3"),
             (
                 "There is no option trainers.hero.gamma.",
                 "There is no option gamma of res://hero.tres (node Chase/Hero).",

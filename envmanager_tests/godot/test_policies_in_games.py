@@ -240,6 +240,14 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
         "has version 2 of the format, and this addon reads 1. `envmanager godot install-addon`",
     ),
     "a picture": (lambda file: file.write_bytes(bytes(range(256))), "is no policy for a game"),
+    "no checksum": (
+        lambda file: file.write_text(file.read_text().replace('"sha256"', '"other"', 1)),
+        "is damaged",
+    ),
+    "no version": (
+        lambda file: file.write_text(file.read_text().replace('"version"', '"other"', 1)),
+        "is no policy for a game",
+    ),
     "no JSON object": (lambda file: file.write_text("[1]\n[2]\n"), "is no policy for a game"),
 }
 

@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 from envmanager import RestartPolicy, Task
 from envmanager.cli.app import run_command_line
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
-from envmanager.errors import EnvRaised, UsageError
+from envmanager.errors import EnvRaised, UsageError, WorkerDied
 from envmanager.godot.declared import declared
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.policy import RandomPolicy
@@ -212,6 +212,40 @@ def test_two_settings_of_one_behavior_are_an_error_that_names_both_nodes(
         pass
     assert "node CoinChase/Hero/Agent refers to some in res://coin_chase.tscn" in str(raised.value)
     assert "node CoinChase/Coin/Agent to others in res://coin_chase.tscn" in str(raised.value)
+
+
+def test_settings_that_are_not_there_are_an_error_that_names_the_file(chase: Path, program: str, major: int) -> None:
+    settings = {
+        4: ('settings = SubResource("both")', '[ext_resource type="Resource" path="res://hero.tres" id="9"]', '"9"'),
+        3: ("settings = SubResource( 2 )", '[ext_resource path="res://hero.tres" type="Resource" id=9]', " 9 "),
+    }
+    old, entry, number = settings[major]
+    change(chase, (old, f"settings = ExtResource({number})"), ("\n\n[ext_resource", f"\n\n{entry}\n[ext_resource"))
+
+    with pytest.raises(EnvRaised if major == 4 else WorkerDied) as raised:  # Godot 3 does not load such a scene
+        GodotEnvManager(str(chase), 1, engine={"binary": program}).close()
+    assert "res://hero.tres" in str(raised.value)
+
+
+def test_settings_of_another_class_are_an_error_that_names_the_node(chase: Path, program: str, major: int) -> None:
+    both, own = ('"both"', 'SubResource("both")') if major == 4 else ("2", "SubResource( 2 )")
+    number = '"other"' if major == 4 else "9"
+    change(
+        chase,
+        (f"settings = {own}", f"settings = {own}".replace(both, number)),
+        ('[node name="CoinChase"', f'[sub_resource type="Gradient" id={number}]\n\n[node name="CoinChase"'),
+    )
+
+    with pytest.raises(EnvRaised, match="no EnvManagerBehavior") as raised:
+        GodotEnvManager(str(chase), 1, engine={"binary": program}).close()
+    assert "node CoinChase/Hero/Agent" in str(raised.value)
+
+
+def test_a_behavior_without_a_name_is_an_error(chase: Path, program: str) -> None:
+    change(chase, ('behavior = "hero"', 'behavior = ""'))
+
+    with pytest.raises(EnvRaised, match="has no name: set the field behavior"):
+        GodotEnvManager(str(chase), 1, engine={"binary": program}).close()
 
 
 class TestParameters:

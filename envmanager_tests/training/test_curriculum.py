@@ -233,6 +233,8 @@ def test_a_restored_lesson_that_measures_something_else_now_begins_its_measures_
         ({"sampler": "choice", "values": "abc"}, "g.values"),
         ({"sampler": "choice", "values": []}, "g.values"),
         ({"sampler": "multi_range_uniform", "ranges": [[1, 0]]}, "g.ranges"),
+        ({"sampler": "multi_range_uniform", "ranges": [[0, 1], [3]]}, "g.ranges[1]"),
+        ({"lessons": [None]}, "g.lessons[0]"),
         ({"lessons": []}, "g.lessons"),
         ({"lessons": 3}, "g.lessons"),
         ({"lessons": [{"value": 1}, {"value": 2}]}, "g.lessons[0].until"),

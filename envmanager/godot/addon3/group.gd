@@ -71,6 +71,8 @@ func refer(agent: Node) -> String:
 
 # The end of a sentence about this behavior, or "".
 func what_is_wrong() -> String:
+	if name == "":
+		return "has no name: set the field behavior of its agents"
 	if continuous_size == 0 and discrete_choices.empty():
 		return "has no actions: set continuous_size or discrete_choices"
 	if sizes.empty() or sizes.min() <= 0:

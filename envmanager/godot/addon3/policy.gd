@@ -31,11 +31,11 @@ func _init(path: String) -> void:
 	var head = _json(lines[0])
 	if text == null:
 		problem = MISSING
-	elif not head is Dictionary or head.get("format") != FORMAT:
+	elif not head is Dictionary or str(head.get("format")) != FORMAT or not head.get("version") is float:
 		problem = "is no policy for a game; " + EXPORT
 	elif int(head["version"]) != VERSION:
 		problem = OTHER_VERSION % [head["version"], VERSION]
-	elif lines.size() != 2 or lines[1].strip_edges().sha256_text() != head["sha256"]:
+	elif lines.size() != 2 or lines[1].strip_edges().sha256_text() != str(head.get("sha256")):
 		problem = "is damaged; " + EXPORT
 	else:
 		_read(_json(lines[1]))

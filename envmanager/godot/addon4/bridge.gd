@@ -309,6 +309,8 @@ func _copy_scene() -> void:
 	get_tree().root.remove_child(main)
 	main.queue_free()
 	_copies.spawn(scene, Spawner.new(get_tree(), _config), _say_busy)
+	for lost in Declared.lost_in(scene, _copies.all[0].root):
+		_roster.fault(lost, null)
 
 
 func _say_busy() -> void:

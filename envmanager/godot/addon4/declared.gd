@@ -1,6 +1,41 @@
 extends RefCounted
 ## What a scene declares about its training: the resources that its arena and its agents refer to.
 
+const FIELDS := {"settings": "EnvManagerBehavior", "training": "EnvManagerTraining"}
+
+
+## The settings and trainings to which the nodes of a scene refer, and which Godot has left out. `root` is its root.
+static func lost_in(scene: PackedScene, root: Node) -> Array:
+	var state := scene.get_state()
+	var missing := _missing_in(scene)
+	var found := []
+	for i in state.get_node_count():
+		var node := root.get_node_or_null(state.get_node_path(i))
+		if node == null:
+			continue
+		if state.get_node_instance(i) != null:
+			found += lost_in(state.get_node_instance(i), node)
+		for j in state.get_node_property_count(i):
+			var field = str(state.get_node_property_name(i, j))
+			if not FIELDS.has(field) or not "_bridge" in node or node.get(field) != null:
+				continue
+			var what := "%s of node %s in %s" % [field, path_of(node), scene.resource_path]
+			if state.get_node_property_value(i, j) != null:
+				found.append("%s refers to something that is no %s" % [what, FIELDS[field]])
+			elif missing != []:
+				found.append("%s could not be loaded, because %s is not there" % [what, missing[0]])
+	return found
+
+
+# The files that a scene names and that are not there.
+static func _missing_in(scene: PackedScene) -> Array:
+	var missing := []
+	for dependency in ResourceLoader.get_dependencies(scene.resource_path):
+		var path = dependency.substr(dependency.find("res://"))
+		if not ResourceLoader.exists(path):
+			missing.append(path)
+	return missing
+
 
 ## The fields of a resource that are set, and where it is: the file, and the node that refers to it.
 static func told_by(node: Node, resource: Resource) -> Dictionary:

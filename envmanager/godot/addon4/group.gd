@@ -70,6 +70,8 @@ func refer(agent: Node) -> String:
 
 ## The end of a sentence about this behavior, or "".
 func what_is_wrong() -> String:
+	if name == "":
+		return "has no name: set the field behavior of its agents"
 	if continuous_size == 0 and discrete_choices.is_empty():
 		return "has no actions: set continuous_size or discrete_choices"
 	if sizes.is_empty() or sizes.min() <= 0:
