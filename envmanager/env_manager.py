@@ -381,8 +381,7 @@ class EnvManager(ABC):
             given = [Task()] * len(ids) if tasks is None else list(tasks)
             if len(given) != len(ids):
                 raise UsageError(f"begin() got {len(given)} tasks for {len(ids)} environments.")
-            may_cut = self._some_host.steps_some_rows
-            self._book.add(ids, [Task.of(each) for each in given], may_cut=may_cut)
+            self._book.add(ids, [Task.of(each) for each in given], may_cut=not self._some_host.moves_all)
 
     def pool(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Pool:
         """Reset the environments, beginning no episode, and return a pool of them for coroutines; see ``Pool``.

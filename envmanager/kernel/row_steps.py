@@ -196,7 +196,7 @@ class BatchStepper:
         try:
             for worker_id in sorted(book.has_unsent):
                 entry, worker = self._table.entries[worker_id], self.host.workers[worker_id]
-                may_step = not entry.n_acting or (is_idle and self.host.steps_some_rows)
+                may_step = not entry.n_acting or (is_idle and not self.host.moves_all)
                 if entry.state is _IDLE and entry.is_nominal and may_step:
                     book.send_begins(worker_id, worker)
                     worker.send(_STEP_ROWS, (np.zeros(0, np.int64), self._no_actions))
