@@ -56,8 +56,10 @@ def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dic
     form = FORMS.get(path.suffix.lower())
     if form is None:
         suffixes = ", ".join(FORMS)
+        game = " A Godot game is named by its folder." if "training" in tables else ""
         raise ConfigError(
-            f"{path} is not a config file: its name should end in {suffixes}. To name an environment: --env {path}"
+            f"{path} is not a config file: its name should end in {suffixes}.{game} "
+            f"To name an environment: --env {path}"
         )
     try:
         text = path.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ not check values: the classes of options do, and ``located`` adds to their error
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from envmanager.godot.games import protocol_of
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.options import RestartPolicy, Timeouts
 
+_logger = logging.getLogger("envmanager")
 Tables = dict[str, dict[str, Any]]
 Path = tuple[str, ...]
 
@@ -137,6 +139,13 @@ def declared(env: str, engine: Mapping[str, Any] | None = None, *, start_s: floa
     is_project = (folder / "project.godot").is_file() and protocol_of(env) == "envmanager"
     if is_project and not (folder / "addons" / "envmanager" / "bridge.gd").is_file():
         raise UsageError(f"{env} has no addons/envmanager: run `envmanager godot install-addon {env}`.")
+    if is_project and not (folder / "addons" / "envmanager" / "declared.gd").is_file():
+        _logger.warning(
+            "the addon in %s is older than this library, which does not learn from it what the scene says about its "
+            "training: `envmanager godot install-addon %s` updates it.",
+            env,
+            env,
+        )
     alone = {**(engine or {}), "window": False, "attach": None, "isolate": False}
     with GodotEnvManager(
         env, 1, engine=alone, restarts=RestartPolicy(0), timeouts=Timeouts(start_s=start_s)

@@ -77,6 +77,13 @@ def children_of(pid: int) -> list[int]:
     return [os.pidfd_open(child) for child in found]
 
 
+def peak_mb(pid: int) -> float:
+    """The most memory that the process has had."""
+    found = re.search("VmHWM:\\s*([0-9]+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
 @pytest.mark.parametrize("n_steps", [8000])
 def test_a_training_runs_to_its_end_and_another_gets_a_folder_of_its_own(editor: Editor, game: Path) -> None:
     editor.press("Train")
@@ -174,3 +181,26 @@ def test_a_command_that_is_not_there_can_be_installed_into_the_project(
     editor.press("Train")
     seen = editor.wait_until(lambda seen: "stands in" in seen["texts"]["State"])
     assert f"'{game}/.venv/bin/envmanager' train" in seen["texts"]["Line"]
+
+
+def test_a_folder_of_runs_that_cannot_be_written_is_said(editor: Editor, game: Path) -> None:
+    (game / "runs").write_text("a file")
+    editor.press("Train")
+    seen = editor.wait_until(has_ended)
+
+    assert f"{game}/runs/my game/output.txt cannot be written" in seen["texts"]["State"]
+
+
+def test_of_a_flood_of_output_the_end_is_shown_and_the_editor_stays_small(editor: Editor, tmp_path: Path) -> None:
+    program = tmp_path / "flood"
+    program.write_text(
+        "#!/bin/sh\nyes 'a line that says nothing at all' | head -c 100000000\necho; echo the end\nexit 7\n"
+    )
+    program.chmod(0o755)
+    editor.ask("write", "Command", str(program))
+    before = peak_mb(editor.process.pid)
+    editor.press("Train")
+    seen = editor.wait_until(lambda seen: "exit code 7" in seen["texts"]["State"])
+
+    assert seen["texts"]["Output"].endswith("the end\n")
+    assert peak_mb(editor.process.pid) - before < 100

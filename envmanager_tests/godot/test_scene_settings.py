@@ -172,6 +172,24 @@ class TestTraining:
         assert train(chase) == 2
         assert "envmanager godot install-addon" in capsys.readouterr().err
 
+    def test_the_folder_is_asked_for_where_a_file_of_the_game_is_named(
+        self, chase: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert train(chase / "project.godot") == 2
+        assert "A Godot game is named by its folder" in " ".join(capsys.readouterr().err.split())
+
+    def test_an_older_addon_plays_and_a_warning_says_how_to_update_it(
+        self, project_of: ProjectOf, major: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        game = Path(shutil.copytree(project_of("rolling_ball", major), tmp_path / "ball"))
+        scripts = game / "addons" / "envmanager"
+        (scripts / "declared.gd").rename(scripts / "older.gd")
+        for file in scripts.glob("*.gd"):
+            file.write_text(file.read_text().replace("envmanager/declared.gd", "envmanager/older.gd"))
+
+        assert train(game, "--dir", tmp_path / "run", *self.SHORT) == 0
+        assert f"install-addon {game}" in caplog.text
+
     def test_check_tells_what_is_declared_and_what_is_wrong_with_it(
         self, chase: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -89,9 +89,10 @@ func _resume() -> void:
 
 
 func _start_training(more: Array) -> void:
+	var run := _run
 	_editor.save_all_scenes()  # the engines play what is on the disk
-	_list_runs()
-	_start("train", ["train", _project, "--dir", _run, "--until-eof", "--plain"] + more, _run.path_join("output.txt"))
+	_list_runs()  # which chooses none if the folder of the run could not be made
+	_start("train", ["train", _project, "--dir", run, "--until-eof", "--plain"] + more, run.path_join("output.txt"))
 
 
 func _stop() -> void:

@@ -7,6 +7,7 @@ extends RefCounted
 ## not give that: each program that the editor starts later, such as the game, would hold the pipe open too.
 
 const KEPT := 500  # lines
+const MOST := 1 << 20  # bytes that are read at once; of more, the last ones
 const KILLED_AFTER_S := 30.0
 # The arguments: file to print into, pipe to read from, the program and its own arguments.
 const SCRIPT := 'exec <"$1" >>"$0" 2>&1; rm -f "$1"; shift; exec "$@"'
@@ -37,6 +38,11 @@ func start(words: PackedStringArray, output: String) -> bool:
 	_output = output
 	_n_read = _length()
 	_begun_ms = Time.get_ticks_msec()
+	var is_there := FileAccess.file_exists(output)
+	if FileAccess.open(output, FileAccess.READ_WRITE if is_there else FileAccess.WRITE) == null:
+		exit_code = 127
+		lines.append("Error: %s cannot be written: %s." % [output, error_string(FileAccess.get_open_error())])
+		return false
 	var name := "envmanager-" + Crypto.new().generate_random_bytes(8).hex_encode()
 	_input = FileAccess.open("pipe://" + name, FileAccess.READ_WRITE)
 	if _input != null:
@@ -133,6 +139,7 @@ func _read() -> bool:
 	var file := FileAccess.open(_output, FileAccess.READ)
 	if file == null or file.get_length() <= _n_read:
 		return false
+	_n_read = maxi(_n_read, file.get_length() - MOST)
 	file.seek(_n_read)
 	var bytes := file.get_buffer(file.get_length() - _n_read)
 	var whole := bytes.size() if not is_running() else bytes.rfind(10) + 1
