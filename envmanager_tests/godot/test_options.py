@@ -54,6 +54,13 @@ def test_other_kinds_of_managers_refuse_an_engine() -> None:
         make_manager({"kind": "simple", "env": "CartPole-v1", "engine": {"speed": "max"}})
 
 
+def test_a_pack_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "game.pck").write_text("no pack")
+
+    with pytest.raises(UsageError, match="is no exported pack, or is damaged"):
+        find_game(str(tmp_path / "game.pck"), EngineOptions(), tmp_path)
+
+
 def test_a_game_that_is_not_there_is_named_with_what_there_could_be(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"there is no Godot game.*demo:rolling_ball"):
         find_game(str(tmp_path / "nothing"), EngineOptions(), tmp_path)
