@@ -65,6 +65,8 @@ class EnvManager(ABC):
 
     placement = ""
     """Text that says which placement was chosen for ``"auto"``, and why. Empty if the user set the placement."""
+    ends_episodes = True
+    """Whether every environment ends its episodes. In others, agents may end theirs while the environment goes on."""
 
     @abstractmethod
     def __init__(
@@ -348,8 +350,8 @@ class EnvManager(ABC):
             raise UsageError(
                 "these environments cannot begin episodes on demand, as tasks, begin() and a vector environment with "
                 'autoreset_mode="Disabled" need. It takes Gymnasium\'s (its SyncVectorEnv and AsyncVectorEnv too), '
-                "PettingZoo's, dm_env's, or an Environment with can_rest. Others, as EnvPool, Godot and ML-Agents, "
-                "begin their next episode by themselves: leave these options out."
+                "PettingZoo's, dm_env's, Godot's with this library's addon of today, or an Environment with can_rest. "
+                "Others, as EnvPool and ML-Agents, begin their next episode by themselves: leave these options out."
             )
 
     @property
@@ -379,7 +381,7 @@ class EnvManager(ABC):
             given = [Task()] * len(ids) if tasks is None else list(tasks)
             if len(given) != len(ids):
                 raise UsageError(f"begin() got {len(given)} tasks for {len(ids)} environments.")
-            self._book.add(ids, [Task.of(each) for each in given])
+            self._book.add(ids, [Task.of(each) for each in given], may_cut=not self._some_host.moves_all)
 
     def pool(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Pool:
         """Reset the environments, beginning no episode, and return a pool of them for coroutines; see ``Pool``.

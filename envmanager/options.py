@@ -98,6 +98,27 @@ def at_least(least: int, *, or_auto: bool = False) -> Any:
     return must_be(f"a whole number of at least {least}" + (', or "auto"' if or_auto else ""), accepts)
 
 
+def within(low: float, high: float = math.inf, *, above: bool = False, optional: bool = False) -> Any:
+    """Return an attrs validator for numbers from ``low`` (``above``: above it) to ``high``; ``optional``: or None."""
+    limit = "" if high == math.inf else f" to {high:g}"
+
+    def accepts(value: Any) -> bool:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return optional and value is None
+        return (low < value or (value == low and not above)) and value <= high
+
+    return must_be(f"a number {'above' if above else 'from'} {low:g}{limit}{' or None' if optional else ''}", accepts)
+
+
+layer_sizes = must_be(
+    "a list of sizes of at least 1",
+    lambda sizes: (
+        isinstance(sizes, list | tuple)
+        and all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
+    ),
+)
+
+
 def one_of(*choices: str, advice: str = "") -> Any:
     """Return an attrs validator that raises UsageError for values not in ``choices``. ``advice`` ends the message."""
     return must_be(" or ".join(map(repr, choices)), lambda value: value in choices, advice)

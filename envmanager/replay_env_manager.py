@@ -65,7 +65,8 @@ class ReplayHost(WorkerHost):
         return ReplayWorker(worker_id, self._tape)
 
     def await_start(self) -> dict[int, StartReport]:
-        reports, (self.accepts_device_arrays, self.steps_some_rows) = unpickled(self._tape.next("started"))
+        reports, told = unpickled(self._tape.next("started"))
+        self.accepts_device_arrays, self.steps_some_rows, self.moves_all = told
         return reports  # type: ignore[no-any-return]
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:

@@ -121,8 +121,11 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
         for child in alone:
             yield from _complaints(child, path)
     elif isinstance(error, IterableValidationError):
-        for child, item in error.group_exceptions()[0]:
+        noted_items, alone = error.group_exceptions()
+        for child, item in noted_items:
             yield from _complaints(child, f"{path}[{item.index}]")
+        for child in alone:
+            yield from _complaints(child, path)
     elif isinstance(error, UsageError):  # raised by a class's own check; the text begins with the option's name
         yield _join(path, str(error))
     else:

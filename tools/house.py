@@ -169,9 +169,9 @@ def figures() -> list[Figure]:
     """Measure everything."""
     n_small, once = private_functions()
     return [
-        Figure("lines of the kernel", n_lines(kernel()), 12_159, 10_200),
+        Figure("lines of the kernel", n_lines(kernel()), 12_202, 10_200),
         Figure("modules of the kernel", len(kernel()), 53, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 42_060, 35_500),
+        Figure("lines of the package", n_lines(list(modules().values())), 42_817, 35_500),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
         Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 48, 50),
         Figure("parts of the package that import one another", arrows_up(), 0, 0),
@@ -179,10 +179,10 @@ def figures() -> list[Figure]:
         Figure("% of private functions that are used once", round(once, 1), 37, 42),
         Figure("private attributes of the manager that its kinds use", underscores_of_the_manager(), 0, 0),
         Figure("places that ask whether a worker is a Link", checks_for_links(), 0, 0),
-        Figure("modules of training", len(of_folder("training")), 33, 32),
+        Figure("modules of training", len(of_folder("training")), 34, 32),
         Figure("modules of training per room", len(of_folder("training")) // rooms_of("training"), 8, 8),
         Figure("lines of the kind ray", n_lines(of_folder("ray_cluster")), 902, 900),
-        Figure("lines of the kind godot", n_lines(of_folder("godot")), 2_604, 2_600),
+        Figure("lines of the kind godot", n_lines(of_folder("godot")), 2_922, 2_600),
     ]
 
 

@@ -22,9 +22,11 @@ from envmanager.check.environment import Finding
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves_like, paths
 from envmanager.env_manager import EnvManager
-from envmanager.errors import EnvManagerError, EnvRaised, UsageError
+from envmanager.errors import EnvManagerError, EnvRaised, MissingExtra, UsageError
+from envmanager.godot.declared import parse
 from envmanager.godot.games import THREADS, major_of, protocol_of
 from envmanager.godot.manager import GodotEnvManager
+from envmanager.observe.events import Note
 from envmanager.options import RestartPolicy, Timeouts
 from envmanager.placing.pair import ByRow
 
@@ -67,8 +69,13 @@ def check_game(
         what = "engine with a game of godot_rl_agents is" if is_unchanged else f"engine and {N_ARENAS} arenas are"
         yield Finding("starts", "ok", f"The {what} up in {time.monotonic() - began:.1f} s.")
         yield from _threads_findings(game)
+        for event in manager.events:
+            if isinstance(event, Note) and event.name == "misfit":
+                advice = "Without a trainer this agent does nothing."
+                yield Finding("policies", "problem", f"{event.data['problem']}.", advice)
         for name, spec in manager.behavior_specs.items():
             yield Finding("behaviors", "ok", f"{name}: observes {spec.observation}, acts by {spec.action}.")
+        yield from _declared_findings(game, manager)
         try:
             yield from _play_findings(manager, n_steps, seed, has_seeds=not is_unchanged)
         except EnvManagerError as error:
@@ -98,6 +105,26 @@ def _threads_findings(game: str) -> Iterator[Finding]:
             "Godot starts a thread for each core of the machine, and they wake one another in each tick.",
             f"Set {THREADS}=1 under [threading] in project.godot: in a training run, an engine has one core.",
         )
+
+
+def _declared_findings(game: str, manager: GodotEnvManager) -> Iterator[Finding]:
+    """Yield what the scene declares about its training, and the first mistake in it."""
+    if not any(manager.declared.values()):
+        return
+    try:
+        found = parse(manager.declared, tuple(manager.behavior_specs))
+        for place, options in found.describe():
+            yield Finding("settings", "ok", f"{place}: {options}.")
+        tables = found.under({"manager": {"kind": "godot", "env": game}})
+        from envmanager.training.algorithms.trainers import check_tables  # needs PyTorch
+        from envmanager.training.runs.plan import TrainingPlan
+
+        with found.located(tables):
+            check_tables(TrainingPlan.parse(tables, Path()).trainers)
+    except MissingExtra as error:
+        yield Finding("settings", "note", "The settings are not checked: this needs PyTorch.", str(error))
+    except UsageError as error:
+        yield Finding("settings", "problem", str(error), "Change it in the inspector.")
 
 
 @attrs.define

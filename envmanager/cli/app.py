@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import importlib
 import inspect
 import os
@@ -22,18 +23,35 @@ from rich.console import Console
 
 from envmanager import __version__
 from envmanager.cli.check import check
-from envmanager.cli.config_files import LONGEST_NUMBER, TRAINING_TABLES, load_config, override, run_folder_of
+from envmanager.cli.config_files import (
+    LONGEST_NUMBER,
+    TRAINING_TABLES,
+    is_game,
+    load_config,
+    override,
+    run_folder_of,
+)
 from envmanager.cli.display import RunDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.loading import loading
 from envmanager.cli.output import PlainOutput, output_for, show
 from envmanager.cli.plan import RESTARTS, Plan, address_of, check_out, restarts_table
-from envmanager.cli.run import EXIT_NOT_WRITTEN, exit_code_of, run
-from envmanager.cli.trained import PlainOption, VerboseOption, evaluate_command, export_command, play_command
+from envmanager.cli.run import EXIT_NOT_WRITTEN, EndOfInput, exit_code_of, run
+from envmanager.cli.trained import (
+    PlainOption,
+    UntilEofOption,
+    VerboseOption,
+    evaluate_command,
+    export_command,
+    play_command,
+)
 from envmanager.cli.tune import TunePlan, tune
 from envmanager.cli.tune_display import TuneDisplay
 from envmanager.errors import EnvManagerError
+from envmanager.godot.declared import Declaration, declared
+from envmanager.godot.games import protocol_of
 from envmanager.system.machine import advice
+from envmanager.training.runs import records
 
 app = typer.Typer(
     name="envmanager",
@@ -321,7 +339,11 @@ def tune_command(
 def train_command(
     config: Annotated[
         Path,
-        typer.Argument(metavar="CONFIG", help="A YAML, TOML or JSON file with the tables manager, training, trainers."),
+        typer.Argument(
+            metavar="CONFIG|GAME",
+            help="A YAML, TOML or JSON file with the tables manager, training, trainers; or a Godot game whose scene "
+            "declares its training: a folder, a .pck, or demo:NAME.",
+        ),
     ],
     *,
     flags: Flags,
@@ -331,7 +353,7 @@ def train_command(
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", metavar="DIR", help="The folder of the training; runs/NAME OF CONFIG if unset."),
+        typer.Option("--dir", metavar="DIR", help="The folder of the training; runs/NAME OF CONFIG or GAME if unset."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     force: Annotated[
@@ -340,24 +362,58 @@ def train_command(
     board: Annotated[
         str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard to this folder.")
     ] = None,
+    until_eof: UntilEofOption = False,
 ) -> None:
     """Train policies, write checkpoints, and evaluate the policies at the end.
 
-    A flag overrides --set, and --set overrides CONFIG.
+    A flag overrides --set, --set overrides CONFIG, and CONFIG overrides what the
+    scene of a Godot game declares.
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
     usage error, such as a DIR that already holds a training run, 3 when a file cannot
     be written (the last checkpoint remains). After Ctrl-C (130) or SIGTERM (143)
     the step in progress is completed and a checkpoint is written.
     """
-    tables = flags.applied_to(load_config(config, TRAINING_TABLES))
+    end = EndOfInput() if until_eof else None
+    tables, declaration = _training_tables(config, flags)
     metrics = _with_tensorboard(tables["training"].get("metrics"), board)
     tables["training"] = _with(tables["training"], {"steps": steps, "seed": seed, "metrics": metrics})
     check_out(flags.out, ".json")
     with loading():
         train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
-    plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
+    located: Any = contextlib.nullcontext if declaration is None else functools.partial(declaration.located, tables)
+    with located():
+        plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
+        train.check_tables(plan.trainers)
+    _hide_from_editor(plan.directory)
     display = train.TrainDisplay(flags.output(), serve=address_of(flags.serve))
-    raise typer.Exit(train.train(plan, display, out=flags.out, verbose=flags.verbose))
+    raise typer.Exit(train.train(plan, display, out=flags.out, verbose=flags.verbose, end=end, located=located))
+
+
+def _hide_from_editor(directory: Path) -> None:
+    """Keep Godot's editor from importing the tables of a run whose folder is inside a project."""
+    if any((parent / "project.godot").is_file() for parent in directory.resolve().parents):
+        with contextlib.suppress(OSError):  # the training says that it cannot write there
+            directory.mkdir(parents=True, exist_ok=True)
+            (directory / ".gdignore").touch()
+
+
+def _training_tables(config: Path, flags: Flags) -> tuple[dict[str, dict[str, Any]], Declaration | None]:
+    """Return the tables of a config or a game with ``flags``, over what the scene of a Godot game declares, if any."""
+    tables: dict[str, dict[str, Any]] = {"manager": {}, "training": {}, "trainers": {}}
+    if is_game(config):
+        tables["manager"] |= {"kind": "godot", "env": str(config)}
+    else:
+        tables = load_config(config, TRAINING_TABLES)
+    of_manager = [each for each in flags.assignments or () if each.startswith("manager.")]
+    manager = attrs.evolve(flags, assignments=of_manager).applied_to(tables)["manager"]
+    env, engine = manager.get("env"), manager.get("engine") or {}
+    is_whole = records.read(config.parent) is not None and config.name == records.CONFIG
+    if manager.get("kind") != "godot" or not isinstance(env, str) or is_whole or not isinstance(engine, Mapping):
+        return flags.applied_to(tables), None
+    if engine.get("attach") is not None or (not is_game(config) and protocol_of(env) == "godot_rl"):
+        return flags.applied_to(tables), None
+    declaration = declared(env, engine)
+    return flags.applied_to(declaration.under(tables)), declaration
 
 
 app.command("evaluate")(evaluate_command)

@@ -42,6 +42,7 @@ TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
 """Tables that a config may hold, by command."""
 OF_ML_AGENTS = ("behaviors", "default_settings", "env_settings", "engine_settings", "environment_parameters")
 """Tables of an ML-Agents config."""
+_DEMO = "demo:"
 _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
 """Pattern of one name in a path of ``--set``; a name that contains a dot is quoted."""
 _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOptions}
@@ -55,8 +56,10 @@ def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dic
     form = FORMS.get(path.suffix.lower())
     if form is None:
         suffixes = ", ".join(FORMS)
+        game = " A Godot game is named by its folder." if "training" in tables else ""
         raise ConfigError(
-            f"{path} is not a config file: its name should end in {suffixes}. To name an environment: --env {path}"
+            f"{path} is not a config file: its name should end in {suffixes}.{game} "
+            f"To name an environment: --env {path}"
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -117,9 +120,19 @@ FORMS = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML", ".json": "JSON"}
 
 
 def run_folder_of(config: Path) -> Path:
-    """Return a run's default folder: the folder of ``config`` if a run wrote it, or ``runs/NAME`` for ``NAME.toml``."""
+    """Return a run's default folder: the folder of ``config`` if a run wrote it, or ``runs/NAME`` for ``NAME.toml``.
+
+    For a game, NAME is that of its folder, its .pck, or the demo.
+    """
+    if config.name.startswith(_DEMO) or config.is_dir():
+        return Path("runs") / config.resolve().name.removeprefix(_DEMO)
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
+
+
+def is_game(path: Path) -> bool:
+    """Return whether ``path``, in the place of a config, names a Godot game: a folder, a .pck or a demo."""
+    return str(path).startswith(_DEMO) or path.suffix == ".pck" or path.is_dir()
 
 
 def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -14,7 +14,8 @@ from envmanager.cli.check import show_finding, show_verdict
 from envmanager.cli.display import of_behavior
 from envmanager.cli.loading import loading
 from envmanager.cli.output import PlainOutput, print_text
-from envmanager.cli.run import Notices, StopSignals
+from envmanager.cli.run import EndOfInput, Notices, StopSignals
+from envmanager.cli.trained import UntilEofOption
 from envmanager.godot.games import find_major, install_addon, new_project
 from envmanager.training.evaluation import mean_and_spread
 
@@ -85,6 +86,7 @@ def watch_command(
     ] = None,
     headless: Annotated[bool, typer.Option("--headless", help="Open no window.")] = False,
     steps: Annotated[int | None, typer.Option(min=1, help="Number of steps of each arena; endless if unset.")] = None,
+    until_eof: UntilEofOption = False,
 ) -> None:
     """Play the policies of a training run in a window, in real time, and load newer checkpoints by default.
 
@@ -92,6 +94,8 @@ def watch_command(
     or after --steps. The exit code is then 0. It is 1 after an error, 2 after a
     usage error, 130 after Ctrl-C and 143 after SIGTERM.
     """
+    if until_eof:
+        EndOfInput()
     with loading():  # PyTorch takes a second to import
         from envmanager.training.policies.watching import Watching, WatchPlan
     plan = WatchPlan(

@@ -10,11 +10,16 @@ The manager is closed before the summary is printed, even after Ctrl-C, SIGTERM 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
+import sys
+import threading
 import time
+from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
@@ -101,6 +106,55 @@ class _Run:
                         self.display.update(time.perf_counter(), self.episodes, manager.stats())
             finally:
                 self.wall_s = time.perf_counter() - started
+
+
+class _Forgiving:
+    """A text stream that drops what nobody reads any more."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class EndOfInput:
+    """A thread that waits for the end of standard input, which also comes when the program that holds it is killed.
+
+    Until ``then`` is called, the end counts as a Ctrl-C. From now on, output that such a program would have read is
+    dropped, so that the training ends as usual.
+    """
+
+    def __init__(self) -> None:
+        sys.stdout, sys.stderr = _Forgiving(sys.stdout), _Forgiving(sys.stderr)
+        self._then: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGINT)
+        self._has_ended = False
+        self._lock = threading.Lock()
+        threading.Thread(target=self._wait, name="end of input", daemon=True).start()
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call ``call`` in that thread when the input ends, or now if it has ended."""
+        with self._lock:
+            self._then = call
+            if self._has_ended:
+                call()
+
+    def _wait(self) -> None:
+        with contextlib.suppress(OSError):  # it is closed, or its terminal is gone
+            while os.read(0, 65536):
+                pass
+        with self._lock:
+            self._has_ended = True
+            self._then()
 
 
 class ShowsNotices(Protocol):

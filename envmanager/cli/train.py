@@ -10,7 +10,8 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -22,9 +23,10 @@ from rich.text import Text
 from envmanager.cli.display import Rate, evaluation_lines, of_behavior, write_json
 from envmanager.cli.output import NAMES, PlainOutput, describe_notice, print_pairs, print_text
 from envmanager.cli.plan import serve
-from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, Notices, StopSignals, exit_code_of
+from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, EndOfInput, Notices, StopSignals, exit_code_of
 from envmanager.errors import EnvManagerError
 from envmanager.observe.files import json_safe
+from envmanager.training.algorithms.trainers import check_tables
 from envmanager.training.controller import Update
 from envmanager.training.curriculum import LessonBegan
 from envmanager.training.evaluation import Evaluation
@@ -32,16 +34,33 @@ from envmanager.training.learners import LearnersChanged
 from envmanager.training.runs.figures import Clocks, Report
 from envmanager.training.runs.run import TrainingPlan, TrainingResult, TrainingRun
 
+__all__ = ["TrainDisplay", "TrainingPlan", "check_tables", "state_of", "train"]
+
 if TYPE_CHECKING:
     from envmanager.serving.server import Server
 
 
-def train(plan: TrainingPlan, display: TrainDisplay, *, out: Path | None, verbose: bool = False) -> int:
-    """Train, print the result or error, and return the exit code. Raises NotWritten if ``out`` cannot be written."""
+def train(
+    plan: TrainingPlan,
+    display: TrainDisplay,
+    *,
+    out: Path | None,
+    verbose: bool = False,
+    end: EndOfInput | None = None,
+    located: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> int:
+    """Train, print the result or error, and return the exit code. Raises NotWritten if ``out`` cannot be written.
+
+    The end of standard input, ``end``, stops the training as a first SIGINT does. ``located`` makes a context that adds
+    to ConfigErrors where a value comes from.
+    """
     run = TrainingRun(plan, display)
     try:
         with Notices(display, verbose=verbose), Stopping(run) as signals, display.drawing():
-            result = run.go()
+            if end is not None:
+                end.then(signals.stop)
+            with located():
+                result = run.go()
     except EnvManagerError as error:
         print_text(f"Error: {error}".rstrip(), sys.stderr)
         if exit_code_of(error) == EXIT_FAILED and run.controller is not None and run.controller.n_steps:
@@ -78,6 +97,12 @@ class Stopping(StopSignals):
             raise KeyboardInterrupt
         self.number = signum
         self._run.stop()
+
+    def stop(self) -> None:
+        """Do what a first SIGINT does, unless a signal has come. Any thread may call this."""
+        if self.number is None:
+            self.number = signal.SIGINT
+            self._run.stop()
 
 
 class TrainDisplay(Report):

@@ -30,7 +30,7 @@ from envmanager.cli.display import (
 from envmanager.cli.loading import loading
 from envmanager.cli.output import NAMES, PlainOutput, output_for, print_pairs, print_text
 from envmanager.cli.plan import check_out
-from envmanager.cli.run import Notices, StopSignals
+from envmanager.cli.run import EndOfInput, Notices, StopSignals
 from envmanager.cli.task_files import read_tasks, tasks_of_seeds
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.files import json_safe
@@ -76,6 +76,8 @@ VerboseOption = Annotated[
     ),
 ]
 
+UntilEofOption = Annotated[bool, typer.Option("--until-eof", help="Stop as after a Ctrl-C when standard input ends.")]
+
 
 def evaluate_command(
     runs: Annotated[
@@ -114,6 +116,7 @@ def evaluate_command(
     ] = None,
     plain: PlainOption = False,
     verbose: VerboseOption = False,
+    until_eof: UntilEofOption = False,
 ) -> None:
     """Play whole episodes greedily with the policies of training runs, and print the episodes' returns and lengths.
 
@@ -121,6 +124,8 @@ def evaluate_command(
     The exit code is 0 on success, 1 after an error, 2 after a usage error, 3 when
     a file cannot be written, 130 after Ctrl-C and 143 after SIGTERM.
     """
+    if until_eof:
+        EndOfInput()
     check_out(out, ".csv", ".json")
     if [episodes, seeds, tasks].count(None) < 2:
         raise UsageError("evaluate takes one of --episodes, --seeds and --tasks.")
@@ -368,42 +373,60 @@ def _check_video(video: Path) -> None:
 
 def export_command(
     directory: RunArgument,
-    to: Annotated[str, typer.Option(metavar="onnx|torchscript", help="The format.")],
+    to: Annotated[str, typer.Option(metavar="onnx|torchscript|godot", help="The format.")],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The file to write; NAME.onnx or NAME.pt, after the training, if unset."),
+        typer.Option(
+            metavar="FILE|DIR",
+            help="The file to write, or its folder. If unset, NAME.onnx, NAME.pt or NAME.policy, after the training.",
+        ),
     ] = None,
     behavior: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The behavior to export; the only one if unset.")
+        str | None, typer.Option(metavar="NAME", help="The behavior to export; each in a file of its own if unset.")
     ] = None,
     checkpoint: CheckpointOption = "latest",
     opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
     env: OtherEnvOption = None,
 ) -> None:
-    """Export a training run's greedy policy for other programs, and check that the exported policy acts the same.
+    """Export a training run's greedy policies for other programs, and check that the exported ones act the same.
 
     The exit code is 0 on success, 1 after an error or when the actions differ (then
     no file is written), 2 after a usage error, 3 when the file cannot be written,
     130 after Ctrl-C and 143 after SIGTERM.
     """
     with loading():
-        from envmanager.training.policies.exporting import ONNX, SUFFIXES, check_format, export_policy, record
+        from envmanager.training.policies import exporting
         from envmanager.training.policies.saved import SavedTraining
-    check_format(to, opset)
+    exporting.check_format(to, opset)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime sends usage data
     leave_cores()
     training = SavedTraining.open(directory, checkpoint)
-    policy = training.policy(behavior)
-    if out is None:
+    policies = [training.policy(name) for name in (training.behaviors if behavior is None else [behavior])]
+    if out is not None and not out.is_dir() and len(policies) > 1:
+        names = ", ".join(map(repr, training.behaviors))
+        raise UsageError(
+            f"--out {out} is one file, for several behaviors: make that folder, or --behavior one of {names}."
+        )
+    files = {}
+    for policy in policies:
         of_one = f"-{policy.behavior}" if len(training.behaviors) > 1 else ""
-        out = Path(f"{training.name}{of_one}{SUFFIXES[to]}")
-    check_out(out)
-    with Notices(PlainOutput()), StopSignals():
-        observations = record(training, policy.behavior, n=N_CHECKED, env=env)
-        exported = export_policy(policy, out, to=to, observations=observations, opset=opset)
-    lines = [("checkpoint", f"{training.path}, behavior {policy.behavior!r}")]
-    lines += [("input", f"{name}  {told}") for name, told in exported.inputs.items()]
-    lines += [("output", f"{name}  {told}") for name, told in exported.outputs.items()]
-    lines.append(("checked", f"same actions on {exported.n_checked:,} observations"))
-    lines.append(("written", f"{out}, opset {opset}" if to == ONNX else str(out)))
-    print_pairs(lines)
+        named = Path(f"{training.name}{of_one}{exporting.SUFFIXES[to]}")
+        files[policy.behavior] = named if out is None else out / named if out.is_dir() else out
+        check_out(files[policy.behavior])
+    for policy in policies:
+        file = files[policy.behavior]
+        with Notices(PlainOutput()), StopSignals():
+            exported = exporting.export_policy(
+                policy,
+                file,
+                to=to,
+                observations=exporting.record(training, policy.behavior, n=N_CHECKED, env=env),
+                opset=opset,
+                ticks_per_action=exporting.ticks_per_action_of(training),
+            )
+        lines = [("checkpoint", f"{training.path}, behavior {policy.behavior!r}")]
+        lines += [("input", f"{name}  {told}") for name, told in exported.inputs.items()]
+        lines += [("output", f"{name}  {told}") for name, told in exported.outputs.items()]
+        lines.append(("checked", f"same actions on {exported.n_checked:,} observations"))
+        lines.append(("written", f"{file}, opset {opset}" if to == exporting.ONNX else str(file)))
+        print_pairs(lines)

@@ -29,7 +29,7 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, SpecMismatch, check_values, describe_value, matched
 from envmanager.data.steps import AGENT_BITS, AgentSteps, Steps, only_agents
-from envmanager.data.trees import Tree, leaves_like
+from envmanager.data.trees import Tree, leaves, leaves_like
 from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs, listed
 
@@ -67,9 +67,12 @@ def encode_step(specs: EngineSpecs, actions: Mapping[str, Tree], acting: Mapping
     """Return the body of a step frame with ``actions``. ``acting`` is the attribute ``acting`` of the StepsDecoder.
 
     A behavior without actions plays by its heuristic. Raises ValueError if an array of actions has the wrong shape, or
-    if there are actions for a behavior that is not in ``acting``.
+    if there are actions for a behavior that is not in ``acting``. Arrays without rows are no actions.
     """
     unknown = actions.keys() - acting.keys()
+    if unknown:
+        actions = {name: own for name, own in actions.items() if name in acting or any(map(len, leaves(own)))}
+        unknown = actions.keys() - acting.keys()
     if unknown:
         raise ValueError(f"actions for behavior {min(unknown)!r}, of which the engine has shown no agent")
     parts = [COUNT.pack(len(actions))]

@@ -53,6 +53,7 @@ class EngineHost(LinkHost[EngineLink]):
     """The host of a GodotEnvManager. The workers are engines that play the same game; each arena is an environment."""
 
     steps_some_rows = False
+    moves_all = True
     rewrites_arrays = False  # each answer comes in new arrays
     link_class: ClassVar[type[EngineLink]] = EngineLink
 
@@ -105,7 +106,7 @@ class EngineHost(LinkHost[EngineLink]):
     def check_can_travel(self, payload: Any) -> None:
         """Raise UsageError if ``payload`` contains a function, or if reset options or arguments are not JSON values."""
         if not isinstance(payload, list):
-            options = None if payload is None else ResetConfig.of(payload).options
+            options = payload.options if isinstance(payload, ResetConfig) else payload  # or those of a task
             check_json(dict(options or {}), "the reset options")
             return
         for own in payload:

@@ -18,7 +18,7 @@ import attrs
 
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
-from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, Steps, phase_of
+from envmanager.data.steps import STEPPING, Begin, CommandName, EnvironmentResponse, StartReport, Steps, phase_of
 from envmanager.errors import EnvManagerError, EnvRaised
 from envmanager.godot.channel import EngineChannel
 from envmanager.godot.codec import StepsDecoder, bad_numbers, encode_step
@@ -28,6 +28,7 @@ from envmanager.godot.lobby import Lobby
 from envmanager.godot.messages import (
     EngineError,
     EngineSpecs,
+    begin_body,
     call_body,
     configure_body,
     read_error,
@@ -35,6 +36,7 @@ from envmanager.godot.messages import (
     read_specs,
     read_values,
     reset_body,
+    reset_on_demand_body,
 )
 from envmanager.godot.options import GodotOptions
 from envmanager.hosts import descriptors
@@ -133,6 +135,8 @@ class EngineLink(Link):
         """Decoder of steps frames. It has no specs until the engine has started."""
         self._of_null: EngineError | None = None
         """Error in the last answer if a script's null may be its cause, else None."""
+        self.declared: Mapping[str, Any] = {}
+        """What the scene declares about its training, once the engine has started."""
         self._n_called = self._n_busy = 0
         with contextlib.ExitStack() as undo:
             self._log = EngineLog(None if engine.attach else options.log_dir, plan.worker_id, plan.generation)
@@ -158,16 +162,25 @@ class EngineLink(Link):
 
     # Commands.
 
+    def announce(self, begins: Sequence[Begin]) -> None:
+        body = begin_body(begins, self._plan.options.engine.parameters)
+        self.channel.push(pack(Kind.BEGIN, 0, body), time.monotonic() + self._timeouts_s[_STEP])
+
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
-        if command is _STEP:
-            kind, body = Kind.STEP, encode_step(self._steps.specs, payload, self._steps.acting)
+        if command in STEPPING:
+            actions = payload if command is _STEP else {}  # some rows are none: all arenas move together
+            kind, body = Kind.STEP, encode_step(self._steps.specs, actions, self._steps.acting)
         elif command is CommandName.START:
             plan, kind = self._plan, Kind.CONFIGURE
             body = configure_body(plan.options, arenas=len(plan.env_ids), seed=plan.seed, may_spin=plan.may_spin)
         elif command is _RESET:
-            config, kind = ResetConfig.of(payload), Kind.RESET
-            seeds = derive_seeds(config.seed, self.env_ids, config.generation)
-            body = reset_body(seeds, {**self._plan.options.engine.parameters, **(config.options or {})})
+            parameters, kind = self._plan.options.engine.parameters, Kind.RESET
+            if payload.__class__ is list:  # of Begin: from now on, episodes begin on demand
+                body = reset_on_demand_body(payload, parameters)
+            else:
+                config = ResetConfig.of(payload)
+                seeds = derive_seeds(config.seed, self.env_ids, config.generation)
+                body = reset_body(seeds, {**parameters, **(config.options or {})})
         elif command is CommandName.CLOSE:
             kind, body = Kind.CLOSE, b""
         else:
@@ -228,7 +241,13 @@ class EngineLink(Link):
                 advice = "Observe less, or put fewer arenas into each engine: n_workers is the number of engines.\n"
                 return self.failed(self._raised(EngineError(str(too_large), type="TooLarge"), asked, advice))
             self._steps = StepsDecoder(specs, self.env_ids, infos=self._plan.options.infos)
-            report = StartReport(specs.behavior_specs, specs.max_agents, partial_actions=True)
+            self.declared = specs.declared
+            report = StartReport(
+                specs.behavior_specs,
+                specs.max_agents,
+                partial_actions=True,
+                begins_on_demand=specs.begins_on_demand,
+            )
             return EnvironmentResponse(asked, self.worker_id, report)
         values = read_values(message.data, self._n_called)
         return EnvironmentResponse(asked, self.worker_id, None if asked is CommandName.SET_ATTR else values)

@@ -42,11 +42,12 @@ class Kind(enum.IntEnum):
     STEP = 67
     CALL = 68
     CLOSE = 69
+    BEGIN = 70
 
 
 FROM_TRAINER = frozenset(kind for kind in Kind if kind >= 64)
 FROM_ENGINE = frozenset(Kind) - FROM_TRAINER
-WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE})
+WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE, Kind.BEGIN})
 """Kinds that belong to no request, so their ticket is 0."""
 
 HELLO_LIMIT = 64 << 10

@@ -44,6 +44,8 @@ _ADDON, _PLUGIN = b"addons/envmanager/bridge.gd", b"addons/godot_rl_agents/sync.
 AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
 HERE = Path(__file__).parent
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
+_PACK = b"GDPC"
+"""The first bytes of an exported pack."""
 _TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d{1,9})", re.MULTILINE)
 _DEMO = "demo:"
 _IMPORTED = {
@@ -85,6 +87,9 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
         major = major_of(path)
         _, binary = find_engine(options.binary, major)
     elif path.suffix == ".pck":
+        with path.open("rb") as pack:
+            if pack.read(len(_PACK)) != _PACK:
+                raise UsageError(f"{path} is no exported pack, or is damaged: export it again.")
         major, binary = find_engine(options.binary)
     elif os.access(path, os.X_OK):
         major, binary = 4, str(path)

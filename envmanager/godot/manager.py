@@ -13,7 +13,8 @@ Each engine is a worker and connects to the trainer directly. Its arenas are the
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -53,6 +54,8 @@ class GodotEnvManager(EnvManager):
     an engine for the game is not found. If an engine cannot start, the others are stopped and WorkerError is raised.
     """
 
+    ends_episodes = False
+
     @takes(GodotOptions)
     def __init__(self, env: str, options: GodotOptions) -> None:
         if sys.platform != "linux":
@@ -81,12 +84,20 @@ class GodotEnvManager(EnvManager):
             options = attrs.evolve(options, restarts=restarts)
         elif n_workers == "auto":
             n_workers = max(1, min(count_cores(), options.n_envs // _LEAST_ARENAS))
+        self._engines: EngineHost
         super().__init__(
             split_evenly(options.n_envs, n_workers or 1),
             zero_copy=True,  # each answer comes in new arrays
             **options.of_the_manager,
         )
-        self.start(self.make_host(env, options))
+        self._engines = self.make_host(env, options)
+        self.start(self._engines)
+
+    @property
+    def declared(self) -> Mapping[str, Any]:
+        """What the scene declares about its training: see ``envmanager.godot.declared``. {} for an older addon."""
+        declared: Mapping[str, Any] = self._engines.workers[0].declared
+        return declared
 
     def make_host(self, env: str, options: GodotOptions) -> EngineHost:
         """Return a new host, which starts and replaces the engines. A subclass may override this method."""

@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, describe_value
+from envmanager.data.steps import Begin
 from envmanager.data.trees import Tree
 from envmanager.godot.frames import PROTOCOL, BadFrame, TooLarge, dump_json, parse_json
 from envmanager.godot.options import DEFAULT_TICKS_PER_ACTION, GodotOptions
@@ -63,6 +64,9 @@ class EngineSpecs:
 
     behaviors: tuple[BehaviorLayout, ...]
     max_agents: Mapping[str, int]
+    declared: Mapping[str, Any] = attrs.field(factory=dict)
+    """What the scene declares about its training; see ``envmanager.godot.declared``."""
+    begins_on_demand: bool = False
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
@@ -115,6 +119,23 @@ def reset_body(seeds: Sequence[int | None], options: Mapping[str, Any] | None) -
     Raises ValueError or TypeError for options that are not JSON values.
     """
     return dump_json({"seeds": list(seeds), "options": dict(options or {}), "arenas": None})
+
+
+def reset_on_demand_body(begins: Sequence[Begin], options: Mapping[str, Any]) -> bytes:
+    """Return the body of a reset frame after which the trainer begins every episode; only those of ``begins`` begin.
+
+    ``options``: defaults of the options. Raises ValueError or TypeError for options that are not JSON values.
+    """
+    return dump_json({"seeds": None, "options": {}, "arenas": None, "begins": _begun(begins, options)})
+
+
+def begin_body(begins: Sequence[Begin], options: Mapping[str, Any]) -> bytes:
+    """Return the body of a begin frame: episodes to begin with the step that follows. Arguments: see a reset."""
+    return dump_json({"begins": _begun(begins, options)})
+
+
+def _begun(begins: Sequence[Begin], options: Mapping[str, Any]) -> list[Any]:
+    return [[begin.row, begin.at_once, begin.seed, {**options, **(begin.options or {})}] for begin in begins]
 
 
 def call_body(
@@ -205,7 +226,12 @@ def read_specs(body: Body) -> EngineSpecs:
         raise BadFrame(f"specs of {len(entries)} behaviors, where 1 to {MAX_BEHAVIORS} may be")
     behaviors = tuple(_behavior(number, entry) for number, entry in enumerate(entries))
     _check_unique([behavior.name for behavior in behaviors], "behaviors", "the specs")
-    return EngineSpecs(behaviors, _max_agents(message.get("max_agents"), behaviors))
+    return EngineSpecs(
+        behaviors,
+        _max_agents(message.get("max_agents"), behaviors),
+        _typed(message.get("declared", {}), dict, "what the specs declare"),
+        message.get("begins_on_demand") is True,
+    )
 
 
 def _behavior(number: int, entry: Any) -> BehaviorLayout:
@@ -287,10 +313,13 @@ def _check_unique(names: list[str], what: str, where: str) -> None:
         raise BadFrame(f"{what} of {where} has the name {twice!r} twice")
 
 
-def _typed(value: Any, kind: type[list[Any]] | type[str], what: str) -> Any:
+_KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
+
+
+def _typed(value: Any, kind: type, what: str) -> Any:
     """Return ``value``. Raises BadFrame if it is not of type ``kind``."""
     if not isinstance(value, kind):
-        raise BadFrame(f"{what} should be {'a text' if kind is str else 'a list'}, but is {describe_value(value)}")
+        raise BadFrame(f"{what} should be {_KINDS[kind]}, but is {describe_value(value)}")
     return value
 
 

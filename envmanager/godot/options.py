@@ -97,8 +97,3 @@ class GodotOptions(KindOptions):
     """The options of GodotEnvManager: ``engine``, and the options that all kinds of managers have in common."""
 
     engine: EngineOptions = attrs.field(default=None, converter=_engine)
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        if self.episodes == "on_demand":
-            raise UsageError('episodes="on_demand": Godot games begin their next episode by themselves. Leave it out.')

@@ -11,9 +11,10 @@ from __future__ import annotations
 import pickle
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
-from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
+from envmanager.data.steps import STEPPING, Begin, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied
 from envmanager.hosts import descriptors
 from envmanager.hosts.life import State, WorkerLife, WorkerPlan
@@ -97,9 +98,7 @@ class Link(WorkerLife):
         """
         command = name if name.__class__ is CommandName else CommandName(name)
         if command is CommandName.BEGIN:
-            begins = [tuple(begin) for begin in payload]  # tuples take cloudpickle a tenth of the time
-            has_options = any(begin.options is not None for begin in payload)
-            self.begins = dumps_command(begins) if has_options else pickle.dumps(begins)
+            self.announce(payload)
             return
         ticket = self.ticket + 1
         message = self.encode(ticket, command, payload)
@@ -111,6 +110,12 @@ class Link(WorkerLife):
             asked = self.asked
             asked.ticket, asked.command, asked.deadline = ticket, command, deadline
         self.channel.push(message, deadline)
+
+    def announce(self, begins: Sequence[Begin]) -> None:
+        """Let the worker know which episodes it is to begin. A step follows."""
+        plain = [tuple(begin) for begin in begins]  # tuples take cloudpickle a tenth of the time
+        has_options = any(begin.options is not None for begin in begins)
+        self.begins = dumps_command(plain) if has_options else pickle.dumps(plain)
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> Any:
         """Return a command as a message for the channel. Raises UsageError if the payload cannot be sent."""

@@ -56,7 +56,7 @@ class Commands:
         parsed = ResetConfig.of(config, n_envs=self._env_rows.n_envs)
         if self._seed is not None and parsed.seed is None:
             config = parsed = attrs.evolve(parsed, seed=self._seed)
-        self.host.check_can_travel(config)
+        self.host.check_can_travel(parsed)
         self._require_some_worker()
         return config, parsed
 

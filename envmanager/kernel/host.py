@@ -149,6 +149,8 @@ class WorkerHost(ABC):
     """Factories of all environments, for hosts whose workers run Python environments."""
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
+    moves_all = False
+    """Whether every step moves all environments of a worker, also those without an action."""
     accepts_device_arrays = False
     """Whether PyTorch and JAX arrays of actions reach the environments without conversion to NumPy."""
 
@@ -242,6 +244,7 @@ class FakeHost(WorkerHost):
         super().__init__()
         self.step_queue = queue.Queue()
         self.env_factory, self.steps_some_rows = replaced.env_factory, replaced.steps_some_rows
+        self.moves_all = replaced.moves_all
         self._manager = manager
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:

@@ -157,7 +157,7 @@ class BatchStepper:
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
                 if book is not None:
                     book.send_begins(worker_id, host.workers[worker_id])
-                if len(rows) == entry.n_acting and not entry.batch_size:
+                if 0 < len(rows) == entry.n_acting and not entry.batch_size:
                     host.workers[worker_id].send(_STEP, {behavior: own})
                 else:
                     host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
@@ -196,7 +196,8 @@ class BatchStepper:
         try:
             for worker_id in sorted(book.has_unsent):
                 entry, worker = self._table.entries[worker_id], self.host.workers[worker_id]
-                if entry.state is _IDLE and entry.is_nominal and (is_idle or not entry.n_acting):
+                may_step = not entry.n_acting or (is_idle and not self.host.moves_all)
+                if entry.state is _IDLE and entry.is_nominal and may_step:
                     book.send_begins(worker_id, worker)
                     worker.send(_STEP_ROWS, (np.zeros(0, np.int64), self._no_actions))
                     entry.n_envs_in_flight = 0

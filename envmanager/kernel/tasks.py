@@ -262,11 +262,19 @@ class TaskBook:
             self._free[seat.env_id] = None
         return self
 
-    def add(self, env_ids: Sequence[int], tasks: Sequence[Task]) -> None:
-        """Begin a task in each environment with its worker's next step. If one plays, its episode is cut."""
+    def add(self, env_ids: Sequence[int], tasks: Sequence[Task], *, may_cut: bool) -> None:
+        """Begin a task in each environment with its worker's next step. If one plays, its episode is cut.
+
+        ``may_cut``: whether that is possible in a worker with several environments.
+        """
         seats = [self._seats[env_id] for env_id in env_ids]
         for seat, task in zip(seats, tasks, strict=True):
             seat.entry.require_alive()
+            if seat.plays and not may_cut and len(seat.entry.env_ids) > 1:
+                raise UsageError(
+                    f"env {seat.env_id} plays, and the environments of its worker move together: begin an episode "
+                    "there when that one has ended. Nothing was begun."
+                )
             self._check(task.options)
             if seat.is_sent:
                 raise UsageError(

@@ -266,7 +266,7 @@ class HostAround(WorkerHost):
     def await_start(self) -> dict[int, StartReport]:
         reports, inner = self.inner.await_start(), self.inner
         self.rewrites_arrays, self.steps_some_rows = inner.rewrites_arrays, inner.steps_some_rows
-        self.accepts_device_arrays = inner.accepts_device_arrays
+        self.accepts_device_arrays, self.moves_all = inner.accepts_device_arrays, inner.moves_all
         return reports
 
     def have_started(self, specs: BehaviorSpecs, reports: Mapping[int, StartReport]) -> None:
@@ -325,7 +325,7 @@ class RecordingHost(HostAround):
 
     def await_start(self) -> dict[int, StartReport]:
         reports = super().await_start()
-        told = self.accepts_device_arrays, self.steps_some_rows
+        told = self.accepts_device_arrays, self.steps_some_rows, self.moves_all
         self.recorder.add("started", -1, pickled((reports, told)))
         return reports
 

@@ -204,12 +204,16 @@ class FakeEnvironment(Environment):
         }
 
 
+NAMED: dict[str, Fault] = {"exits": Die(0), "raises": Raise(ValueError("gear 7 broke"))}
+"""Faults by name, for reset options that are JSON."""
+
+
 class EchoEnvironment(Environment):
     """An environment whose steps reveal a mix-up of environments, agents, steps or actions.
 
     An observation is ``int64[5]``: env_id, agent, steps since the reset, last action, episode. The reward is the action
     modulo 1000. Episodes of different environments differ in length. The reset option ``task`` is the number of the
-    episode, and ``fault`` is a Fault that strikes in its second step.
+    episode, and ``fault`` is a Fault, or the name of one, that strikes in its second step.
     """
 
     SPEC = BehaviorSpec(ArraySpec((5,), np.int64), ArraySpec((), np.int64))
@@ -238,7 +242,7 @@ class EchoEnvironment(Environment):
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         options = options or {}
         self._episode = options.get("task", self._episode + 1)
-        self._fault: Fault | None = options.get("fault")
+        self._fault: Fault | None = NAMED.get(str(options.get("fault")), options.get("fault"))
         self._in_episode = self._n_steps = 0
         no_action = np.zeros(self._n_agents, np.int64)
         return self._steps(self._obs(no_action), no_action, False, None)

@@ -285,10 +285,11 @@ def episodes_for(
 ) -> dict[str, Any]:
     """Return the arguments with which ``evaluate`` plays ``n_episodes`` episodes that ``seed`` determines.
 
-    These are tasks or, where episodes cannot begin on demand, a share for each environment. The tasks have the values
-    of the last lessons of ``curriculum``.
+    These are tasks or a share for each environment, where episodes cannot begin on demand, or where agents may end
+    theirs while the environment goes on for ever. With ``curriculum`` they are tasks with the values of the last
+    lessons.
     """
-    if manager.begins_on_demand:
+    if manager.begins_on_demand and (curriculum is not None or manager.ends_episodes):
         return {"tasks": tasks_for(n_episodes, seed, curriculum)}
     return {"episodes_per_env": shares(n_episodes, manager.n_envs), "config": {"seed": seed}}
 

@@ -75,7 +75,8 @@ class Trainer(ABC):
 
         ``forward(*leaves)`` takes the leaves of an observation, tensors ``[n, …]`` in the order of the spec. It returns
         a tuple of the leaves of the action for the environment: shifted, scaled, clipped, and in the spec's dtypes. The
-        module includes the policy's normalization, can be traced (``torch.jit.trace``), and works for any n. The
+        module includes the policy's normalization, can be traced (``torch.jit.trace``), and works for any n. To be
+        exported to Godot games it has a method ``dense()``, which returns its Encoder and a list of DenseLayers. The
         default raises UsageError.
         """
         raise UsageError(

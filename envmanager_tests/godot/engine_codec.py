@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, describe_spec
-from envmanager.data.steps import AGENT_BITS, AgentSteps, Steps
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, Steps
 from envmanager.data.trees import Tree, leaves_like
 from envmanager.errors import UsageError
 from envmanager.godot.frames import BadFrame, dump_json, parse_json
@@ -23,7 +23,7 @@ from envmanager.godot.messages import DTYPES, BehaviorLayout, EngineSpecs
 Body = bytes | bytearray | memoryview
 
 
-def specs_body(specs: BehaviorSpecs, max_agents: Mapping[str, int]) -> bytes:
+def specs_body(specs: BehaviorSpecs, max_agents: Mapping[str, int], *, begins_on_demand: bool = False) -> bytes:
     """Return the body of a specs frame; raise UsageError for objects, nested trees and dtypes that it cannot hold."""
     behaviors = [
         {
@@ -33,7 +33,8 @@ def specs_body(specs: BehaviorSpecs, max_agents: Mapping[str, int]) -> bytes:
         }
         for name, spec in specs.items()
     ]
-    return dump_json({"behaviors": behaviors, "max_agents": {name: int(max_agents[name]) for name in specs}})
+    most = {name: int(max_agents[name]) for name in specs}
+    return dump_json({"behaviors": behaviors, "max_agents": most, "begins_on_demand": begins_on_demand})
 
 
 def _described(tree: Tree, plain_name: str, behavior: str) -> list[dict[str, Any]]:
@@ -215,6 +216,15 @@ def read_reset(body: Body, n_arenas: int) -> Reset:
     if not isinstance(seeds, list) or len(seeds) != (n_arenas if arenas is None else len(arenas)):
         raise BadFrame("a reset whose seeds are not one per arena")
     return Reset(seeds, message.get("options") or {}, arenas)
+
+
+def read_begins(begins: Any, n_arenas: int) -> list[Begin]:
+    """Decode the begins of a reset or of a begin frame."""
+    if not isinstance(begins, list) or any(not isinstance(each, list) or len(each) != 4 for each in begins):
+        raise BadFrame("begins that are no lists of arena, at once, seed and options")
+    if any(not 0 <= arena < n_arenas for arena, *_ in begins):
+        raise BadFrame("a begin of an arena that is not there")
+    return [Begin(arena, at_once, seed, options or None) for arena, at_once, seed, options in begins]
 
 
 @attrs.frozen

@@ -47,6 +47,7 @@ from envmanager.godot.frames import (
     dump_json,
     limit_of,
     pack,
+    parse_json,
 )
 from envmanager.godot.messages import EngineSpecs, read_specs
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, make_contexts
@@ -55,6 +56,7 @@ from envmanager_tests.godot.engine_codec import (
     Configure,
     StepsEncoder,
     plain,
+    read_begins,
     read_call,
     read_configure,
     read_reset,
@@ -145,6 +147,11 @@ class FakeEngine:
             while (frame := self._reader.next()) is not None:
                 if frame.kind is Kind.CLOSE:
                     return
+                if frame.kind is Kind.BEGIN:  # without an answer
+                    group = self._configured
+                    if group.on_demand is not None:
+                        group.on_demand.add(read_begins(parse_json(frame.body).get("begins"), len(group.env_ids)))
+                    continue
                 self._answer(frame)
 
     def close(self) -> None:
@@ -177,13 +184,17 @@ class FakeEngine:
         self._env_ids = [context.env_id for context in factory.contexts]
         group = factory()
         self._group = group
-        said = specs_body(group.behavior_specs, group.max_agents)
+        said = specs_body(group.behavior_specs, group.max_agents, begins_on_demand=group.begins_on_demand)
         self._specs = read_specs(said)
         self._encoder = StepsEncoder(self._specs, group.env_ids)
         return Kind.SPECS, said
 
     def _reset(self, body: Any) -> tuple[Kind, bytes]:
         group = self._configured
+        begins = parse_json(body).get("begins")
+        if begins is not None:
+            steps = group.reset_on_demand(read_begins(begins, len(group.env_ids)))
+            return Kind.STEPS, self._encoder.encode(steps, busy_us=self._busy_us, after_reset=True)
         wanted = read_reset(body, len(group.env_ids))
         if wanted.arenas is not None and sorted(wanted.arenas) != list(range(len(group.env_ids))):
             raise UsageError("this engine resets all of its arenas or none.")

@@ -17,6 +17,8 @@ import envmanager.godot
 
 ADDONS = Path(envmanager.godot.__file__).parent
 ACCEPTED = Path(__file__).parent / "accepted_differences.txt"
+DOCK = {"dock.gd", "job.gd", "plot.gd", "setup.gd"}
+"""Scripts of the dock, which only the editor of Godot 4 has."""
 
 _IN_3 = {
     "PackedFloat32Array": "PoolRealArray",
@@ -52,6 +54,7 @@ _IN_3 = {
     "minf": "min",
     "ceilf": "ceil",
     "absf": "abs",
+    "clampf": "clamp",
     "_enable_plugin": "enable_plugin",
     "_disable_plugin": "disable_plugin",
     "_can_handle": "can_handle",
@@ -106,7 +109,7 @@ def _plain(line: str) -> str:
 def differences() -> dict[tuple[str, str], list[str]]:
     """The lines that only one addon has (``-``: that of Godot 4, ``+``: that of Godot 3), by script and piece."""
     found = {}
-    for file in sorted({file.name for major in (4, 3) for file in (ADDONS / f"addon{major}").glob("*.gd")}):
+    for file in sorted({file.name for major in (4, 3) for file in (ADDONS / f"addon{major}").glob("*.gd")} - DOCK):
         paths = [ADDONS / f"addon{major}" / file for major in (4, 3)]
         four, three = (pieces(path) if path.exists() else {} for path in paths)
         for piece in dict.fromkeys([*four, *three]):

@@ -58,6 +58,8 @@ class TestSpecs:
     def test_an_arena_without_agents_is_the_agent(self, engine: Start) -> None:
         specs = engine("rolling_ball", arenas=3).specs
 
+        assert specs.pop("begins_on_demand")
+        assert specs.pop("declared")["training"]["node"] == "RollingBall/Arena"
         assert specs == {
             "behaviors": [
                 {

@@ -43,7 +43,6 @@ def _skip_what_cannot_apply(request: pytest.FixtureRequest) -> None:
 
 
 class _OfEngines:
-    begins_on_demand = False
     exceptions_travel = False
 
     @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def by_question(findings: list[Finding]) -> dict[str, str]:
 def test_nothing_is_wrong_with_a_new_game(check: Check) -> None:
     found = by_question(check())
     assert set(found.values()) == {"ok"}
-    assert set(found) == {"starts", "behaviors", "steps", "episodes", "seeding"}
+    assert set(found) == {"starts", "settings", "behaviors", "steps", "episodes", "seeding"}
 
 
 def test_an_agent_script_that_is_preloaded_may_say_what_its_functions_return(game: Path, check: Check) -> None:

@@ -49,14 +49,16 @@ def test_a_mistake_is_named_with_its_path(value: Any, text: str) -> None:
         GodotOptions(engine=value)
 
 
-def test_episodes_on_demand_are_refused_before_an_engine_is_looked_for() -> None:
-    with pytest.raises(UsageError, match=r'episodes="on_demand".*by themselves'):
-        make_manager({"kind": "godot", "env": "no game", "episodes": "on_demand"})
-
-
 def test_other_kinds_of_managers_refuse_an_engine() -> None:
     with pytest.raises(ConfigError, match="'simple' has no option engine"):
         make_manager({"kind": "simple", "env": "CartPole-v1", "engine": {"speed": "max"}})
+
+
+def test_a_pack_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "game.pck").write_text("no pack")
+
+    with pytest.raises(UsageError, match="is no exported pack, or is damaged"):
+        find_game(str(tmp_path / "game.pck"), EngineOptions(), tmp_path)
 
 
 def test_a_game_that_is_not_there_is_named_with_what_there_could_be(tmp_path: Path) -> None:

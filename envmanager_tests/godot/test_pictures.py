@@ -123,7 +123,7 @@ def test_the_script_of_the_page_plays(
     if major != 4:
         pytest.skip("the script of the page is for Godot 4")
     page = (Path(__file__).parents[2] / "docs" / "godot.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```gdscript\n(.*?)```", page, re.DOTALL)
+    (script,) = re.findall(r"```gdscript\n(extends .*?)```", page, re.DOTALL)
     game = project_of("games", major)
     (game / "of_the_page.gd").write_text(script)
     (game / "of_the_page.tscn").write_text(SCENE)

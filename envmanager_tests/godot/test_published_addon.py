@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 import sys
@@ -9,10 +11,11 @@ import zipfile
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
 
 from envmanager.godot.games import Game, import_command, new_project
-from envmanager_tests.godot.test_exports import editor, seen
+from envmanager_tests.godot.test_exports import editor, scanned, seen
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -104,7 +107,7 @@ def test_a_script_may_extend_by_name_once_the_editor_has_seen_the_addon(
 ) -> None:
     game = unpacked(major, tmp_path, base="EnvManagerArena")
     if major == 3:  # it keeps the names in project.godot, and imports for pictures only
-        editor(program, game, "--editor", "--quit")
+        scanned(program, game, "--editor", "--quit")
 
     assert len(set(seen(game, program))) > 1
 
@@ -125,7 +128,7 @@ extends EditorPlugin
 
 const Checks := preload("res://addons/envmanager/checks.gd")
 
-var _left := ["untold", "whole", "double"]
+var _left := ["untold", "whole", "double", "clever", "quarrel"]
 var _frames := 0
 
 
@@ -151,7 +154,7 @@ extends EditorPlugin
 
 const Checks = preload("res://addons/envmanager/checks.gd")
 
-var _left = ["untold", "whole", "double"]
+var _left = ["untold", "whole", "double", "clever", "quarrel"]
 var _frames = 0
 
 
@@ -183,15 +186,72 @@ SCENES = {
     "untold": {"Agent": "agent.gd", "Bare": "addons/envmanager/agent.gd"},
     "whole": {"Arena": "arena.gd", "Agent": "sized.gd"},
     "double": {"First": "arena.gd", "Second": "arena.gd"},
+    "clever": {"Arena": "arena.gd", "Fitting": "agent.gd", "Other": "agent.gd", "Lost": "agent.gd"},
 }
 """Nodes of each scene and their scripts. The first is the main scene."""
+FIELDS = {
+    "Fitting": ["observation_size = 2", "continuous_size = 1", 'policy = "res://hero.policy"'],
+    "Other": ["observation_size = 3", "continuous_size = 1", 'policy = "res://hero.policy"'],
+    "Lost": ["observation_size = 2", "continuous_size = 1", 'policy = "res://lost.policy"'],
+}
 EXTENDING = 'extends "res://addons/envmanager/agent.gd"\n'
 FILES = {
     "agent.gd": EXTENDING,
     "sized.gd": f"{EXTENDING}\n\nfunc _init():\n\tobservation_size = 2\n\tcontinuous_size = 1\n",
     "addons/probe/plugin.cfg": '[plugin]\n\nname="p"\ndescription=""\nauthor=""\nversion="1"\nscript="probe.gd"\n',
 }
+QUARREL = """[gd_scene load_steps=9 format={format}]
+
+[ext_resource path="res://arena.gd" type="Script" id=1]
+[ext_resource path="res://sized.gd" type="Script" id=2]
+[ext_resource path="res://addons/envmanager/behavior.gd" type="Script" id=3]
+[ext_resource path="res://addons/envmanager/training.gd" type="Script" id=4]
+[ext_resource path="res://addons/envmanager/parameter.gd" type="Script" id=5]
+
+[sub_resource type="Resource" id=1]
+script = ExtResource( 3 )
+gamma = 0.5
+
+[sub_resource type="Resource" id=2]
+script = ExtResource( 3 )
+gamma = 0.6
+
+[sub_resource type="Resource" id=3]
+script = ExtResource( 5 )
+
+[sub_resource type="Resource" id=4]
+script = ExtResource( 4 )
+parameters = {parameters}
+
+[node name="Main" type="Node"]
+
+[node name="Arena" type="Node" parent="."]
+script = ExtResource( 1 )
+training = SubResource( 4 )
+
+[node name="One" type="Node" parent="."]
+script = ExtResource( 2 )
+settings = SubResource( 1 )
+
+[node name="Two" type="Node" parent="."]
+script = ExtResource( 2 )
+settings = SubResource( 2 )
+"""
+"""A scene whose agents have one behavior and two settings, and whose training has a parameter without a name."""
+PARAMETERS = {4: "Array[ExtResource( 5 )]([SubResource( 3 )])", 3: "[ SubResource( 3 ) ]"}
 Said = dict[tuple[str, str], list[object]]
+
+
+def policy_file() -> str:
+    """A policy for two numbers that acts by one."""
+    weights, biases = (base64.b64encode(np.ones(n, "<f4").tobytes()).decode() for n in (2, 1))
+    layer = {"inputs": 2, "outputs": 1, "activation": "linear", "weights": weights, "biases": biases}
+    sizes = {"observation_sizes": [2], "continuous_size": 1, "discrete_choices": [], "ticks_per_action": 4}
+    second = json.dumps({**sizes, "normalization": None, "layers": [layer]})
+    checksum = hashlib.sha256(second.encode()).hexdigest()
+    return f"{json.dumps({'format': 'envmanager.policy', 'version': 1, 'sha256': checksum})}\n{second}\n"
+
+
 _known: dict[int, Said] = {}
 
 
@@ -206,13 +266,15 @@ def said(major: int, program: str, tmp_path: Path) -> Said:
                 parts.append(f'[ext_resource path="res://{script}" type="Script" id={i}]')
             parts.append('[node name="Main" type="Node"]')
             for i, name in enumerate(scripts, 1):
-                parts.append(f'[node name="{name}" type="Node" parent="."]\nscript = ExtResource( {i} )')
+                fields = [f"script = ExtResource( {i} )", *FIELDS.get(name, [])]
+                parts.append("\n".join([f'[node name="{name}" type="Node" parent="."]', *fields]))
             (game / f"{scene}.tscn").write_text("\n\n".join(parts) + "\n")
+        (game / "quarrel.tscn").write_text(QUARREL.format(format=major - 1, parameters=PARAMETERS[major]))
         (game / "addons" / "probe").mkdir()
-        for name, text in {**FILES, "addons/probe/probe.gd": PROBE[major]}.items():
+        for name, text in {**FILES, "addons/probe/probe.gd": PROBE[major], "hero.policy": policy_file()}.items():
             (game / name).write_text(text)
         if major == 3:  # when it opens a game for the first time, two of its threads read the same scripts
-            editor(program, game, "--editor", "--quit")
+            scanned(program, game, "--editor", "--quit")
         text = (game / "project.godot").read_text().replace("res://main.tscn", "res://untold.tscn")
         (game / "project.godot").write_text(f"{text}\n[editor_plugins]\n\n{ENABLED[major]}\n")
         printed = editor(program, game, *(["--headless", "--editor"] if major == 4 else ["--editor"]))
@@ -244,6 +306,24 @@ class TestEditor:
 
     def test_a_second_arena_is_one_too_many(self, said: Said) -> None:
         assert ["2 arenas" in str(said["double", name][0]) for name in ("First", "Second")] == [True, True]
+
+    def test_a_policy_that_is_not_there_or_does_not_fit_is_named(self, said: Said) -> None:
+        fitting, other, lost = (said["clever", name][0] for name in ("Fitting", "Other", "Lost"))
+
+        assert fitting == []
+        assert "observations of [2] numbers, continuous_size 1, discrete_choices []; the agent has [3], 1, []" in str(
+            other
+        )
+        assert "The policy res://lost.policy is not there. `envmanager export RUN --to godot` writes it" in str(lost)
+
+    def test_two_settings_of_one_behavior_are_told_at_both_nodes(self, said: Said) -> None:
+        assert [said["quarrel", name][0] for name in ("One", "Two")] == [
+            [f"{other} has the same behavior and other Settings: let both refer to the same."]
+            for other in ("Two", "One")
+        ]
+
+    def test_a_parameter_without_a_name_is_told_at_the_arena(self, said: Said) -> None:
+        assert "needs a name of its own" in str(said["quarrel", "Arena"][0])
 
 
 ENABLING = """

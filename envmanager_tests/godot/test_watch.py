@@ -205,6 +205,19 @@ def test_ctrl_c_ends_it(one_run: Path) -> None:
         assert watch.wait(END_S) == 130
 
 
+@pytest.mark.parametrize("command", [["godot", "watch", "--headless"], ["evaluate", "--episodes", "1000000"]])
+def test_the_end_of_its_input_ends_it(one_run: Path, command: list[str]) -> None:
+    arguments = [*command, str(one_run), "--until-eof"]
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMAND, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert "checkpoint" in program.stdout.readline()
+        program.stdin.close()
+        assert program.wait(END_S) == 130
+
+
 def test_a_game_that_was_closed_by_hand_ends_it_in_order(
     tmp_path: Path, program: str, major: int, project_of: Callable[[str, int], Path]
 ) -> None:

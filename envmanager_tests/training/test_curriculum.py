@@ -233,6 +233,8 @@ def test_a_restored_lesson_that_measures_something_else_now_begins_its_measures_
         ({"sampler": "choice", "values": "abc"}, "g.values"),
         ({"sampler": "choice", "values": []}, "g.values"),
         ({"sampler": "multi_range_uniform", "ranges": [[1, 0]]}, "g.ranges"),
+        ({"sampler": "multi_range_uniform", "ranges": [[0, 1], [3]]}, "g.ranges[1]"),
+        ({"lessons": [None]}, "g.lessons[0]"),
         ({"lessons": []}, "g.lessons"),
         ({"lessons": 3}, "g.lessons"),
         ({"lessons": [{"value": 1}, {"value": 2}]}, "g.lessons[0].until"),
@@ -406,8 +408,6 @@ def test_an_environment_without_episodes_on_demand_is_refused(tmp_path: Path) ->
     plan = TrainingPlan.parse(own, tmp_path)
     with pytest.raises(ConfigError, match=r"training\.parameters"):
         TrainingRun(plan, Told()).go()
-    with pytest.raises(ConfigError, match=r"training\.parameters"):
-        TrainingPlan.parse(tables(64, {"wall": 1}, kind="godot", env="game"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -496,6 +496,7 @@ def test_a_game_that_is_attached_cannot_be_evaluated_on_the_way() -> None:
     [
         ({"evaluate_every": 0}, "evaluate_every must be a whole number of at least 1"),
         ({"evaluate_every": 10, "evaluation_episodes": 0}, "evaluate_every needs evaluation_episodes"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be a whole number of at least 1"),
         ({"keep": 0}, "keep must be a whole number of at least 1"),
         ({"evaluate_evry": 10}, "did you mean training.evaluate_every"),
     ],

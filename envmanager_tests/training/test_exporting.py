@@ -17,8 +17,11 @@ from envmanager.cli.app import run_command_line
 from envmanager.data.specs import ArraySpec
 from envmanager.data.trees import leaves
 from envmanager.training import load_policy
+from envmanager.training.algorithms.networks import DenseLayer
+from envmanager.training.algorithms.ppo import LikeliestAction
 from envmanager.training.algorithms.trainers import make_trainer
 from envmanager.training.policies.exporting import Exported, ExportFailed, export_policy, leaf_names, record
+from envmanager.training.policies.game_file import acting
 from envmanager.training.policies.saved import SavedPolicy, SavedTraining
 from envmanager_tests.training.puzzles import PUZZLE, SMALL_DQN, SMALL_PPO, SPEAKERS, trained
 
@@ -90,6 +93,56 @@ def test_an_exported_policy_acts_as_the_one_that_was_saved_in_batches_of_any_siz
                 np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
             else:
                 np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "trainer", [NORMALIZED, {**SMALL_PPO, "hidden": []}, SMALL_DQN, {**SMALL_DQN, "duelling": False}], ids=str
+)
+def test_a_policy_file_for_a_game_acts_as_the_policy(tmp_path: Path, trainer: dict[str, Any]) -> None:
+    trained(tmp_path / "run", "CartPole-v1", {"*": trainer})
+    result = exported(tmp_path / "run", tmp_path / "cart.policy", "godot", ticks_per_action=5)
+
+    assert (result.inputs, result.outputs) == ({"obs": "float32[batch, 4]"}, {"action": "int64[batch]"})
+    policy = load_policy(tmp_path / "run")
+    act = acting((tmp_path / "cart.policy").read_bytes(), policy.spec)
+    seen = np.random.default_rng(0).normal(0, 2, (1000, 4)).astype(np.float32)
+    np.testing.assert_array_equal(act([seen])[0], policy(seen))
+
+
+@pytest.mark.parametrize(
+    ("env", "trainer", "why"),
+    [
+        (
+            "Pendulum-v1",
+            SMALL_PPO,
+            r"acts by float32\[1\] in \[-2, 2\], but an agent of a game acts by numbers from -1",
+        ),
+        ("FrozenLake-v1", SMALL_DQN, "obs is a bounded whole number"),
+        (PUZZLE, SMALL_PPO, "obs\\['camera'\\] is a picture"),
+        (DOORS, SMALL_PPO, "action_mask'\\] is an action mask"),
+    ],
+    ids=str,
+)
+def test_what_a_game_cannot_evaluate_is_told_with_what_there_is_instead(
+    tmp_path: Path, env: str, trainer: dict[str, Any], why: str
+) -> None:
+    pytest.importorskip("pygame")
+    trained(tmp_path / "run", env, {"*": trainer})
+
+    with pytest.raises(UsageError, match=f"the policy of 'default' cannot be evaluated in a game: .*{why}.*--to onnx"):
+        exported(tmp_path / "run", tmp_path / "out.policy", "godot")
+    assert not (tmp_path / "out.policy").exists()
+
+
+def test_a_policy_file_that_acts_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path / "run", "CartPole-v1", {"*": SMALL_PPO})
+    upside_down = DenseLayer(-np.eye(2, dtype=np.float32), np.zeros(2, np.float32), "linear")
+    dense = LikeliestAction.dense
+    monkeypatch.setattr(LikeliestAction, "dense", lambda self: (dense(self)[0], [*dense(self)[1], upside_down]))
+
+    with pytest.raises(ExportFailed, match="as godot acts differently"):
+        exported(tmp_path / "run", tmp_path / "out.policy", "godot")
+    assert not (tmp_path / "out.policy").exists()
 
 
 def test_inputs_and_outputs_are_called_by_the_keys_that_lead_to_them(tmp_path: Path, onnxruntime: Any) -> None:
@@ -232,24 +285,27 @@ def test_the_command_tells_names_and_writes_here_under_the_name_of_the_training(
 
 
 @pytest.mark.usefixtures("speakers")
-def test_of_several_behaviors_one_is_named(
+def test_each_of_several_behaviors_is_exported_or_the_one_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained(tmp_path / "run", SPEAKERS, {"*": SMALL_PPO})
     monkeypatch.chdir(tmp_path)
+    Path("game").mkdir()
 
-    assert command("run", "--to", "torchscript") == 2
-    assert "--behavior NAME" in capsys.readouterr().err
     assert command("run", "--to", "torchscript", "--behavior", "speaker") == 0
-    assert (tmp_path / "run-speaker.pt").is_file()
+    assert [path.name for path in tmp_path.glob("*.pt")] == ["run-speaker.pt"]
+    assert command("run", "--to", "torchscript", "--out", "both.pt") == 2
+    assert "--behavior" in capsys.readouterr().err
+    assert command("run", "--to", "torchscript", "--out", "game") == 0
+    assert sorted(path.name for path in (tmp_path / "game").iterdir()) == ["run-listener.pt", "run-speaker.pt"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--to", "onx"], "exported to 'onnx' or 'torchscript', not to 'onx'"),
+        (["--to", "onx"], "exported to 'onnx', 'torchscript', 'godot', not to 'onx'"),
         (["--to", "torchscript", "--opset", "3"], "opset must be from 11 to 20"),
-        (["--to", "torchscript", "--out", "."], "is a directory"),
+        (["--to", "torchscript", "--out", "nowhere/policy.pt"], "there is no directory nowhere"),
         (["--to", "torchscript", "--behavior", "hero"], "'hero', which is not known"),
         (["--to", "torchscript", "--env", "Acrobot-v1"], "does not fit"),
     ],

@@ -235,8 +235,11 @@ def test_actions_without_finite_bounds_are_refused(action: Any, words: str) -> N
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"tau": 0.0}, "tau must be above 0"),
-        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"tau": 0.0}, "tau must be a number above 0 to 1"),
+        ({"temperature": 0.0}, "temperature must be a number above 0 or None"),
+        ({"learning_rate": -1.0}, "learning_rate must be a number from 0"),
+        ({"gamma": 1.5}, "gamma must be a number from 0 to 1"),
+        ({"hidden": [64, 0]}, "hidden must be a list of sizes of at least 1"),
         ({"target_every": 0}, "target_every must be a whole number of at least 1"),
         ({"batch": 0}, "batch must be a whole number of at least 1"),
         ({"temprature": 1.0}, "did you mean trainers.default.temperature"),

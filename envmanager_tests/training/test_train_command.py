@@ -1,7 +1,11 @@
-"""``envmanager train``: what it says when a training run cannot be ended as planned."""
+"""``envmanager train``: how a training run ends that is not ended as planned, and what it says then."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +14,8 @@ import pytest
 pytest.importorskip("torch")
 
 from envmanager.cli.app import run_command_line
+from envmanager.hosts.descriptors import wait_for
+from envmanager.training.runs import checkpoints
 
 CONFIG = """
 [manager]
@@ -65,3 +71,64 @@ def test_when_only_the_evaluation_fails_all_steps_are_said_to_be_saved(
 
     assert code == 1
     assert capsys.readouterr().err.endswith("\nIts last checkpoint has all its agent steps.\n")
+
+
+ENDLESS = """
+manager: {kind: subprocess, env: CartPole-v1, n_envs: 2}
+training: {steps: 100000000, checkpoint_every: 500}
+trainers: {default: {kind: ppo, rollout: 64, hidden: [4]}}
+"""
+
+PARENT = """
+import os, signal, subprocess, sys
+training = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+print(training.pid, flush=True)
+for line in training.stdout:
+    if line.startswith("checkpoint"):
+        print(flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+class TestTheEndOfInput:
+    @pytest.fixture
+    def command(self, tmp_path: Path) -> list[str]:
+        (tmp_path / "endless.yaml").write_text(ENDLESS)
+        run = ["train", str(tmp_path / "endless.yaml"), "--dir", str(tmp_path / "run"), "--plain", "--until-eof"]
+        return [sys.executable, "-c", "import sys; from envmanager.cli import main; sys.exit(main())", *run]
+
+    def test_it_stops_a_training_as_a_ctrl_c_does(self, command: list[str], tmp_path: Path) -> None:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as training:
+            assert training.stdin is not None
+            assert training.stdout is not None
+            told = next(line for line in training.stdout if line.startswith("checkpoint"))
+            training.stdin.close()
+            rest = training.stdout.read()
+
+            assert training.wait(60) == 130
+        assert "stopped; resume with --resume" in rest
+        assert str(checkpoints.latest(tmp_path / "run" / "checkpoints")) not in told
+
+    def test_it_stops_one_whose_parent_is_killed_which_saves_and_leaves_no_process(
+        self, command: list[str], tmp_path: Path
+    ) -> None:
+        with subprocess.Popen([sys.executable, "-c", PARENT, *command], stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            pidfd = os.pidfd_open(int(parent.stdout.readline()))
+            parent.stdout.readline()
+            before = checkpoints.load_latest(tmp_path / "run" / "checkpoints").training.n_steps
+            parent.send_signal(signal.SIGKILL)
+        try:
+            assert wait_for([pidfd], 60.0), "the training runs on"
+        finally:
+            os.close(pidfd)
+        folder = tmp_path / "run" / "checkpoints"
+        last, former = (checkpoints.load(path).training.n_steps for path in sorted(folder.glob("0*"))[-1:-3:-1])
+        assert last > before
+        assert last - former < 500, "it was not written because the training was stopped"
+
+    def test_without_it_the_input_does_not_matter(self, tmp_path: Path) -> None:
+        (tmp_path / "short.yaml").write_text(ENDLESS.replace("100000000", "200, evaluation_episodes: 0"))
+        command = ["train", str(tmp_path / "short.yaml"), "--dir", str(tmp_path / "run"), "--plain"]
+
+        assert run_command_line(command) == 0

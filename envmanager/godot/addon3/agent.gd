@@ -8,12 +8,16 @@ extends Node
 
 # Agents of one behavior share one policy. They all have the same sizes.
 export(String) var behavior = "default"
+# How this behavior learns. Agents of one behavior refer to the same settings, or only one of them does.
+export(Resource) var settings = null
 # How many numbers observe() returns. Several arrays, or images: override observations().
 export(int, 0, 100000) var observation_size = 0
 # How many numbers between -1 and 1 act() gets.
 export(int, 0, 10000) var continuous_size = 0
 # How many choices each discrete action has: [5] is one action of 0 to 4.
 export(PoolIntArray) var discrete_choices = PoolIntArray()
+# The file of a trained policy, by which it acts when no trainer decides: `envmanager export RUN --to godot`.
+export(String, FILE, "*.policy") var policy = ""
 
 # False: the agent is there, but gets no action now.
 var wants_action: bool = true
@@ -47,7 +51,7 @@ func act(_continuous: PoolRealArray, _discrete: PoolIntArray) -> void:
 	pass
 
 
-# Plays without a policy, by keyboard or rule: calls act() itself.
+# Plays when no trainer decides and no policy is set, by keyboard or rule: calls act() itself.
 func heuristic() -> void:
 	pass
 

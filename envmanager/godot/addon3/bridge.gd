@@ -2,7 +2,7 @@ extends Node
 # The autoload that lets a trainer play: it runs first in each tick, and between two actions nothing else runs.
 #
 # When the ticks of an action are over, it ends episodes, sends the steps, waits for the next request, hands out the
-# actions and lets the tick run. Without an address the game plays by itself: one copy, by heuristic().
+# actions and lets the tick run. Without an address the game plays by itself: one copy, by policies or heuristic().
 
 const Wire = preload("res://addons/envmanager/wire.gd")
 const Roster = preload("res://addons/envmanager/roster.gd")
@@ -10,10 +10,10 @@ const Copy = preload("res://addons/envmanager/copy.gd")
 const Copies = preload("res://addons/envmanager/copies.gd")
 const Spawner = preload("res://addons/envmanager/spawner.gd")
 const Calls = preload("res://addons/envmanager/calls.gd")
+const Declared = preload("res://addons/envmanager/declared.gd")
 const Pictures = preload("res://addons/envmanager/pictures.gd")
 const PROTOCOL = [1, 0]
 const ADDON = "1.0.0"
-const TICKS_ALONE = 4  # per action, when nobody trains
 const FIRST = -(1 << 30)
 const PATIENCE = 60  # ticks that a game has to change its scene
 const INSTEAD = ". Let the arena's reset() put everything back instead"
@@ -21,7 +21,7 @@ const REMOVED = "the arena is gone, because the game has freed it, or changed to
 const CHANGED = "the game has changed or reloaded its scene, which needs one arena per engine (n_workers = n_envs)" + INSTEAD
 const RESETS = "the game has changed or reloaded its scene in a reset(), which the new one needs again" + INSTEAD
 const ARGUMENT = "--envmanager="
-const REQUESTS = {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit"}
+const REQUESTS = {Wire.STEP: "_step", Wire.RESET: "_reset", Wire.CALL: "_call", Wire.CLOSE: "_quit", Wire.BEGIN: "_begin"}
 
 var pictures: Pictures = Pictures.new()
 var _wire: Wire = null
@@ -33,7 +33,9 @@ var _is_acting: bool = false  # a step waits for its answer
 var _is_torn: bool = false  # the game changes its scene
 var _patience: int = 0
 var _bodies: Array = []
+var _is_on_demand: bool = false  # the trainer begins each episode
 var _is_built: bool = false
+var _told: Dictionary = {}  # messages of faults; each is shown once
 var _is_broken: bool = true  # only a reset helps: at the beginning, and after an error
 
 
@@ -267,12 +269,19 @@ func _build() -> void:
 	for copy in _copies.all:
 		if copy.arena != null:
 			_prepare(copy)
+			if copy.index == 0 and copy.arena.training != null:
+				_roster.training = Declared.told_by(copy.arena, copy.arena.training)
+				if not "round_learners" in copy.arena.training:
+					_roster.fault("the training of the arena is no EnvManagerTraining", copy.arena)
 	_copies.declare_to(_roster)
 	_roster.check_specs()
 	_roster.is_closed = true
 	if _wire == null:
 		_show_faults()
 	elif not _send_faults():
+		for agent in _copies.all[0].agents:
+			if _roster.misfit(agent) != "":
+				note("misfit", {"problem": "%s (node %s)" % [_roster.misfit(agent), agent.name]})
 		_wire.send_json(Wire.SPECS, _roster.specs())
 
 
@@ -293,6 +302,8 @@ func _copy_scene() -> void:
 	get_tree().root.remove_child(main)
 	main.queue_free()
 	_copies.spawn(scene, Spawner.new(get_tree(), _config), funcref(self, "_say_busy"))
+	for lost in Declared.lost_in(scene, _copies.all[0].root):
+		_roster.fault(lost, null)
 
 
 func _say_busy() -> void:
@@ -326,12 +337,16 @@ func _end_action() -> void:
 		_show_episodes()
 	for copy in ending:
 		copy.begin_next()
+	if _copies.begin_tasks() and _roster.with_infos:
+		_roster.keep_infos()
 	if _wire != null:
-		_send_steps({})
+		_send_steps(_copies.with_rows(ending) if _is_on_demand else {})
 
 
 func _send_steps(only: Dictionary) -> void:
 	pictures.is_old = true
+	if not only.empty():
+		_roster.note_change()
 	var sections = _roster.written(only)
 	if not _send_faults():
 		var frame = Wire.int_bytes(PoolIntArray([OS.get_ticks_usec() - _wire.received_us]))
@@ -351,6 +366,13 @@ func _step() -> void:
 
 func _reset() -> void:
 	var request = _wire.json()
+	_is_on_demand = request.get("begins") != null
+	for copy in _copies.all:
+		copy.on_demand = _is_on_demand
+		copy.rests = false
+	if _is_on_demand:
+		_reset_on_demand(request["begins"])
+		return
 	var indices = range(_copies.all.size()) if request["arenas"] == null else request["arenas"]
 	var only = {}
 	_is_broken = false
@@ -365,6 +387,25 @@ func _reset() -> void:
 	if _roster.with_infos:
 		_roster.keep_infos()
 	_send_steps({} if request["arenas"] == null else only)
+
+
+# Only some episodes may begin. The other copies rest.
+func _reset_on_demand(begins: Array) -> void:
+	_is_broken = false
+	for copy in _copies.all:
+		copy.clear()
+		copy.rest()
+	_copies.note_begins(begins)
+	_copies.begin_tasks()
+	_roster.forget_leavers()
+	if _roster.with_infos:
+		_roster.keep_infos()
+	_send_steps(_copies.with_rows([]))
+
+
+# Episodes that begin when the next action is over. There is no answer.
+func _begin() -> void:
+	_copies.note_begins(_wire.json()["begins"])
 
 
 func _call() -> void:
@@ -401,9 +442,9 @@ func _play_alone() -> void:
 			if agent.wants_action:
 				group.acting.append(agent)
 		group.leavers = []
-		_roster.play_alone(group)
+	_roster.play_alone()
 	_is_acting = true
-	_ticks_left = TICKS_ALONE
+	_ticks_left = _roster.ticks_alone()
 
 
 # One line per episode, so that a person who plays sees what a trainer would.
@@ -419,7 +460,9 @@ func _show_episodes() -> void:
 
 func _show_faults() -> void:
 	for fault in _roster.faults:
-		push_error("EnvManager: %s" % fault["message"])
+		if not _told.has(fault["message"]):
+			_told[fault["message"]] = true
+			push_error("EnvManager: %s" % fault["message"])
 	_roster.faults = []
 
 

@@ -4,7 +4,8 @@ extends Reference
 
 const AGENT = "res://addons/envmanager/agent.gd"
 const ARENA = "res://addons/envmanager/arena.gd"
-const SIZES = ["behavior", "observation_size", "continuous_size", "discrete_choices"]
+const Policy = preload("res://addons/envmanager/policy.gd")
+const SIZES = ["behavior", "observation_size", "continuous_size", "discrete_choices", "settings", "policy"]
 
 
 # Whether a node has this script, or one that extends it.
@@ -36,7 +37,28 @@ static func warnings_of(node: Node) -> PoolStringArray:
 		var has_actions = node.get("continuous_size") or node.get("discrete_choices")
 		if not has_actions and not _is_in_code(node, ["continuous_size", "discrete_choices"]):
 			found.append("It has no actions: set Continuous Size, or Discrete Choices.")
+		if node.get("policy"):
+			found.append_array(_warnings_of_policy(node, node.get("policy")))
+	for other in _all_below(_root_of(node), AGENT):
+		var is_alike = other.get("behavior") == node.get("behavior") and uses_sizes(other) and uses_sizes(node)
+		if is_alike and node.get("settings") != null and not other.get("settings") in [null, node.get("settings")]:
+			found.append("%s has the same behavior and other Settings: let both refer to the same." % other.name)
+	var names = []
+	for parameter in node.get("training").parameters if node.get("training") != null else []:
+		var name = "" if parameter == null else parameter.name
+		if name in names or name == "":
+			found.append("Each of the Parameters of its Training needs a name of its own.")
+		names.append(name)
 	return found
+
+
+# Sizes that a script sets in code are not known here; the game itself checks these.
+static func _warnings_of_policy(node: Node, path: String) -> PoolStringArray:
+	var policy = Policy.new(path)
+	var wrong: String = policy.problem
+	if wrong == "" and not _is_in_code(node, ["func observations", "observation_size", "continuous_size", "discrete_choices"]):
+		wrong = policy.misfit([node.get("observation_size")], node.get("continuous_size"), Array(node.get("discrete_choices")))
+	return PoolStringArray(["The policy %s %s." % [path, wrong]] if wrong != "" else [])
 
 
 # The scripts of a node: its own, and those that it extends.

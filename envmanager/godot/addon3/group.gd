@@ -2,6 +2,7 @@ extends Reference
 # The agents of one behavior: what they see and do, and who they are.
 
 const Wire = preload("res://addons/envmanager/wire.gd")
+const Declared = preload("res://addons/envmanager/declared.gd")
 const TYPES = {"float32": TYPE_REAL_ARRAY, "int32": TYPE_INT_ARRAY, "uint8": TYPE_RAW_ARRAY}
 const NAMES = {TYPE_REAL_ARRAY: "PoolRealArray", TYPE_INT_ARRAY: "PoolIntArray", TYPE_RAW_ARRAY: "PoolByteArray"}
 
@@ -14,8 +15,11 @@ var is_one_float_array: bool = false
 var continuous_size: int = 0
 var discrete_choices: Array = []
 var max_agents: int = 0
+var settings: Resource = null
+var declared: Dictionary = {}  # what the settings are, and which node refers to them
 var agents: Array = []
 var leavers: Array = []  # their last rows
+var misfits: Dictionary = {}  # path of a policy -> why its agents cannot act by it, or ""
 var acting: Array = []  # those who get an action, in the order of the rows sent last
 var changed: bool = true  # other rows than in the frame before
 
@@ -48,8 +52,27 @@ func fits(agent: Node) -> bool:
 	)
 
 
+# Keeps the settings that an agent refers to. Returns the end of a sentence about this behavior, or "".
+func refer(agent: Node) -> String:
+	if agent.settings == null or agent.settings == settings:
+		return ""
+	if not "trainer" in agent.settings:
+		return "has settings that are no EnvManagerBehavior: those of node %s" % Declared.path_of(agent)
+	var told = Declared.told_by(agent, agent.settings)
+	if settings == null:
+		settings = agent.settings
+		declared = told
+		return ""
+	if told.fields.hash() == declared.fields.hash():
+		return ""
+	var both = [declared.node, declared.file, told.node, told.file]
+	return "has two settings: node %s refers to some in %s, node %s to others in %s. Let both refer to the same" % both
+
+
 # The end of a sentence about this behavior, or "".
 func what_is_wrong() -> String:
+	if name == "":
+		return "has no name: set the field behavior of its agents"
 	if continuous_size == 0 and discrete_choices.empty():
 		return "has no actions: set continuous_size or discrete_choices"
 	if sizes.empty() or sizes.min() <= 0:

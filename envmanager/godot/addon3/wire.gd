@@ -16,6 +16,7 @@ const RESET = 66
 const STEP = 67
 const CALL = 68
 const CLOSE = 69
+const BEGIN = 70
 
 const MAX_JSON = 1048576  # bytes; the trainer refuses more
 const CONNECT_MS = 10000

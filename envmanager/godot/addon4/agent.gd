@@ -7,8 +7,12 @@ extends Node
 ## Entering the tree joins the game, leave() leaves it. The bridge calls observe() after the last tick of an action, and
 ## act() or heuristic() before the first tick of the next. observe() only looks; it changes nothing.
 
+const Behavior := preload("res://addons/envmanager/behavior.gd")
+
 ## Agents of one behavior share one policy. They all have the same sizes.
 @export var behavior := "default"
+## How this behavior learns. Agents of one behavior refer to the same settings, or only one of them does.
+@export var settings: Behavior = null
 @export_group("Observations")
 ## How many numbers observe() returns. Several arrays, or images: override observations().
 @export_range(0, 1000, 1, "or_greater") var observation_size := 0
@@ -16,7 +20,10 @@ extends Node
 ## How many numbers between -1 and 1 act() gets.
 @export_range(0, 100, 1, "or_greater") var continuous_size := 0
 ## How many choices each discrete action has: [5] is one action of 0 to 4.
-@export var discrete_choices: PackedInt32Array = []
+@export var discrete_choices: PackedInt32Array  # with the default `[]`, exported games lose it (Godot 4.6)
+@export_group("Without a trainer")
+## The file of a trained policy, by which it acts when no trainer decides: `envmanager export RUN --to godot`.
+@export_file("*.policy") var policy := ""
 
 ## False: the agent is there, but gets no action now.
 var wants_action := true
@@ -50,7 +57,7 @@ func act(_continuous: PackedFloat32Array, _discrete: PackedInt32Array) -> void:
 	pass
 
 
-## Plays without a policy, by keyboard or rule: calls act() itself.
+## Plays when no trainer decides and no policy is set, by keyboard or rule: calls act() itself.
 func heuristic() -> void:
 	pass
 

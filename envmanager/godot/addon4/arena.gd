@@ -8,6 +8,10 @@ extends "res://addons/envmanager/agent.gd"
 ## beginning of each tick, when the physics of the last one are done, until the episode has ended: the place for rewards
 ## and ends. Signals of the physics come before it.
 
+const Training := preload("res://addons/envmanager/training.gd")
+
+## How this game is trained, and the parameters of its episodes.
+@export var training: Training = null
 @export_group("Copies")
 ## How far apart the copies of the scene stand: more than the arena is wide.
 @export_range(0, 10000, 0.1, "or_greater") var spacing := 1000.0
@@ -30,6 +34,17 @@ var root: Node = null
 ## Begins an episode. `options` are those of the trainer's last reset; their numbers are floats.
 func reset(_rng: RandomNumberGenerator, _options: Dictionary) -> void:
 	pass
+
+
+## The value of a parameter in this episode: what the trainer has given, else what `training` declares, else `default`.
+func parameter(of_name: String, default = null) -> Variant:
+	if _copy != null and _copy.options.has(of_name):
+		return _copy.options[of_name]
+	if training != null:
+		for declared in training.parameters:
+			if declared != null and declared.name == of_name:
+				return declared.value
+	return default
 
 
 ## The episode of every agent here is over. The game goes on until the action's last tick, then comes reset().

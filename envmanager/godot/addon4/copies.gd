@@ -66,6 +66,31 @@ func successor(node: Node) -> Copy:
 	return null
 
 
+## Keeps what the trainer wants to begin: a list of [arena, at once, seed, options].
+func note_begins(begins: Array) -> void:
+	for begin in begins:
+		all[int(begin[0])].next = begin
+
+
+## Begins the episodes that the trainer wants. Returns whether there were any.
+func begin_tasks() -> bool:
+	var has_begun := false
+	for copy in all:
+		if copy.next != null:
+			copy.begin_next_task()
+			has_begun = true
+	return has_begun
+
+
+## The copies (by index) that play, and those whose episode has just ended; {} for all.
+func with_rows(just_ended: Array) -> Dictionary:
+	var some := {-1: true}
+	for copy in all:
+		if not copy.rests or just_ended.has(copy):
+			some[copy.index] = true
+	return {} if some.size() > all.size() else some
+
+
 func is_whole() -> bool:
 	for copy in all:
 		if copy.arena == null:

@@ -1,6 +1,7 @@
 extends RefCounted
 ## The agents of one behavior: what they see and do, and who they are.
 
+const Declared := preload("res://addons/envmanager/declared.gd")
 const TYPES := {"float32": TYPE_PACKED_FLOAT32_ARRAY, "int32": TYPE_PACKED_INT32_ARRAY, "uint8": TYPE_PACKED_BYTE_ARRAY}
 
 var name := ""
@@ -12,8 +13,11 @@ var is_one_float_array := false
 var continuous_size := 0
 var discrete_choices := PackedInt32Array()
 var max_agents := 0
+var settings: Resource = null
+var declared := {}  # what the settings are, and which node refers to them
 var agents: Array = []
 var leavers: Array = []  # their last rows
+var misfits := {}  # path of a policy -> why its agents cannot act by it, or ""
 var acting: Array = []  # those who get an action, in the order of the rows sent last
 var some_ended := false  # an episode of some agent, since the frame before
 var changed := true  # other rows than in the frame before
@@ -47,8 +51,27 @@ func fits(agent: Node) -> bool:
 	)
 
 
+## Keeps the settings that an agent refers to. Returns the end of a sentence about this behavior, or "".
+func refer(agent: Node) -> String:
+	if agent.settings == null or agent.settings == settings:
+		return ""
+	if not "trainer" in agent.settings:
+		return "has settings that are no EnvManagerBehavior: those of node %s" % Declared.path_of(agent)
+	var told := Declared.told_by(agent, agent.settings)
+	if settings == null:
+		settings = agent.settings
+		declared = told
+		return ""
+	if told.fields.hash() == declared.fields.hash():
+		return ""
+	var both := [declared.node, declared.file, told.node, told.file]
+	return "has two settings: node %s refers to some in %s, node %s to others in %s. Let both refer to the same" % both
+
+
 ## The end of a sentence about this behavior, or "".
 func what_is_wrong() -> String:
+	if name == "":
+		return "has no name: set the field behavior of its agents"
 	if continuous_size == 0 and discrete_choices.is_empty():
 		return "has no actions: set continuous_size or discrete_choices"
 	if sizes.is_empty() or sizes.min() <= 0:

@@ -1,11 +1,15 @@
 @tool
 extends EditorPlugin
-## Adds the bridge to the project's autoloads while the plugin is enabled, and says in the inspector what is missing.
+## Adds the bridge to the project's autoloads while the plugin is enabled, says in the inspector what is missing, and
+## puts policies into exported games. Shows the dock "Training".
 
 const NAME := "EnvManager"
 const Inspector := preload("res://addons/envmanager/inspector.gd")
+const Exports := preload("res://addons/envmanager/exports.gd")
 
+var _dock: Control = null
 var _inspector := Inspector.new()
+var _exports := Exports.new()
 
 
 func _enable_plugin() -> void:
@@ -19,11 +23,22 @@ func _disable_plugin() -> void:
 
 func _enter_tree() -> void:
 	add_inspector_plugin(_inspector)
+	add_export_plugin(_exports)
+	if Engine.get_version_info().hex >= 0x040300:  # the first with named pipes
+		_dock = load("res://addons/envmanager/dock.gd").new(get_editor_interface())
+		add_control_to_dock(DOCK_SLOT_RIGHT_UL, _dock)
+	else:
+		print("EnvManager: the dock \"Training\" needs Godot 4.3 or later; in a terminal: envmanager train GAME")
 	get_editor_interface().get_inspector().property_edited.connect(_check_again)
 
 
 func _exit_tree() -> void:
 	remove_inspector_plugin(_inspector)
+	remove_export_plugin(_exports)
+	if _dock != null:
+		_dock.end()
+		remove_control_from_docks(_dock)
+		_dock.free()
 	get_editor_interface().get_inspector().property_edited.disconnect(_check_again)
 
 

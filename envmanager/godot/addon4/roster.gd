@@ -6,15 +6,20 @@ extends RefCounted
 
 const Wire := preload("res://addons/envmanager/wire.gd")
 const Group := preload("res://addons/envmanager/group.gd")
+const Policy := preload("res://addons/envmanager/policy.gd")
 const SAME := 1
 const SOME_ENDED := 2
 const ALL_ACT := 4
 const ACTING := 4
+const TICKS_ALONE := 4  # per action, when nobody trains and no policy says how many its training had
+const TWO_RHYTHMS := "a policy was trained with %d ticks per action and another with %d; in one game all must have the same"
 
 var groups: Array[Group] = []
 var faults: Array = []
 var is_closed := false  # the specs are with the trainer
 var with_infos := false
+var training = null  # what the arena declares
+var _policies := {}  # path -> Policy; agents with the same path share it
 var _infos := {}  # of the frame that is being made
 var _is_looking := false
 
@@ -24,6 +29,7 @@ func group_of(agent: Node) -> Group:
 	for group in groups:
 		if group.name == agent.behavior:
 			if not is_closed or group.fits(agent):
+				_refer(group, agent)
 				return group
 			fault("the agents of behavior '%s' do not all have the same sizes" % group.name, agent)
 			return null
@@ -32,16 +38,27 @@ func group_of(agent: Node) -> Group:
 		return null
 	var group := Group.new(agent, groups.size())
 	groups.append(group)
+	_refer(group, agent)
 	return group
+
+
+func _refer(group: Group, agent: Node) -> void:
+	var wrong := "" if is_closed else group.refer(agent)
+	if wrong != "":
+		fault("behavior '%s' %s" % [group.name, wrong], null)
 
 
 func specs() -> Dictionary:
 	var behaviors := []
 	var most := {}
+	var settings := {}
 	for group in groups:
 		behaviors.append(group.specs())
 		most[group.name] = group.max_agents
-	return {"behaviors": behaviors, "max_agents": most}
+		if group.settings != null:
+			settings[group.name] = group.declared
+	var declared := {"behaviors": settings, "training": training}
+	return {"behaviors": behaviors, "max_agents": most, "declared": declared, "begins_on_demand": true}
 
 
 ## Checks the declarations themselves, before anybody plays.
@@ -76,6 +93,10 @@ func remove(agent: Node, bits: int) -> void:
 	var group: Group = agent._group
 	if _is_looking:
 		fault("an agent left while others observed: observe() only looks", agent, "observe")
+	if agent._copy.rests:  # its episode has ended before
+		group.agents.erase(agent)
+		group.changed = true
+		return
 	if agent._final == null:
 		close_episode(agent, bits if agent._bits == 0 else agent._bits)
 	var row := {"arena": agent._copy.index, "k": agent._k, "reward": agent.reward, "bits": agent._bits}
@@ -99,6 +120,12 @@ func succeed(agent: Node) -> void:
 			agent._info = row.info
 			leavers.remove_at(i)
 			return
+
+
+## Other rows come with the next steps.
+func note_change() -> void:
+	for group in groups:
+		group.changed = true
 
 
 ## Drops what was not sent of episodes that nobody will hear of, because a reset cuts them.
@@ -133,29 +160,87 @@ func write(out: PackedByteArray, only: Dictionary) -> void:
 	Wire.append_block(out, text)
 
 
-## Does the actions of a step request. The behaviors without a section play by heuristic().
+## Does the actions of a step request. The behaviors without a section play alone.
 func act(body: PackedByteArray) -> void:
 	var at := 4
-	var led := {}
+	var led := {}  # group -> where its actions begin
 	for _section in body.decode_u32(0):
 		var number := body.decode_u16(at)
 		var n := body.decode_u32(at + 4)
 		if number >= groups.size() or n != groups[number].acting.size():
 			fault("the step has %d rows for behavior %d; another number of its agents wants actions" % [n, number], null)
 			return
-		led[number] = true
-		at = _act_group(groups[number], body, at + 8)
+		led[groups[number]] = at + 8
+		at += 8 + 4 * n * (groups[number].continuous_size + groups[number].discrete_choices.size())
 	if at != body.size():
 		fault("the step has %d bytes, its sections have %d" % [body.size(), at], null)
+		return
+	var others := []
 	for group in groups:
-		if not led.has(group.number):
-			play_alone(group)
+		if not led.has(group):
+			others.append(group)
+	var decided := _decided(others)
+	for group in led:
+		_act_group(group, body, led[group])
+	_play_alone(others, decided)
 
 
-func play_alone(group: Group) -> void:
-	for agent in group.acting:
-		if is_instance_valid(agent) and agent._k >= 0:
-			agent.heuristic()
+## Has all agents act by their policies, or by heuristic().
+func play_alone() -> void:
+	_play_alone(groups, _decided(groups))
+
+
+## The ticks of an action when nobody trains: as many as the policies were trained with.
+func ticks_alone() -> int:
+	var ticks := 0
+	for policy in _policies.values():
+		if ticks != 0 and not policy.ticks in [0, ticks]:
+			fault(TWO_RHYTHMS % [ticks, policy.ticks], null)
+		ticks = ticks if ticks != 0 else policy.ticks
+	return ticks if ticks != 0 else TICKS_ALONE
+
+
+## Why an agent cannot act by the policy that it names, or "".
+func misfit(agent: Node) -> String:
+	var path: String = agent.policy
+	var group: Group = agent._group
+	if path != "" and not group.misfits.has(path):
+		if not _policies.has(path):
+			_policies[path] = Policy.new(path)
+		var policy: Policy = _policies[path]
+		var choices := Array(group.discrete_choices)
+		var wrong := policy.problem if policy.problem != "" else policy.misfit(group.sizes, group.continuous_size, choices)
+		group.misfits[path] = "" if wrong == "" else "the policy %s %s" % [path, wrong]
+	return group.misfits.get(path, "")
+
+
+# What the policies of these groups' agents decide: agent -> [continuous, discrete], or null after a fault. All observe
+# before any of them acts, as in a training.
+func _decided(of_groups: Array) -> Dictionary:
+	var decided := {}
+	_is_looking = true
+	for group in of_groups:
+		for agent in group.acting:
+			if not is_instance_valid(agent) or agent._k < 0 or agent.policy == "":
+				continue
+			var wrong := misfit(agent)
+			if wrong != "":
+				fault(wrong, agent)
+			var seen = _seen_by(agent) if wrong == "" else null
+			decided[agent] = null if seen == null else _policies[agent.policy].decide(seen)
+	_is_looking = false
+	return decided
+
+
+func _play_alone(of_groups: Array, decided: Dictionary) -> void:
+	for group in of_groups:
+		for agent in group.acting:
+			if not is_instance_valid(agent) or agent._k < 0:
+				continue
+			if not decided.has(agent):
+				agent.heuristic()
+			elif decided[agent] != null:
+				agent.act(decided[agent][0], decided[agent][1])
 
 
 func fault(message: String, agent: Node, function = null) -> void:
@@ -198,6 +283,8 @@ func _write_section(group: Group, rows: Array, out: PackedByteArray) -> void:
 		rewards.append(agent.reward)
 		agent.reward = 0.0
 	group.acting = rows.duplicate() if all_act else rows.filter(func(agent: Node) -> bool: return agent.wants_action)
+	if group.some_ended:
+		group.acting = group.acting.filter(func(agent: Node) -> bool: return not agent._copy.rests)
 	if group.some_ended or not all_act:
 		_write_bits(rows, bits, finals)
 		group.some_ended = false
@@ -227,7 +314,7 @@ func _write_bits(rows: Array, bits: PackedByteArray, finals: Array) -> void:
 	for agent in rows:
 		if agent._bits != 0:
 			finals.append(agent._final)
-		bits.append(agent._bits | (ACTING if agent.wants_action else 0))
+		bits.append(agent._bits | (ACTING if agent.wants_action and not agent._copy.rests else 0))
 		agent._bits = 0
 		agent._final = null
 
@@ -287,14 +374,12 @@ func _add_infos(group: Group, rows: Array, bits: PackedByteArray) -> void:
 		_infos[group.name]["reset_info"] = reset_info
 
 
-func _act_group(group: Group, body: PackedByteArray, from: int) -> int:
+func _act_group(group: Group, body: PackedByteArray, from: int) -> void:
 	var n := group.acting.size()
 	var width := group.continuous_size
 	var choices := group.discrete_choices.size()
 	var middle := from + 4 * n * width
 	var end := middle + 4 * n * choices
-	if end > body.size():
-		return end
 	var continuous := body.slice(from, middle).to_float32_array()
 	var discrete := body.slice(middle, end).to_int32_array()
 	var moves := continuous if n == 1 else PackedFloat32Array()
@@ -309,4 +394,3 @@ func _act_group(group: Group, body: PackedByteArray, from: int) -> int:
 		# An act() before may have made it leave; then the rows have changed.
 		if not group.changed or (is_instance_valid(agent) and agent._k >= 0):
 			agent.act(moves, chosen)
-	return end

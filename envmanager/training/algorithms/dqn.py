@@ -20,10 +20,10 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
-from envmanager.options import at_least, plain_numbers
+from envmanager.options import at_least, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import FORBIDDEN, ActionHeads, ActionMask, Discrete, forbid
-from envmanager.training.algorithms.networks import Encoder, mlp
+from envmanager.training.algorithms.networks import DenseLayer, Encoder, mlp
 from envmanager.training.algorithms.off_policy import Batch, OffPolicyTrainer, ReplayOptions
 
 with needed_by("envmanager.training", extra="torch"):
@@ -43,12 +43,12 @@ class DQNOptions(ReplayOptions):
     """Exponent of the importance-sampling weights; grows to 1 over the training."""
     target_every: int = attrs.field(default=1_000, validator=at_least(1))
     """Number of batches between two updates of the target network."""
-    epsilon: float = 1.0
-    final_epsilon: float = 0.05
-    exploration_steps: int = 10_000
+    epsilon: float = attrs.field(default=1.0, validator=within(0, 1))
+    final_epsilon: float = attrs.field(default=0.05, validator=within(0, 1))
+    exploration_steps: int = attrs.field(default=10_000, validator=at_least(0))
     """Number of agent steps over which epsilon falls to its final value."""
-    max_grad_norm: float = 10.0
-    adam_epsilon: float = 1e-8
+    max_grad_norm: float = attrs.field(default=10.0, validator=within(0, above=True))
+    adam_epsilon: float = attrs.field(default=1e-8, validator=within(0))
     """Summand in the denominator of Adam's steps. Hessel et al. 2018 use 1.5e-4 for Atari."""
     action_mask: bool = True
     """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
@@ -125,6 +125,15 @@ class BestAction(nn.Module):
 
     def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.heads.as_actions({"raw0": self.model(obs).argmax(1, keepdim=True)}))
+
+    def dense(self) -> tuple[Encoder, list[DenseLayer]]:
+        """Return the encoder, and the layers that map its features to an output for each action, which are compared."""
+        *layers, last = DenseLayer.of_mlp(self.model.last)
+        first = int(self.model.duelling)  # without the state's value, which is the same for all actions
+        return self.model.encoder, [
+            *layers,
+            attrs.evolve(last, weights=last.weights[first:], biases=last.biases[first:]),
+        ]
 
 
 class DQN(OffPolicyTrainer):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from envmanager.data.specs import ArraySpec, as_array, describe_value
@@ -152,8 +153,9 @@ class Convolutions(nn.Module):
 
 
 class Scale(nn.Module):
-    """A layer that normalizes values by a running mean and variance (Welford 1962, batched) and clips them to ±10."""
+    """A layer that normalizes values by a running mean and variance (Welford 1962, batched), and clips to ±MOST."""
 
+    MOST = 10.0
     mean: Tensor
     variance: Tensor
     count: Tensor
@@ -165,7 +167,11 @@ class Scale(nn.Module):
         self.register_buffer("count", torch.tensor(1e-4))
 
     def forward(self, values: Tensor) -> Tensor:
-        return ((values - self.mean) / (self.variance + 1e-8).sqrt()).clamp(-10, 10)
+        return ((values - self.mean) / self.deviation()).clamp(-self.MOST, self.MOST)
+
+    def deviation(self) -> Tensor:
+        """Return the standard deviations, none of which is 0."""
+        return (self.variance + 1e-8).sqrt()
 
     def update(self, values: Tensor) -> None:
         """Update the mean and variance with values ``[n, k]``."""
@@ -214,6 +220,25 @@ def mlp(
             orthogonal(layer)
         orthogonal(last, last_gain)
     return nn.Sequential(*layers, last)
+
+
+@attrs.frozen
+class DenseLayer:
+    """A dense layer as arrays. ``weights`` is ``[outputs, inputs]``, ``activation`` is "tanh", "relu" or "linear"."""
+
+    weights: np.ndarray
+    biases: np.ndarray
+    activation: str
+
+    @classmethod
+    def of_mlp(cls, layers: nn.Sequential) -> list[DenseLayer]:
+        """Return the layers of a network that ``mlp`` has made."""
+        linear: list[Any] = list(layers)[::2]
+        names = [{nn.Tanh: "tanh", nn.ReLU: "relu"}[type(each)] for each in list(layers)[1::2]]
+        return [
+            cls(layer.weight.detach().cpu().numpy(), layer.bias.detach().cpu().numpy(), name)
+            for layer, name in zip(linear, [*names, "linear"], strict=True)
+        ]
 
 
 def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:

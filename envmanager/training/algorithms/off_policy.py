@@ -26,7 +26,7 @@ from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
-from envmanager.options import at_least, one_of, plain_numbers
+from envmanager.options import at_least, layer_sizes, one_of, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.networks import (
     CONVOLUTIONS,
@@ -57,19 +57,19 @@ class ReplayOptions:
     capacity: int = attrs.field(default=100_000, validator=at_least(1))
     share_frames: bool = False
     """Whether to store each frame only once; images must be stacks of the last k frames, ``[k, height, width]``."""
-    learning_starts: int = 1_000
+    learning_starts: int = attrs.field(default=1_000, validator=at_least(0))
     """Number of agent steps before updates begin. The first update is at the next multiple of ``train_every``."""
     train_every: int = attrs.field(default=4, validator=at_least(1))
     """Number of agent steps between updates."""
     updates: int = attrs.field(default=1, validator=at_least(1))
     """Number of batches per update."""
     batch: int = attrs.field(default=32, validator=at_least(1))
-    learning_rate: float = 1e-4
+    learning_rate: float = attrs.field(default=1e-4, validator=within(0))
     anneal: bool = False
     """Whether the learning rate falls linearly to zero over the training."""
-    gamma: float = 0.99
+    gamma: float = attrs.field(default=0.99, validator=within(0, 1))
     n_step: int = attrs.field(default=1, validator=at_least(1))
-    hidden: Sequence[int] = (256, 256)
+    hidden: Sequence[int] = attrs.field(default=(256, 256), validator=layer_sizes)
     """Sizes of the hidden layers after the encoder. Networks for images usually need no hidden layers."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
@@ -77,7 +77,7 @@ class ReplayOptions:
     """Whether to normalize flat observations by their mean and standard deviation so far; images are left unchanged."""
     normalize_rewards: bool = False
     """Whether to divide rewards by the standard deviation of the discounted returns so far."""
-    reward_clip: float | None = None
+    reward_clip: float | None = attrs.field(default=None, validator=within(0, above=True, optional=True))
     """Absolute bound to which rewards are clipped; None for no bound. The bound of normalized rewards is at most 10."""
     pinned_copies: bool = True
     """Whether to copy batches to a GPU asynchronously, from pinned memory. No effect on the CPU."""

@@ -22,11 +22,12 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.data.trees import leaves
 from envmanager.importing import needed_by
-from envmanager.options import at_least, one_of, plain_numbers
+from envmanager.options import at_least, layer_sizes, one_of, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import ActionHeads, ActionMask
 from envmanager.training.algorithms.networks import (
     CONVOLUTIONS,
+    DenseLayer,
     Encoder,
     anneal,
     learner_state,
@@ -55,18 +56,18 @@ class PPOOptions:
     rollout: int = attrs.field(default=1024, validator=at_least(1))
     epochs: int = attrs.field(default=10, validator=at_least(1))
     minibatch: int = attrs.field(default=256, validator=at_least(1))
-    learning_rate: float = 3e-4
+    learning_rate: float = attrs.field(default=3e-4, validator=within(0))
     anneal: bool = True
     """Whether the learning rate falls linearly to zero over the training."""
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    clip: float = 0.2
-    entropy_coefficient: float = 0.0
-    value_coefficient: float = 0.5
-    max_grad_norm: float = 0.5
-    target_kl: float | None = None
+    gamma: float = attrs.field(default=0.99, validator=within(0, 1))
+    gae_lambda: float = attrs.field(default=0.95, validator=within(0, 1))
+    clip: float = attrs.field(default=0.2, validator=within(0, above=True))
+    entropy_coefficient: float = attrs.field(default=0.0, validator=within(0))
+    value_coefficient: float = attrs.field(default=0.5, validator=within(0))
+    max_grad_norm: float = attrs.field(default=0.5, validator=within(0, above=True))
+    target_kl: float | None = attrs.field(default=None, validator=within(0, above=True, optional=True))
     """KL divergence from the old policy above which an update skips its remaining epochs; None for no limit."""
-    hidden: Sequence[int] = (64, 64)
+    hidden: Sequence[int] = attrs.field(default=(64, 64), validator=layer_sizes)
     """Sizes of the policy's and the value network's hidden layers after the encoder. Images usually need none."""
     convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
     """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
@@ -158,6 +159,10 @@ class LikeliestAction(nn.Module):
     def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
         heads = self.model.heads
         return tuple(heads.as_actions(heads.likeliest(self.model.inputs(obs))))
+
+    def dense(self) -> tuple[Encoder, list[DenseLayer]]:
+        """Return the encoder, and the layers that map its features to means and logits, in the order of the action."""
+        return self.model.encoder, DenseLayer.of_mlp(self.model.actor)
 
 
 class PPO(Trainer):

@@ -24,12 +24,11 @@ import numpy as np
 
 from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
-from envmanager.errors import UsageError
 from envmanager.importing import needed_by
-from envmanager.options import at_least, plain_numbers
+from envmanager.options import at_least, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import COLUMN, SquashedGaussian
-from envmanager.training.algorithms.networks import Encoder, mlp
+from envmanager.training.algorithms.networks import DenseLayer, Encoder, mlp
 from envmanager.training.algorithms.off_policy import Batch, OffPolicyTrainer, ReplayOptions
 
 with needed_by("envmanager.training", extra="torch"):
@@ -42,30 +41,21 @@ class SACOptions(ReplayOptions):
     """Options of the SAC trainer. All step counts are in agent steps, not frames."""
 
     capacity: int = attrs.field(default=1_000_000, validator=at_least(1))
-    learning_starts: int = 100
+    learning_starts: int = attrs.field(default=100, validator=at_least(0))
     """Number of agent steps with uniformly random actions, before learning begins."""
     train_every: int = attrs.field(default=1, validator=at_least(1))
     batch: int = attrs.field(default=256, validator=at_least(1))
-    learning_rate: float = 3e-4
+    learning_rate: float = attrs.field(default=3e-4, validator=within(0))
     """Learning rate of the actor, the critics and the temperature."""
-    tau: float = 0.005
+    tau: float = attrs.field(default=0.005, validator=within(0, 1, above=True))
     """Fraction of the distance to the critics by which the targets move in one update."""
     target_every: int = attrs.field(default=1, validator=at_least(1))
     """Number of batches between two updates of the targets."""
-    temperature: float | None = None
+    temperature: float | None = attrs.field(default=None, validator=within(0, above=True, optional=True))
     """Weight of the entropy; None to learn it."""
-    initial_temperature: float = 1.0
+    initial_temperature: float = attrs.field(default=1.0, validator=within(0, above=True))
     target_entropy: float | None = None
     """Target entropy of the policy if the temperature is learned; None: minus the number of floats in an action."""
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        if not 0.0 < self.tau <= 1.0:
-            raise UsageError(f"tau must be above 0 and at most 1, not {self.tau}.")
-        for name in ("temperature", "initial_temperature"):
-            value = getattr(self, name)
-            if value is not None and value <= 0.0:
-                raise UsageError(f"{name} must be above 0, not {value}.")
 
 
 class Actor(nn.Module):
@@ -147,6 +137,12 @@ class MiddleAction(nn.Module):
 
     def forward(self, *obs: Tensor) -> tuple[Tensor, ...]:
         return tuple(self._squashed.as_actions(self._squashed.likeliest(self.actor(obs))))
+
+    def dense(self) -> tuple[Encoder, list[DenseLayer]]:
+        """Return the encoder, and the layers that map its features to the tanh of the means."""
+        *layers, last = DenseLayer.of_mlp(self.actor.last)
+        n = self._squashed.n
+        return self.actor.encoder, [*layers, DenseLayer(last.weights[:n], last.biases[:n], "tanh")]
 
 
 class SAC(OffPolicyTrainer):

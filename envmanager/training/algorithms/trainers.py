@@ -58,7 +58,12 @@ def make_trainer(behavior: str, spec: BehaviorSpec, table: Mapping[str, Any], *,
     """
     of_kind, options, frozen, apart = _understood(behavior, table)
     make = functools.partial(of_kind, behavior, spec, options, seed=seed, device=device)
-    trainer = make() if apart is None else LearnerProcess(make, **apart)
+    try:
+        trainer = make() if apart is None else LearnerProcess(make, **apart)
+    except ConfigError:
+        raise
+    except UsageError as error:
+        raise ConfigError(f"trainers.{behavior}.kind is {table['kind']!r}, which does not fit: {error}") from error
     trainer.frozen = frozen
     return trainer
 

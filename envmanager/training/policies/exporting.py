@@ -1,4 +1,4 @@
-"""Export of a greedy policy to an ONNX or TorchScript file, which needs neither this library nor the environment.
+"""Export of a greedy policy to a file that needs neither this library nor the environment: ONNX, TorchScript, Godot.
 
 ::
 
@@ -26,19 +26,21 @@ from envmanager.data.specs import ArraySpec, describe_spec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.data.trees import Tree, concat_rows, copy_tree, leaves, leaves_like, paths, take_rows
 from envmanager.errors import EnvManagerError, UsageError
+from envmanager.godot.options import DEFAULT_TICKS_PER_ACTION
 from envmanager.importing import needed_by
 from envmanager.observe.files import replacing
 from envmanager.policy import Policy
 from envmanager.registry import make_manager
 from envmanager.training.algorithms.networks import to_tensor
+from envmanager.training.policies.game_file import acting, to_game
 from envmanager.training.policies.saved import SavedPolicy, SavedTraining, with_n_envs
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
     from torch import Tensor, nn
 
-ONNX, TORCHSCRIPT = "onnx", "torchscript"
-SUFFIXES = {ONNX: ".onnx", TORCHSCRIPT: ".pt"}
+ONNX, TORCHSCRIPT, GODOT = "onnx", "torchscript", "godot"
+SUFFIXES = {ONNX: ".onnx", TORCHSCRIPT: ".pt", GODOT: ".policy"}
 """File suffix of each format."""
 OPSET = 17
 OPSETS = range(11, 21)
@@ -67,7 +69,7 @@ class Exported:
 def check_format(to: str, opset: int = OPSET) -> None:
     """Raise UsageError for an unknown format or opset, and MissingExtra if a library for the format is missing."""
     if to not in SUFFIXES:
-        raise UsageError(f"a policy is exported to {' or '.join(map(repr, SUFFIXES))}, not to {to!r}.")
+        raise UsageError(f"a policy is exported to {', '.join(map(repr, SUFFIXES))}, not to {to!r}.")
     if opset not in OPSETS:
         raise UsageError(f"opset must be from {OPSETS[0]} to {OPSETS[-1]}, not {opset!r}.")
     if to == ONNX:
@@ -77,17 +79,25 @@ def check_format(to: str, opset: int = OPSET) -> None:
 
 
 def export_policy(
-    policy: SavedPolicy, file: str | Path, *, to: str, observations: Tree, opset: int = OPSET
+    policy: SavedPolicy,
+    file: str | Path,
+    *,
+    to: str,
+    observations: Tree,
+    opset: int = OPSET,
+    ticks_per_action: int | None = None,
 ) -> Exported:
     """Export a policy to ``file``, provided that the exported policy acts like ``policy`` on ``observations``.
 
-    ``to`` is ``"onnx"`` or ``"torchscript"``, ``observations`` is a tree of arrays ``[n, …]``, and ``opset`` is the
-    version of the ONNX operator set, 11 to 20. The file's inputs are the leaves of an observation in the order of the
-    spec, named ``obs``, or ``obs_KEY`` for a leaf under a key. Its outputs are the leaves of an action, named
-    ``action`` or ``action_KEY``. The first axis of each input and output is the batch, of any size.
+    ``to`` is ``"onnx"``, ``"torchscript"`` or ``"godot"``, ``observations`` is a tree of arrays ``[n, …]``, ``opset``
+    is the version of the ONNX operator set, 11 to 20, and ``ticks_per_action`` tells a Godot game how long an action
+    takes; None leaves that to the game. The file's inputs are the leaves of an observation in the order of the spec,
+    named ``obs``, or ``obs_KEY`` for a leaf under a key. Its outputs are the leaves of an action, named ``action`` or
+    ``action_KEY``. The first axis of each input and output is the batch, of any size.
 
-    Raises UsageError for an unknown format or opset or a trainer without export, MissingExtra if a library is missing,
-    ExportFailed if the export fails or changes the actions, and NotWritten if ``file`` cannot be written.
+    Raises UsageError for an unknown format or opset, a trainer without export, or a policy that a Godot game cannot
+    evaluate, MissingExtra if a library is missing, ExportFailed if the export fails or changes the actions, and
+    NotWritten if ``file`` cannot be written.
     """
     check_format(to, opset)
     spec = policy.spec
@@ -99,6 +109,10 @@ def export_policy(
         if to == ONNX:
             written = _to_onnx(module, example, inputs, outputs, opset, _facts(policy))
             run = _run_onnx(written, inputs, outputs)
+        elif to == GODOT:
+            facts = {**_facts(policy), "ticks_per_action": ticks_per_action or 0}
+            written = to_game(policy.behavior, spec, module, facts)
+            run = acting(written, spec)
         else:
             written = _to_torchscript(module, example)
             run = _run_torchscript(written)
@@ -119,6 +133,8 @@ def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = 
     if the behavior acts too rarely.
     """
     options = training.manager_options(env=env)
+    if options.engine is not None:
+        options = attrs.evolve(options, engine={**options.engine, "attach": None})  # nobody plays it in the editor now
     with make_manager(with_n_envs(options, min(_MOST_ENVS, options.n_envs))) as manager:
         policies: dict[str, Policy] = dict(training.policies_for(manager.behavior_specs))
         if behavior not in policies:
@@ -134,6 +150,14 @@ def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = 
     raise UsageError(
         f"{behavior!r} acted {recorder.n} times in {_MOST_STEPS * n:,} steps: too rarely to check its policy."
     )
+
+
+def ticks_per_action_of(training: SavedTraining) -> int | None:
+    """Return the number of physics ticks of an action in the game of a training, or None if it is no Godot game."""
+    options = training.plan.manager or {}
+    engine = options.get("engine") or {}
+    is_known = options.get("kind") == "godot" and engine.get("protocol") != "godot_rl"
+    return engine.get("ticks_per_action") or DEFAULT_TICKS_PER_ACTION if is_known else None
 
 
 _MOST_ENVS = 4

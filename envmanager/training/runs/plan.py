@@ -48,7 +48,7 @@ class TrainingOptions:
     threads: int | None = 1
     """Number of threads PyTorch may use for one operation; None for PyTorch's default. Workers need the other cores."""
     max_policy_lag: int | None = None
-    checkpoint_every: int | None = None
+    checkpoint_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
     """Number of agent steps between checkpoints; None for no regular ones. A checkpoint is also written at the end."""
     keep: int = attrs.field(default=3, validator=at_least(1))
     """Number of newest checkpoints to keep. The checkpoint with the best evaluation is kept too."""
@@ -182,10 +182,6 @@ def _check_parameters(parameters: Any, manager: ManagerOptions) -> None:
     """Raise ConfigError for mistakes in ``training.parameters``, and for what they need of the other tables."""
     where = "training.parameters"
     ends = curriculum.ends_of(curriculum.parse(parameters, where=where))
-    if parameters and manager.kind == "godot":
-        raise ConfigError(
-            f"{where} needs episodes that begin on demand, which Godot games cannot: use engine.parameters."
-        )
     for path, until in ends.items():
         if until.measure not in curriculum.MEASURES and not manager.infos:
             raise ConfigError(

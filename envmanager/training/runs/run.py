@@ -257,7 +257,8 @@ class TrainingRun:
         if not manager.begins_on_demand:
             raise ConfigError(
                 "training.parameters needs episodes that begin on demand, which these environments cannot: see "
-                "docs/episodes-and-tasks.md. Leave it out."
+                "docs/episodes-and-tasks.md. Leave it out; or update the addon of a Godot game: `envmanager godot "
+                "install-addon`."
             )
         curriculum = Curriculum(
             training.parameters,
