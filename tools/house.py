@@ -171,7 +171,7 @@ def figures() -> list[Figure]:
     return [
         Figure("lines of the kernel", n_lines(kernel()), 12_202, 10_200),
         Figure("modules of the kernel", len(kernel()), 53, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 42_817, 35_500),
+        Figure("lines of the package", n_lines(list(modules().values())), 42_819, 35_500),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
         Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 48, 50),
         Figure("parts of the package that import one another", arrows_up(), 0, 0),

@@ -16,6 +16,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Set
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -32,6 +33,7 @@ from envmanager.training.trainer import Trainer
 _EPISODES_KEPT = 1000
 """Number of recent episodes kept for means, large enough to include behaviors whose episodes end rarely."""
 _logger = logging.getLogger("envmanager")
+_BY_WORKER = attrgetter("worker_id")
 
 
 @attrs.frozen
@@ -207,7 +209,7 @@ class TrainerController:
     def _step(self, wait: Wait | None) -> None:
         self._learners.sent([worker_id for worker_id in self._ready if worker_id not in self._dropped])
         self._ready = []
-        infos = self.manager.step(wait)
+        infos = sorted(self.manager.step(wait), key=_BY_WORKER)  # not as they came, which no run repeats
         if not infos and self.tasks is not None and self.manager.tasks.done:
             raise UsageError(f"there are no more tasks after {self.n_steps:,} agent steps: give an endless source.")
         self._take(infos)
