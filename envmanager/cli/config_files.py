@@ -31,6 +31,7 @@ import attrs
 from envmanager.cli.plan import RunOptions
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError
+from envmanager.godot.games import DEMO
 from envmanager.importing import nearest, needed_by
 from envmanager.registry import ManagerOptions
 from envmanager.training.runs import records
@@ -42,7 +43,6 @@ TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
 """Tables that a config may hold, by command."""
 OF_ML_AGENTS = ("behaviors", "default_settings", "env_settings", "engine_settings", "environment_parameters")
 """Tables of an ML-Agents config."""
-_DEMO = "demo:"
 _NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
 """Pattern of one name in a path of ``--set``; a name that contains a dot is quoted."""
 _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOptions}
@@ -124,15 +124,15 @@ def run_folder_of(config: Path) -> Path:
 
     For a game, NAME is that of its folder, its .pck, or the demo.
     """
-    if config.name.startswith(_DEMO) or config.is_dir():
-        return Path("runs") / config.resolve().name.removeprefix(_DEMO)
+    if config.name.startswith(DEMO) or config.is_dir():
+        return Path("runs") / config.resolve().name.removeprefix(DEMO)
     is_record = config.name == records.CONFIG and records.read(config.parent) is not None
     return config.parent if is_record else Path("runs") / config.stem
 
 
 def is_game(path: Path) -> bool:
     """Return whether ``path``, in the place of a config, names a Godot game: a folder, a .pck or a demo."""
-    return str(path).startswith(_DEMO) or path.suffix == ".pck" or path.is_dir()
+    return str(path).startswith(DEMO) or path.suffix == ".pck" or path.is_dir()
 
 
 def _tables(document: Any, path: Path, tables: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -47,7 +47,7 @@ NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
 _PACK = b"GDPC"
 """The first bytes of an exported pack."""
 _TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d{1,9})", re.MULTILINE)
-_DEMO = "demo:"
+DEMO = "demo:"
 _IMPORTED = {
     *(".import", ".png", ".jpg", ".jpeg", ".svg", ".webp", ".bmp", ".tga", ".exr", ".hdr", ".wav", ".ogg", ".mp3"),
     *(".glb", ".gltf", ".obj", ".dae", ".fbx", ".ttf", ".otf", ".csv"),
@@ -73,15 +73,15 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
     the engine is a server build, which has no window.
     """
     path = Path(env).expanduser().resolve()
-    if env.startswith(_DEMO):
+    if env.startswith(DEMO):
         major, binary = find_engine(options.binary)
-        name = env.removeprefix(_DEMO)
+        name = env.removeprefix(DEMO)
         path = copy_demo(name, major, scratch / name)
         (path / ".godot").mkdir(exist_ok=True)  # a demo has nothing that Godot 4 would have to import for a second
     elif not path.exists():
         raise UsageError(
             f"there is no Godot game {env!r}: name a folder with project.godot, a .pck, an exported game, or one of "
-            f"{', '.join(_DEMO + name for name in demos())}."
+            f"{', '.join(DEMO + name for name in demos())}."
         )
     elif path.is_dir():
         major = major_of(path)
