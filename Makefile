@@ -54,20 +54,10 @@ MLAGENTS_TESTS = 'pytest>=8' 'pytest-mock>=3.12' 'pytest-timeout>=2.3' 'pytest-x
 MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/3.11.*/bin/python3.11; do \
     if "$$candidate" -c pass 2>/dev/null; then echo "$$candidate"; break; fi; done)
 
-FAULTS = $(addprefix envmanager_tests/,faults process/test_chaos.py process/test_restarts.py process/test_interrupts.py \
-    process/test_no_guard_needed.py process/test_lifecycle.py process/test_cli.py load/test_killed_while_writing.py contract godot)
-
-# The suites that have targets of their own, so that `make test` loads no PyTorch and starts no engine.
-TRAINING = $(addprefix envmanager_tests/,training interop/test_sb3.py unit/test_foreign_arrays.py unit/test_metrics.py)
-GODOT = envmanager_tests/godot
-PAGES = envmanager_tests/process/test_docs.py
-VECTORS = $(addprefix envmanager_tests/,contract/test_vectors.py process/test_vectors.py)
-SYSTEMS = $(addprefix envmanager_tests/,process/test_other_systems.py faults/test_portable_transport.py)
-COMMANDS = $(addprefix envmanager_tests/process/,test_cli.py test_cli_tune.py)
-BENCHMARKS = envmanager_tests/benchmarks
-WAITING = $(addprefix envmanager_tests/,coroutines process/test_pool.py interop/test_trl.py)
-MANY = $(addprefix envmanager_tests/process/,test_many_workers.py test_chaos.py)
-RECORDING = $(addprefix envmanager_tests/,recording serving)
+# Each folder of tests names its suites, or a file where others of its folder belong elsewhere; see envmanager_tests/suites.py.
+# `make test` runs the first, and loads no PyTorch and starts no engine.
+SUITE ?= core
+OTHER_SUITES = bench cli docs godot many recording start-methods systems training vectors waiting
 
 # Every command and worker that a test starts imports the package: from bytecode, even if the shell forbids to write any.
 export PYTHONDONTWRITEBYTECODE =
@@ -77,10 +67,8 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-cli test-waiting test-vectors test-systems test-training test-godot test-recording test-many test-bench test-portable \
-    test-start-methods \
-    faults check docs soak bench bench-godot bench-vectors bench-waiting coverage ray godot addon godot4 test-ray test-envpool test-openenv \
-    test-mlagents test-wine test-wine-contracts test-matrix clean
+.PHONY: help run test test-all $(OTHER_SUITES:%=test-%) test-portable faults check docs soak bench bench-godot bench-vectors bench-waiting coverage \
+    ray godot addon godot4 test-ray test-envpool test-openenv test-mlagents test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -98,58 +86,33 @@ run: $(RUN_STAMP) ## run eight uneven simulators: one is slow, one crashes, the 
 	@echo "    make run RUN_FLAGS='--wait all --steps 1000'"
 
 # Five at once on two cores: a good part of the tests waits for something.
-SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal -m "not load and not start_methods"
+SIDE_BY_SIDE = $(PYTEST) -n 5 --dist worksteal
 
-test: $(DEV_STAMP) ## run the tests, but for those that have a target of their own
-	$(SIDE_BY_SIDE) $(addprefix --ignore=,$(TRAINING) $(GODOT) $(BENCHMARKS) $(PAGES) $(VECTORS) $(SYSTEMS) $(COMMANDS) $(WAITING) $(RECORDING) $(MANY))
+test: $(DEV_STAMP) ## run the tests of a suite: those of every change, or another: make test SUITE=training
+	$(SIDE_BY_SIDE) $(SUITE:%=--suite=%)
 
-test-cli: $(DEV_STAMP) ## run the tests of the command line, whose commands are processes
-	$(SIDE_BY_SIDE) $(COMMANDS)
+test-all: $(DEV_STAMP) ## run the tests of all suites in one go, as before a merge
+	$(SIDE_BY_SIDE) --suite=core $(OTHER_SUITES:%=--suite=%)
 
-test-waiting: $(DEV_STAMP) ## run the tests of environments that wait: coroutines, pools, servers that are gone
-	$(SIDE_BY_SIDE) $(WAITING)
-
-test-vectors: $(DEV_STAMP) ## run the contracts and the faults of vector environments, beside the same vectors alone
-	$(SIDE_BY_SIDE) $(VECTORS)
-
-test-systems: $(DEV_STAMP) ## run the simulations of macOS and Windows, and what only the portable transport does
-	$(SIDE_BY_SIDE) $(SYSTEMS)
-
-test-training: $(DEV_STAMP) ## run the tests of training runs, which need PyTorch, and of where they write their metrics
-	$(SIDE_BY_SIDE) $(TRAINING)
-
-test-godot: $(DEV_STAMP) ## run the tests of Godot, with a program in an engine's place and with the engines that are here
-	$(SIDE_BY_SIDE) $(GODOT)
-
-test-recording: $(DEV_STAMP) ## run the tests of recordings and replays, and of the page that shows a run, if there is a Chromium
-	$(SIDE_BY_SIDE) $(RECORDING)
-
-test-many: $(DEV_STAMP) ## run the tests of many workers, whose number no step may feel, and of chaos
-	$(SIDE_BY_SIDE) $(MANY)
-
-test-bench: $(DEV_STAMP) ## run the tests of the benchmarks, which measure next to nothing
-	$(SIDE_BY_SIDE) $(BENCHMARKS)
-
-faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
-	$(STRICT) $(PYTEST) -n 3 --dist worksteal -m "not load" $(FAULTS)
+$(OTHER_SUITES:%=test-%): test-%: $(DEV_STAMP)
+	$(SIDE_BY_SIDE) --suite=$*
 
 test-portable: $(DEV_STAMP) ## run the tests of worker processes over the portable transport
-	ENVMANAGER_TRANSPORT=portable $(SIDE_BY_SIDE) $(addprefix envmanager_tests/,contract faults mocked process training/test_apart.py) \
-	    $(addprefix --ignore=,$(PAGES) envmanager_tests/process/test_hot_path.py)
+	ENVMANAGER_TRANSPORT=portable $(SIDE_BY_SIDE) --suite=portable
 
-test-start-methods: $(DEV_STAMP) ## run the part of `make faults` that no other target runs
-	$(PYTEST) -n 5 --dist worksteal -m "start_methods and not load" $(FAULTS)
+faults: $(DEV_STAMP) ## run everything about faults and mix-ups, under every start method
+	$(STRICT) $(PYTEST) -n 3 --dist worksteal --suite=faults
 
-check: $(DEV_STAMP) ## format, lint, types, architecture, how much there is to read
+check: $(DEV_STAMP) ## format, lint, types, architecture, how much there is to read, and that the scripts for Godot 3 are up to date
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 	$(PYTEST) -q envmanager_tests/architecture
 	$(VENV)/bin/python tools/house.py
+	$(VENV)/bin/python tools/addon3.py --check
 
 docs: $(DEV_STAMP) ## build the documentation into site/, and run the code and the commands of its pages
-	$(VENV)/bin/mkdocs build --strict
-	$(SIDE_BY_SIDE) $(PAGES)
+	$(SIDE_BY_SIDE) --suite=docs
 
 soak: $(DEV_STAMP) ## run the long tests and measurements, one after the other
 	$(STRICT) $(PYTEST) -m load -rP
@@ -207,16 +170,16 @@ godot4: .godot4/godot4 ## bring Godot 4 from Debian sid into .godot4
 	tools/get_godot4.sh .godot4
 
 test-ray: .venv-ray/.installed ## run the tests of managers on a Ray cluster, of three nodes on this machine
-	.venv-ray/bin/pytest -m "not load" envmanager_tests/ray_cluster envmanager_tests/unit/test_ray_worker.py
+	.venv-ray/bin/pytest --suite=ray
 
 test-envpool: .venv-envpool/.installed ## run the tests of EnvPool's pools, and of vectors written in JAX
-	.venv-envpool/bin/pytest -n 2 envmanager_tests/envpool
+	.venv-envpool/bin/pytest -n 2 --suite=envpool
 
 test-openenv: .venv-openenv/.installed ## run the tests of environments of texts: sessions on OpenEnv servers, TextArena, …
-	.venv-openenv/bin/pytest -n 2 envmanager_tests/openenv envmanager_tests/unit/test_adapter_openenv.py
+	.venv-openenv/bin/pytest -n 2 --suite=openenv
 
 test-mlagents: .venv-mlagents/.installed ## run the tests of the bridge to ML-Agents, which train with its own trainers
-	.venv-mlagents/bin/pytest -n 2 envmanager_tests/interop_mlagents
+	.venv-mlagents/bin/pytest -n 2 --suite=mlagents
 
 # A Windows Python under Wine, kept outside of the checkout. It finds missing names, and mistakes with files, sockets and
 # handles; it is no judge of speed.
@@ -229,7 +192,7 @@ test-wine: | $(VENV)/bin/python ## run the first steps on Windows' Python under 
 test-wine-contracts: | $(VENV)/bin/python ## run the contracts of managers and of faults over workers under Wine, for half an hour
 	PYTHON=$(VENV)/bin/python tools/get_wine_python.sh $(WINE_PYTHON)
 	PYTHONPATH=Z:$(CURDIR) ENVMANAGER_TRANSPORT=portable $(WINE_PYTHON)/python -m pytest -p no:cacheprovider --timeout 120 -rs \
-	    -W ignore::DeprecationWarning -k "TestPortableTransport or TestForkserver" envmanager_tests/contract/test_managers.py \
+	    -W ignore::DeprecationWarning -k "TestSeveralEnvsPerWorker or TestForkserver" envmanager_tests/contract/test_managers.py \
 	    envmanager_tests/faults/test_fault_contract.py
 
 test-matrix: $(addprefix test-,$(OLDEST_PYTHON) $(NEWER_PYTHONS)) ## all tests but soaks, on other Pythons, oldest and newest NumPy
@@ -279,7 +242,7 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 .venv-envpool/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-envpool
 	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
-	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,atari,dm_env,envpool,test]' jax
+	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,atari,dm-env,envpool,test]' jax
 	@touch $@
 
 # OpenEnv's server brings Gradio and more. GEM pins older versions of what it needs for some of its environments.

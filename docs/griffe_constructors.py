@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import griffe
 
 DECORATORS = {"attrs.define", "attrs.frozen"}
 TAKES = "envmanager.options.takes"
+FULL = "SubprocessEnvManager"
+"""Manager whose docstring describes all options; others describe those that mean something else."""
+ARGUMENT = re.compile(r"^    (\w+): .*(?:\n {8}.*)*", re.M)
+"""An argument in the section ``Args`` of a docstring."""
 
 
 class Constructors(griffe.Extension):
@@ -23,7 +28,8 @@ class Constructors(griffe.Extension):
             cls.del_member(parameter.name)
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Give the constructors of managers the parameters that ``takes(OPTIONS)`` gives them."""
+        """Give constructors of managers the parameters that ``takes(OPTIONS)`` gives them, with their descriptions."""
+        managers = []
         for cls in classes_in(pkg):
             constructor = cls.members.get("__init__")
             for decorator in constructor.decorators if isinstance(constructor, griffe.Function) else ():
@@ -31,6 +37,19 @@ class Constructors(griffe.Extension):
                     options = pkg.modules_collection[decorator.value.arguments[0].canonical_path]
                     own = list(constructor.parameters)[:2]
                     constructor.parameters = griffe.Parameters(*own, *inherited_parameters_of(options))
+                    managers.append(cls)
+        described = {cls.name: arguments_in(cls) for cls in managers}
+        for cls in managers:
+            if described[cls.name]:
+                known = {**described[FULL], **described[cls.name]}
+                texts = [known[each.name] for each in cls.members["__init__"].parameters if each.name in known]
+                cls.docstring.value = cls.docstring.value.partition("Args:\n")[0] + "\n".join(["Args:", *texts])
+
+
+def arguments_in(cls: griffe.Class) -> dict[str, str]:
+    """Return the lines that describe each argument in the section ``Args`` of a class's docstring."""
+    section = "" if cls.docstring is None else cls.docstring.value.partition("\nArgs:\n")[2]
+    return {found[1]: found[0] for found in ARGUMENT.finditer(section)}
 
 
 def classes_in(module: griffe.Module) -> Any:

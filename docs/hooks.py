@@ -1,5 +1,6 @@
-"""Repairs of pages: some are files beside docs/, and docstrings have some marks that Markdown does not know."""
+"""Repairs of pages: some are files beside docs/, docstrings have marks that Markdown does not know, tables are wide."""
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ from mkdocs.structure.files import File
 
 _ROOT = Path(__file__).parents[1]
 _PLACE = "[README]"
+_WIDE = 3
+"""Number of columns from which a table does not fit a phone."""
 _BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 
 
@@ -33,6 +36,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """``::`` before a code block goes, and ``:class:`~a.b.C``` becomes `C`."""
+    """``::`` before a code block goes, ``:class:`~a.b.C``` becomes `C`, and cells of wide tables get labels."""
     html = html.replace("<p>::</p>\n", "").replace("::</p>", ":</p>")
-    return re.sub(r":(?:class|func|meth|mod):<code>~?(?:[\w.]+\.)?(\w+)</code>", r"<code>\1</code>", html)
+    html = re.sub(r":(?:class|func|meth|mod):<code>~?(?:[\w.]+\.)?(\w+)</code>", r"<code>\1</code>", html)
+    return re.sub(r"<table>\s*<thead>.*?</table>", lambda table: _with_labels(table[0]), html, flags=re.S)
+
+
+def _with_labels(table: str) -> str:
+    """Give each cell of a table with many columns the name of its column: on a phone, rows are cards of these."""
+    head, _, body = table.partition("</thead>")
+    names = [
+        re.sub(r"<[^>]+>", "", name).strip().replace('"', "&quot;")
+        for name in re.findall(r"<th\b[^>]*>(.*?)</th>", head, re.S)
+    ]
+    if len(names) < _WIDE:
+        return table
+    column = itertools.cycle(names)
+    body = re.sub(r"<td\b", lambda _: f'<td data-column="{next(column)}"', body)
+    return head.replace("<table>", "<table data-wide>") + "</thead>" + body

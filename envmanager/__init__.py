@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from envmanager.options import ResetConfig, RestartPolicy, Timeouts, Wait
     from envmanager.policy import Policy, RandomPolicy
     from envmanager.registry import ManagerOptions, make_manager
+    from envmanager.rollouts import Rollout, Rollouts
     from envmanager.simple_env_manager import SimpleEnvManager
     from envmanager.subprocess_env_manager import SubprocessEnvManager
     from envmanager.system.interrupts import allow_interrupts
@@ -63,10 +64,10 @@ __all__ = [
     "BehaviorSpec", "ConfigError", "ConnectionLost", "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError",
     "EnvRaised", "EnvRecipe", "EnvWorker", "Environment", "EnvironmentCommand", "EnvironmentResponse", "ImportFailed",
     "Lost", "LostEpisode", "ManagerClosed", "ManagerOptions", "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten",
-    "Policy", "ProtocolError", "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "ServerFull",
-    "SimpleEnvManager", "StepInfo", "SubprocessEnvManager", "Task", "TaskResult", "TaskSource", "Timeouts",
-    "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut",
-    "allow_interrupts", "as_environment", "derive_seed", "make_manager",
+    "Policy", "ProtocolError", "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "Rollout",
+    "Rollouts", "ServerFull", "SimpleEnvManager", "StepInfo", "SubprocessEnvManager", "Task", "TaskResult",
+    "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost",
+    "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment", "derive_seed", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
@@ -87,6 +88,7 @@ _NAMES_OF = {
     "options": "ResetConfig RestartPolicy Timeouts Wait",
     "policy": "Policy RandomPolicy",
     "registry": "ManagerOptions make_manager",
+    "rollouts": "Rollout Rollouts",
     "simple_env_manager": "SimpleEnvManager",
     "subprocess_env_manager": "SubprocessEnvManager",
     "system.interrupts": "allow_interrupts",

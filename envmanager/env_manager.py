@@ -38,7 +38,7 @@ from envmanager.kernel.policy_steps import PolicyStepper
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.row_steps import BatchStepper
 from envmanager.kernel.table import WorkerTable
-from envmanager.kernel.tasks import TaskBook
+from envmanager.kernel.tasks import SourceKind, TaskBook
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
@@ -76,6 +76,7 @@ class EnvManager(ABC):
         wait: Wait | str | int | None = None,
         seed: int | None = None,
         restarts: RestartPolicy | None = None,
+        measures: Sequence[str] = (),
         zero_copy: bool = False,
         check_values: bool = False,
         trace: str | None = None,
@@ -86,44 +87,35 @@ class EnvManager(ABC):
     ):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
-        ``env_ids_of_workers``: the environments of each worker. ``wait``: default of ``step`` and ``recv``; None means
-        "any". ``seed``: seed of the first ``reset``. ``restarts``: None means that failed workers are not replaced.
-        ``trace``: path of a trace file. ``record``: path of a recording, with observations unless
-        ``record_observations`` is False. ``order``: path of the recording in whose order responses are
-        delivered. ``episodes``: whether environments begin their next episode by themselves, or
-        rest until ``begin``. ``check_values``: whether to refuse actions of the wrong kind of dtype (such as
-        floats for integers) even if a cast would change no value. ``zero_copy``: whether to return a worker's arrays
-        without a copy. The host must then keep the arrays unchanged for one more step.
+        ``env_ids_of_workers``: the environments of each worker. ``zero_copy``: whether to return a worker's arrays
+        without a copy; the host must then keep the arrays unchanged for one more step. The others are options of
+        SubprocessEnvManager.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
+        self.measures = tuple(measures)
+        """Names of numbers in the infos at the end of an episode that count beside its return, such as successes."""
         self._wait = Wait.any() if wait is None else Wait.parse(wait)
         self._use = _UNDECIDED
-        self._undelivered: Any = None
-        """Result or error that ``step()`` or ``recv()`` has not yet returned or raised. If a Ctrl-C comes first, the
-        next call returns the result or raises the error."""
         self._host: WorkerHost | None = None
         self._given_back = False
-        self._episodes: Episodes | None = None
-        self._is_on_demand = episodes == "on_demand"
+        self._kind = SourceKind.ON_CALL if episodes == "on_demand" else SourceKind.AUTOMATIC
+        """What begins episodes after a reset without tasks."""
         self._order, self._record, self._record_observations = order, record, record_observations
         self.begins_on_demand = self._can_prefetch = False
         """Whether episodes can begin on demand in all workers, and whether a worker can be told of one in advance."""
-        self._is_pooled = False
-        """Whether a pool is being made."""
-        self._wake_pool: Callable[[], None] | None = None
+        self._wake_pool: Callable[[], Any] = lambda: None
         self._servers: list[Server] = []
-        self._book: TaskBook | None = None
-        """Book of the episodes since the last reset, if they begin on demand."""
         self._calls = Calls(weak_callback(self._give_back))
         self._named = self._calls.named
         self._table = table = WorkerTable(self._env_rows.blocks)
-        policy = RestartPolicy(max_restarts=0) if restarts is None else restarts
+        policy = RestartPolicy() if restarts is None else restarts
         self._restarts, self._check_values = policy, check_values
         self._recovery = recovery = Recovery(table, policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
         self._row_steps = BatchStepper(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
         self._commands = Commands(table, recovery, collector, self._env_rows, self._calls, seed)
+        table.book = self._new_book(SourceKind.AUTOMATIC, None, None)
         self._leave_interrupts = interrupts.keep_handler_for(self)
         self._tracer = None if trace is None else Tracer(trace, self._env_rows.blocks)
         if self._tracer is not None:
@@ -147,7 +139,8 @@ class EnvManager(ABC):
         if self._record is not None:
             record = pkgutil.resolve_name("envmanager.recording.recorder:recorded")
             host = record(host, self._record, self._about_recording(), observations=self._record_observations)
-        host.open(HostContext(self._table.entries, self._calls, self.events))
+        table = self._table
+        host.open(HostContext(table.entries, self._calls, self.events, lambda: table.book.seats))
         self._host = host
         for part in (self._recovery, self._collector, self._policy_steps, self._row_steps, self._commands):
             part.host = host
@@ -158,15 +151,16 @@ class EnvManager(ABC):
             reports = host.await_start()
             for worker_id, report in reports.items():
                 self._table.learn(report.specs, worker_id)
+                self._table.entries[worker_id].batch_size = report.batch_size
             self._policy_steps.takes_partial_actions = all(report.partial_actions for report in reports.values())
             host.steps_some_rows &= all(report.steps_some_rows for report in reports.values())
-            for worker_id, report in reports.items():
-                self._table.entries[worker_id].batch_size = report.batch_size
             self.begins_on_demand = bool(reports) and all(report.begins_on_demand for report in reports.values())
             self._can_prefetch = self.begins_on_demand and all(report.begins_when_ready for report in reports.values())
-            if self._is_on_demand:
+            if self._kind is not SourceKind.AUTOMATIC:
                 self._require_can_begin()
             host.have_started(self._table.specs, reports)
+            if self._tracer is not None:
+                self._tracer.started()
         except BaseException as error:
             was_closed = self._calls.closed
             self.close()
@@ -186,7 +180,8 @@ class EnvManager(ABC):
             "wait": self._wait,
             "restarts": self._restarts,
             "check_values": self._check_values,
-            "episodes": "on_demand" if self._is_on_demand else "automatic",
+            "measures": self.measures,
+            "episodes": "automatic" if self._kind is SourceKind.AUTOMATIC else "on_demand",
         }
 
     # The interface for trainers.
@@ -239,11 +234,13 @@ class EnvManager(ABC):
         Counting starts at the first access and ignores episodes already running then, so access the property before the
         first step. The steps that ``step()`` and ``recv()`` return are counted.
         """
-        if self._episodes is None:
+        book: TaskBook = self._table.book
+        if book.episodes is None:
             begun = [] if self._use in (_UNDECIDED, _RESETTING) else self._table.entries
             last = [entry.previous_step for entry in begun]
-            self._episodes = Episodes.of_manager([info for info in last if info is not None], self.n_envs)
-        return self._episodes
+            under_way = [info for info in last if info is not None]
+            book.episodes = Episodes.of_manager(under_way, self.n_envs, self.measures)
+        return book.episodes
 
     def set_policy(self, behavior: str, policy: Policy) -> None:
         """Use ``policy`` for the agents of ``behavior`` from the next ``step()`` on.
@@ -269,33 +266,29 @@ class EnvManager(ABC):
     ) -> list[StepInfo]:
         """Begin new episodes in all workers that were not dropped. Return a StepInfo for each, sorted by worker_id.
 
-        ``seed`` is a number, or a sequence with a seed per environment. ``options`` is passed to the environments' own
-        reset. Both can be passed in ``config`` instead, as a ResetConfig or a mapping; mixing the two ways raises
-        UsageError. Steps in flight are completed and discarded. Failed workers are reset or replaced. If a worker can
-        be neither reset nor replaced, raises its WorkerError; ``reset`` can be called again. Takes up to
+        Steps in flight are completed and discarded. Failed workers are reset or replaced. If a worker can be neither
+        reset nor replaced, raises its WorkerError; ``reset`` can be called again. Takes up to
         ``Timeouts.step_s + reset_s``, and longer if workers are replaced.
 
-        With ``tasks`` (see ``envmanager.tasks.TaskSource``), each episode from now on is begun with the next task, in
-        whichever environment is free. If there is none left, environments rest: they have no rows. A task whose
-        episode was lost with its worker is begun again, up to ``attempts`` times; see ``tasks``. ``prefetch``: whether
-        the next task is drawn while an environment plays, so that it begins without a pause. By default it is if the
-        number of tasks is unknown; for a known number, a slow environment would keep the last tasks waiting.
+        Args:
+            config: A ResetConfig or a mapping with ``seed`` and ``options``, which are then not passed themselves.
+            seed: A number, or a sequence with a seed per environment.
+            options: Passed to the environments' own reset.
+            tasks: A list, an iterator or a TaskSource. Each episode from now on is begun with the next task, in
+                whichever environment is free. If there is none left, environments rest: they have no rows.
+            attempts: Number of times that a task is begun whose episodes are lost with their workers; see ``tasks``.
+            prefetch: Whether the next task is drawn while an environment plays, so that it begins without a pause. By
+                default it is if the number of tasks is unknown; else the last ones could wait behind slow ones.
         """
         has_begun = False
         try:
             with self._named["reset"]:
-                config, parsed = self._commands.checked(ResetConfig.given(config, seed=seed, options=options))
+                config, parsed = self._commands.checked(config, seed=seed, options=options)
                 book = self._book_for(tasks, parsed, attempts=attempts, prefetch=prefetch)
-                has_begun, self._use, self._undelivered = True, _RESETTING, None
-                self._book = self._policy_steps.book = self._row_steps.book = self._collector.book = book
-                if self._wake_pool is not None:
-                    self._wake_pool()
-                infos = self._commands.reset(config, parsed, book)
-                if book is not None:
-                    book.note_first(infos)
-                elif self._episodes is not None:
-                    self._episodes.of_tasks = None
-                    self._episodes.add_all(infos)
+                has_begun, self._use, self._table.undelivered, self._table.book = True, _RESETTING, None, book
+                self._wake_pool()
+                infos = self._commands.reset(config, parsed)
+                book.note_first(infos)
                 self._use = _UNDECIDED
         except BaseException:
             if has_begun:  # even for an interrupt at the very end, because the first observations were not returned
@@ -303,10 +296,12 @@ class EnvManager(ABC):
             raise
         return infos
 
-    def _book_for(self, tasks: Any, parsed: ResetConfig, *, attempts: int, prefetch: bool | None) -> TaskBook | None:
-        """Return the book for a reset, or None if episodes begin by themselves. Raises UsageError for bad arguments."""
-        if tasks is None and not self._is_on_demand:
-            return None
+    def _book_for(self, tasks: Any, parsed: ResetConfig, *, attempts: int, prefetch: bool | None) -> TaskBook:
+        """Return the book for a reset. Raises UsageError for bad arguments."""
+        book: TaskBook = self._table.book
+        kind = self._kind if tasks is None else SourceKind.TASKS
+        if kind is SourceKind.AUTOMATIC:
+            return self._new_book(kind, None, book.episodes)
         self._require_can_begin()
         if prefetch and not self._can_prefetch:
             raise UsageError("prefetch=True needs Gymnasium environments in all workers.")
@@ -315,35 +310,22 @@ class EnvManager(ABC):
         seed = self._recovery.last_config.seed if parsed.seed is None else parsed.seed
         if tasks is not None and seed is not None and not isinstance(seed, int):
             raise UsageError("with tasks, seed must be one number: put the seeds into the tasks.")
-        if self._episodes is None:
-            self._episodes = Episodes.of_manager([], self.n_envs)
-        prefetch, options = prefetch if self._can_prefetch else False, snapshot(parsed.options)
-        if self._book is not None and tasks is not None and self._book.given is tasks and self._use is _RESETTING:
-            return self._book.again(seed=seed, options=options, attempts=attempts, prefetch=prefetch)
-        return TaskBook(
-            tasks,
-            self._table,
-            self.events,
-            self._episodes,
-            self._some_host.check_can_travel,
-            weak_callback(self._has_undelivered),
-            weak_callback(self._recovery.excuse),
-            seed=seed,
-            options=options,
-            attempts=attempts,
-            prefetch=prefetch,
-            is_pooled=self._is_pooled,
-        )
+        if tasks is None or book.given is not tasks or self._use is not _RESETTING:
+            episodes = book.episodes or Episodes.of_manager([], self.n_envs, self.measures)
+            book = self._new_book(kind, tasks, episodes)
+        prefetch = prefetch if self._can_prefetch else False
+        book.prepare(seed=seed, options=snapshot(parsed.options), attempts=attempts, prefetch=prefetch)
+        return book
 
-    def _has_undelivered(self) -> bool:
-        return self._undelivered is not None
+    def _new_book(self, kind: SourceKind, tasks: Any, episodes: Episodes | None) -> TaskBook:
+        return TaskBook(kind, tasks, self._table, weakref.proxy(self._recovery), episodes)
 
     def set_episodes(self, start: EpisodeStart) -> None:
         """Set the option ``episodes``, from the next ``reset`` on. Raises UsageError if the environments cannot."""
         self._calls.require_usable("set_episodes")
         if start == "on_demand":
             self._require_can_begin()
-        self._is_on_demand = start == "on_demand"
+        self._kind = SourceKind.ON_CALL if start == "on_demand" else SourceKind.AUTOMATIC
 
     def _require_can_begin(self) -> None:
         if not self.begins_on_demand:
@@ -360,45 +342,55 @@ class EnvManager(ABC):
 
         Raises UsageError if episodes do not begin on demand.
         """
-        if self._book is None:
+        book: TaskBook = self._table.book
+        if book.is_automatic:
             raise UsageError('there are no tasks: call reset(tasks=…), or make the manager with episodes="on_demand".')
-        return self._book
+        return book
 
     def begin(self, env_ids: Any, tasks: Sequence[Task | Mapping[str, Any] | int] | None = None) -> None:
-        """Begin an episode in each of ``env_ids``, with one of ``tasks`` each. Needs ``episodes="on_demand"``.
+        """Begin episodes. Needs ``episodes="on_demand"``.
 
         Returns at once. The worker is told with the next ``send`` to one of its environments, or in ``recv`` if none of
         them takes an action or no worker has a step. ``recv`` returns the first observations like other rows, with
         ``first`` true. If an environment plays, its episode is cut: it counts neither as finished nor as lost. Raises
         UsageError, before anything begins, for unknown env_ids and bad tasks, between ``step()`` calls, with the tasks
         of a reset, and if ``recv`` has not returned the first observation of the last ``begin``.
+
+        Args:
+            env_ids: The environments in which an episode begins.
+            tasks: A Task, options or a seed for each of these. By default, seeds are derived.
         """
         with self._named["begin"]:
             self._use.require(_SEND_RECV)
-            if self._book is None or self._book.given is not None:
+            book = self._table.book
+            if not book.is_on_call:
                 raise UsageError('begin() needs a manager with episodes="on_demand", and a reset without tasks.')
             ids = self._commands.ids(env_ids).tolist()
             given = [Task()] * len(ids) if tasks is None else list(tasks)
             if len(given) != len(ids):
                 raise UsageError(f"begin() got {len(given)} tasks for {len(ids)} environments.")
-            self._book.add(ids, [Task.of(each) for each in given], may_cut=not self._some_host.moves_all)
+            book.add(ids, [Task.of(each) for each in given], may_cut=not self._some_host.moves_all)
 
     def pool(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Pool:
         """Reset the environments, beginning no episode, and return a pool of them for coroutines; see ``Pool``.
 
         Until the next reset, the pool alone begins and steps episodes. Raises UsageError if the environments cannot
         begin episodes on demand, or if those of a worker move together.
+
+        Args:
+            seed: Number from which the seeds of tasks without one are derived.
+            options: Options for the environments' own reset, over which those of a task are merged.
         """
         from envmanager.kernel.pool import Pool  # asyncio is slow to import
 
         self.set_episodes("on_demand")
         if not self._some_host.steps_some_rows:
             raise UsageError("a pool needs environments that are stepped one by one, not vectors of them.")
-        self._is_pooled = True
+        self._kind = SourceKind.POOL
         try:
             self.reset(seed=seed, options=options)
         finally:
-            self._is_pooled = False
+            self._kind = SourceKind.ON_CALL
         pool = Pool(self, self.tasks, self._table, self._collector, self._recovery, self._calls)
         self._wake_pool = weak_callback(pool.wake)
         return pool
@@ -406,23 +398,29 @@ class EnvManager(ABC):
     def step(self, wait: Wait | str | int | None = None) -> list[StepInfo]:
         """Send actions to idle workers, wait for steps, and return StepInfos of ready workers, as ``wait`` specifies.
 
-        Each policy is called at most once, for all acting agents of the idle workers. ``wait`` (a Wait, "any",
-        "all" or a number of workers) overrides the manager's own. Raises UsageError before a reset or without a policy.
-        Raises BadAction if an action violates its spec; then no action was sent. Raises the WorkerError of a failed
-        worker; the next call returns the steps of other workers.
+        Each policy is called at most once, for all acting agents of the idle workers. Raises UsageError before a reset
+        or without a policy. Raises BadAction if an action violates its spec; then no action was sent. Raises the
+        WorkerError of a failed worker; the next call returns the steps of other workers.
+
+        Args:
+            wait: A Wait, "any", "all" or a number of workers, in place of the manager's own.
         """
         while True:
             made: list[StepInfo] = self._made("step", _STEP, wait)
-            if self._undelivered is made:  # else another thread has returned it
-                self._undelivered = None  # no call or jump follows, so no interrupt or thread can intervene
+            if self._table.undelivered is made:  # else another thread has returned it
+                self._table.undelivered = None  # no call or jump follows, so no interrupt or thread can intervene
                 return made  # type: ignore[no-any-return]
 
     def send(self, actions: Tree, env_ids: Any) -> None:
         """Send actions to some environments, without waiting for their steps.
 
-        ``actions`` is an array or a tree of arrays; row i is for ``env_ids[i]``. Raises BadAction, before anything is
-        sent, for invalid actions or env_ids, or if ``recv`` has not yet returned the last step of a worker involved.
-        Raises the error of a worker that was given up, and UsageError before a reset or for multi-agent environments.
+        Raises BadAction, before anything is sent, for invalid actions or env_ids, or if ``recv`` has not yet returned
+        the last step of a worker involved. Raises the error of a worker that was given up, and UsageError before a
+        reset or for multi-agent environments.
+
+        Args:
+            actions: An array or a tree of arrays. Row i is for ``env_ids[i]``.
+            env_ids: The environments to step.
         """
         bracket = self._named["send"]
         bracket.begin()
@@ -430,12 +428,12 @@ class EnvManager(ABC):
             is_begun = self._use is _SEND_RECV
             if not is_begun:
                 self._use.require(_SEND_RECV)
-            if self._undelivered is not None:
+            if self._table.undelivered is not None:
                 raise BadAction(
                     "the last recv() was interrupted before it returned its batch. Call recv() first, which returns "
                     "it. Nothing was sent."
                 )
-            begin = None if is_begun else partial(self._begin, _SEND_RECV, offers_first=False)
+            begin = None if is_begun else partial(self._begin, _SEND_RECV)
             self._row_steps.send(actions, env_ids, begin)
         except BaseException as error:
             bracket.end(error)
@@ -445,22 +443,25 @@ class EnvManager(ABC):
     def recv(self, wait: Wait | str | int | None = None) -> Batch:
         """Wait for steps as ``wait`` specifies, and return a Batch of the ready steps.
 
-        If called right after a reset, returns first observations. ``wait`` and WorkerErrors are as in ``step()``.
-        Raises UsageError before a reset, if no step is in flight or ready, and for multi-agent environments.
+        If called right after a reset, returns first observations. WorkerErrors are raised as by ``step()``. Raises
+        UsageError before a reset, if no step is in flight or ready, and for multi-agent environments.
+
+        Args:
+            wait: As in ``step()``.
         """
         while True:
             made: Batch = self._made("recv", _SEND_RECV, wait)
-            if self._undelivered is made:  # else another thread has returned it
-                self._undelivered = None  # no call or jump follows, so no interrupt or thread can intervene
+            if self._table.undelivered is made:  # else another thread has returned it
+                self._table.undelivered = None  # no call or jump follows, so no interrupt or thread can intervene
                 return made  # type: ignore[no-any-return]
 
     def _made(self, call: str, use: Use, wait: Wait | str | int | None) -> Any:
         """Return the StepInfos (``step``) or the Batch (``recv``) that ``wait`` selects, or raise a worker's error.
 
-        The result stays in ``_undelivered`` until the caller clears the attribute, because Python 3.10 may raise an
+        The result stays in the table until the caller clears ``undelivered``, because Python 3.10 may raise an
         interrupt right after this function has returned. The next call then returns the same result.
         """
-        bracket = self._named[call]
+        bracket, table = self._named[call], self._table
         while True:
             bracket.begin()
             try:
@@ -468,66 +469,72 @@ class EnvManager(ABC):
                 if not is_begun:
                     self._use.require(use)
                 chosen = self._wait if wait is None else wait if wait.__class__ is Wait else Wait.parse(wait)
-                if self._undelivered is None:
-                    book = self._book
-                    if book is not None:
-                        if use is _STEP and not is_begun:
-                            book.require_source()
+                if table.undelivered is None:
+                    book = table.book
+                    if not book.is_automatic:
+                        if book.is_on_call and use is _STEP:
+                            raise UsageError(
+                                'with episodes="on_demand", step() needs tasks to begin episodes with: call '
+                                "reset(tasks=…), or use send(), recv() and begin()."
+                            )
                         book.draw()
                         if chosen.max_lead is not None:
-                            self._table.set_resting(book.resting_workers())
+                            table.find_resting()
                     if use is _STEP:
                         self._policy_steps.send_actions(chosen, is_begun=is_begun)
                     elif not is_begun:
                         self._row_steps.offer_first_observations()
                     if not is_begun:
-                        self._begin(use, offers_first=True)
-                    if book is not None and use is _SEND_RECV and book.has_unsent:
+                        self._begin(use)
+                    if book.seats.untold and use is _SEND_RECV:
                         self._row_steps.send_begins(book)
                     try:
                         if use is _STEP:
                             ready = self._collector.collect(chosen)
-                            self._undelivered = self._policy_steps.infos_of(ready)
+                            table.undelivered = self._policy_steps.infos_of(ready)
                         else:
                             ready = self._collector.collect(chosen, max_lead=chosen.max_lead)
-                            self._undelivered = self._row_steps.batch_of(ready)
+                            table.undelivered = self._row_steps.batch_of(ready)
                     except WorkerError as error:
-                        self._undelivered = error
+                        table.undelivered = error
                     else:
-                        if self._episodes is not None:
-                            counter = self._episodes if book is None else book
+                        if book.episodes is not None or book.seats.n_first:
                             if use is _STEP:
-                                counter.add_all(self._undelivered)
+                                book.add_all(table.undelivered)
                             else:
-                                counter.add_batch(self._row_steps.behavior, self._undelivered)
-                            if book is not None and book.untold:
+                                book.add_batch(self._row_steps.behavior, table.undelivered)
+                            if book.untold:
                                 book.tell()
-                made = self._undelivered
+                made = table.undelivered
                 is_error = isinstance(made, WorkerError)
             except BaseException as error:
                 bracket.end(error)
                 raise
             bracket.end()
-            if self._undelivered is made and made is not None:
+            if table.undelivered is made and made is not None:
                 break  # else another thread has returned it
         if is_error:
-            self._undelivered = None
+            table.undelivered = None
             raise made
         return made
 
-    def _begin(self, use: Use, *, offers_first: bool) -> None:
-        """Set the ``use`` allowed until a reset. ``offers_first``: whether ``recv`` returns first observations."""
-        self._use = use
-        if use is _SEND_RECV and self._episodes is not None:
-            self._episodes.begin_rows(self.n_envs, brings_first=offers_first)
+    def _begin(self, use: Use) -> None:
+        """Set the ``use`` allowed until a reset."""
+        self._use, episodes = use, self._table.book.episodes
+        if use is _SEND_RECV and episodes is not None:
+            episodes.begin_rows(self.n_envs)
 
     def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
         """Call ``env.name(*args, **kwargs)`` in all environments, or in ``env_ids`` only. Return the results in order.
 
-        If ``name`` is a function, it is sent with cloudpickle, and ``name(env, *args, **kwargs)`` runs in the
-        environment's process. The keyword ``env_ids`` always belongs to this method. If the environment's method has a
-        parameter of that name, pass it by position. A step in flight is completed first, within ``Timeouts.call_s``.
-        Raises EnvRaised if a call raises; the worker stays usable. Raises another WorkerError if a worker fails.
+        A step in flight is completed first, within ``Timeouts.call_s``. Raises EnvRaised if a call raises; the worker
+        stays usable. Raises another WorkerError if a worker fails.
+
+        Args:
+            name: A method's name, or a function: sent with cloudpickle, and run as ``name(env, *args, **kwargs)``.
+            *args: Arguments of the method or function.
+            env_ids: The environments, by default all. A method's own parameter of this name is passed by position.
+            **kwargs: Other arguments of it.
         """
         return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
@@ -569,12 +576,7 @@ class EnvManager(ABC):
         return host.describe_all(known)
 
     def serve(
-        self,
-        port: int = 0,
-        host: str = "127.0.0.1",
-        token: str | None = None,
-        *,
-        episodes: Episodes | None = None,
+        self, port: int = 0, host: str = "127.0.0.1", token: str | None = None, *, episodes: Episodes | None = None
     ) -> Server:
         """Serve a page that shows the workers at work, and metrics for Prometheus, until the manager is closed.
 
@@ -608,8 +610,7 @@ class EnvManager(ABC):
         self._leave_interrupts()
         if self._host is not None:
             self._host.wake()
-        if self._wake_pool is not None:
-            self._wake_pool()
+        self._wake_pool()
         for server in self._servers:
             server.close()
         self._calls.end(None if self._host is None else self._host.stop)
@@ -633,8 +634,7 @@ class EnvManager(ABC):
         try:
             return self._commands.ask(name, env_ids, payload)
         finally:
-            if self._wake_pool is not None:
-                self._wake_pool()
+            self._wake_pool()
 
     @property
     def _some_host(self) -> WorkerHost:
@@ -644,7 +644,6 @@ class EnvManager(ABC):
 
     def _give_back(self) -> None:
         """Release the arrays, the host and the trace file. Run by ``close()``, or at the end of a call in progress."""
-        self._undelivered = None
         self._table.clear()  # with zero_copy the table's arrays would keep the shared memory alive
         if not self._given_back:
             with allow_interrupts():

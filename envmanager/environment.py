@@ -6,6 +6,7 @@ chooses the adapter for a user's object.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,7 +26,7 @@ from envmanager.data.trees import Tree, snapshot
 class EnvContext:
     """A description of the environment to make, passed to factories that take an argument.
 
-    ``slot`` is unique among all environments that the manager ever starts, so ports and file names can be based on it.
+    ``slot`` is a number of its own in this program, whatever managers make environments, for ports and file names.
     ``generation`` is the number of times that the worker was replaced. ``seed`` is derived from the manager's seed and
     is None if the manager has none. ``n_envs`` is the worker's number of environments, for vector environments.
     """
@@ -33,7 +34,7 @@ class EnvContext:
     env_id: int
     worker_id: int
     generation: int = 0
-    slot: int = 0
+    slot: int = attrs.field(factory=itertools.count().__next__)
     seed: int | None = None
     log_dir: str | None = None
     n_envs: int = 1
@@ -120,7 +121,6 @@ class EnvGroup(Environment):
     returns_new_arrays = False
     """Whether each step returns arrays that no later step changes, unless a buffer was offered."""
     begins_on_demand = False
-    """Whether the group has ``reset_on_demand``."""
     begins_when_ready = False
     """Whether the group obeys a Begin that is not ``at_once``. Then each environment must have one agent."""
     on_demand: OnDemand | None = None

@@ -28,6 +28,7 @@ error's attributes. The rule: text and attributes survive pickling.
 
 from __future__ import annotations
 
+import copyreg
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -36,19 +37,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def _rebuild(cls: type[EnvManagerError], args: tuple[Any, ...], fields: dict[str, Any]) -> EnvManagerError:
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(fields)
-    return error
-
-
 class EnvManagerError(Exception):
     """The base class of the errors that this library defines for its users."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default calls cls(*args), which fails for a keyword-only constructor.
-        return _rebuild, (type(self), self.args, self.__dict__)
+        # The default calls cls(*args), which fails for a keyword-only constructor. __new__ of an OSError may drop args.
+        return copyreg.__newobj__, (type(self), *self.args), {**self.__dict__, "args": self.args}  # type: ignore[attr-defined]
 
 
 class Where(TypedDict):
@@ -68,12 +62,13 @@ class WorkerError(EnvManagerError):
     """
 
     def __init__(
-        self, text: str, *, worker_id: int, env_ids: Sequence[int], phase: str, cause: str, headline: str = ""
+        self, text: str, *, worker_id: int, env_ids: Sequence[int], phase: str, cause: str, what: str = ""
     ) -> None:
+        """``what``: the headline without the worker, by default the first line of ``text``."""
         super().__init__(text)
         self.worker_id, self.phase, self.cause = worker_id, phase, cause
         self.env_ids = tuple(int(env_id) for env_id in env_ids)
-        self.headline = next(iter((headline or text).splitlines()), "")
+        self.headline = next(iter((f"worker {worker_id} {what}" if what else text).splitlines()), "")
 
     def suggest_one_each(self, env_ids: Sequence[int]) -> None:
         """Add advice to this error, which ended the start of a worker with ``env_ids``, unless the first env raised it.
@@ -132,7 +127,11 @@ class EnvRaised(WorkerError):
         what = f"raised {type_name} {_when(where)}: {cause}"
         advice += _AFTER_EXCEPTION.get(where["phase"], "")
         text = f"the environment in {_who(where)} {what}\n{advice}\n{remote_traceback}"
-        super().__init__(text, cause=cause, headline=f"worker {where['worker_id']} {what}", **where)
+        super().__init__(text, cause=cause, what=what, **where)
+
+    def leave_out_restarts(self) -> None:
+        """Leave out the advice to have such workers replaced, for a RestartPolicy by which they are."""
+        self.args = (str(self).replace(_AFTER_EXCEPTION["step"], "", 1),)
 
 
 class BadObservation(WorkerError):
@@ -142,13 +141,9 @@ class BadObservation(WorkerError):
         self.path, self.expected, self.got = path, expected, got
         cause = f"{path} should be {expected}, but is {got}"
         what = f"broke its spec {_when(where)}: {cause}"
-        super().__init__(
-            f"the environment in {_who(where)} {what}. Fix the environment or its declared space; "
-            "`envmanager check --env …` shows such mistakes one by one.",
-            cause=cause,
-            headline=f"worker {where['worker_id']} {what}",
-            **where,
-        )
+        space = " or its declared space" if path.startswith(("obs", "final_obs", "the behavior")) else ""
+        advice = f"Fix the environment{space}; `envmanager check --env …` shows such mistakes one by one."
+        super().__init__(f"the environment in {_who(where)} {what}. {advice}", cause=cause, what=what, **where)
 
 
 _HINTS = {
@@ -166,7 +161,7 @@ class WorkerDied(WorkerError):
         self.exit, self.output, self.ticket = exit, output, ticket
         what, hint = f"died {_when(where)} ({exit}", _HINTS.get(exit, "")
         text = f"{_who(where)} {what}, request {ticket}).{hint}{_tail(output)}"
-        super().__init__(text, cause=exit, headline=f"worker {where['worker_id']} {what})", **where)
+        super().__init__(text, cause=exit, what=f"{what})", **where)
 
 
 class WorkerTimedOut(WorkerError):
@@ -175,13 +170,11 @@ class WorkerTimedOut(WorkerError):
     def __init__(self, *, timeout_s: float, output: str = "", ticket: int = 0, **where: Unpack[Where]) -> None:
         self.timeout_s, self.output, self.ticket = timeout_s, output, ticket
         what, phase = f"did not respond within {timeout_s:g} s {_when(where)}", where["phase"]
-        super().__init__(
+        text = (
             f"{_who(where)} {what} (request {ticket}) and was killed. If the environment is only slow, "
-            f"raise Timeouts({phase}_s=…), timeouts.{phase}_s in a config.{_tail(output)}",
-            cause=f"no response within {timeout_s:g} s",
-            headline=f"worker {where['worker_id']} {what}",
-            **where,
+            f"raise Timeouts({phase}_s=…), timeouts.{phase}_s in a config.{_tail(output)}"
         )
+        super().__init__(text, cause=f"no response within {timeout_s:g} s", what=what, **where)
 
 
 class ConnectionLost(WorkerError):
@@ -201,9 +194,7 @@ class ConnectionLost(WorkerError):
         if timeout_s:
             what = f"found no server within {timeout_s:g} s {_when(where)}: {cause}"
             advice = "Start the server, or raise Timeouts(start_s=…), timeouts.start_s in a config."
-        super().__init__(
-            f"{_who(where)} {what}. {advice}", cause=cause, headline=f"worker {where['worker_id']} {what}", **where
-        )
+        super().__init__(f"{_who(where)} {what}. {advice}", cause=cause, what=what, **where)
 
 
 class NotPlaced(WorkerError):
@@ -215,14 +206,12 @@ class NotPlaced(WorkerError):
         self.timeout_s, self.wanted, self.missing, self.cluster = timeout_s, wanted, missing, cluster
         where = Where(worker_id=worker_id, env_ids=env_ids, phase="start")
         what = f"could not be placed within {timeout_s:g} s: {missing}"
-        super().__init__(
+        text = (
             f"{_who(where)} wants {wanted} and {what}. "
             f"The cluster has {cluster}. Ask for less (resources=…), use fewer workers (n_workers=…), or add a node "
-            "that has it. If a node is only slow to start, raise Timeouts(start_s=…).",
-            cause=missing,
-            headline=f"worker {where['worker_id']} {what}",
-            **where,
+            "that has it. If a node is only slow to start, raise Timeouts(start_s=…)."
         )
+        super().__init__(text, cause=missing, what=what, **where)
 
 
 class ProtocolError(WorkerError):
@@ -235,14 +224,9 @@ class ProtocolError(WorkerError):
         self, *, reason: str, output: str = "", ticket: int = 0, advice: str = "", **where: Unpack[Where]
     ) -> None:
         self.reason, self.output, self.ticket = reason, output, ticket
-        what = f"broke the protocol {_when(where)}"
-        super().__init__(
-            f"{_who(where)} {what} (request {ticket}) and was killed: it sent {reason}. Nothing of it was used. "
-            f"{advice}{_tail(output)}",
-            cause=reason,
-            headline=f"worker {where['worker_id']} {what}: it sent {reason}",
-            **where,
-        )
+        what, sent = f"broke the protocol {_when(where)}", f"it sent {reason}"
+        text = f"{_who(where)} {what} (request {ticket}) and was killed: {sent}. Nothing of it was used. {advice}"
+        super().__init__(f"{text}{_tail(output)}", cause=reason, what=f"{what}: {sent}", **where)
 
 
 class RestartsExhausted(WorkerError):
@@ -252,7 +236,9 @@ class RestartsExhausted(WorkerError):
     headline of ``first`` and the full text of ``last``.
     """
 
-    def __init__(self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float) -> None:
+    def __init__(
+        self, *, first: WorkerError, last: WorkerError, restarts: int, within_s: float, then: str = "raise"
+    ) -> None:
         times = "once" if restarts == 1 else f"{restarts} times"
         window = f" within {within_s:g} s" if math.isfinite(within_s) else ""
         if window and isinstance(last, WorkerTimedOut):
@@ -262,11 +248,11 @@ class RestartsExhausted(WorkerError):
         what = f"was restarted {times}{window} and failed again"
         super().__init__(
             f"{_who(where)} {what}.\n"
-            "Fix the cause of the last error, or allow more (--restarts N, in a config restarts.max_restarts), "
-            "or go on without this worker (restarts.then: drop).\n"
+            "Fix the cause of the last error, or allow more (--restarts N, in a config restarts.max_restarts)"
+            f"{', or go on without this worker (restarts.then: drop)' if then == 'raise' else ''}.\n"
             f"First: {first.headline}\nLast: {last}",
             cause=last.cause,
-            headline=f"worker {last.worker_id} {what}: {last.headline}",
+            what=f"{what}: {last.headline}",
             **where,
         )
 
@@ -321,14 +307,13 @@ class ImportFailed(EnvManagerError, ImportError):
 
     def __init__(self, text: str, *, library: str) -> None:
         super().__init__(text)
-        self.name = library
-        self.library = library
+        self.name = self.library = library
 
 
 class MissingExtra(ImportFailed, ModuleNotFoundError):
     """Error raised when an optional library is not installed. The text ends with the pip command that installs it."""
 
     def __init__(self, what: str, *, library: str, extra: str | None, package: str = "envmanager") -> None:
-        wanted = library.partition(".")[0] if extra is None else f"'{package}[{extra}]'"
+        wanted = library.partition(".")[0] if extra is None else f"'{package}[{extra.replace('_', '-')}]'"
         super().__init__(f"{what} needs {library}, which is not installed: pip install {wanted}", library=library)
         self.extra = extra

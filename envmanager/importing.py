@@ -105,12 +105,12 @@ SIMILAR = 0.75
 def nearest(name: str, known: Iterable[str], *, prefix: str = "") -> str:
     """Return ``; did you mean prefix.name?`` with the most similar known name, or ``.`` if no known name is similar.
 
-    A mapping has, for each known name, the name to suggest.
+    A mapping has, for each known name, the name to suggest. Upper and lower case are alike.
     """
-    shown = known if isinstance(known, Mapping) else {}
-    known = list(known)
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=SIMILAR)
-    if not matches and name:  # a name cut short, or two letters of a short one swapped
-        matches = [each for each in known if each.startswith(name) or sorted(each) == sorted(name)]
+    shown = known if isinstance(known, Mapping) else {each: each for each in known}
+    folded, names = name.lower(), {each.lower(): each for each in shown}
+    matches = difflib.get_close_matches(folded, names, n=1, cutoff=SIMILAR)
+    if not matches and folded:  # a name cut short, or two letters of a short one swapped
+        matches = [each for each in names if each.startswith(folded) or sorted(each) == sorted(folded)]
     where = f"{prefix}." if prefix else ""
-    return f"; did you mean {where}{shown.get(matches[0], matches[0])}?" if matches else "."
+    return f"; did you mean {where}{shown[names[matches[0]]]}?" if matches else "."

@@ -48,14 +48,20 @@ def plain(value: Any) -> Any:
 
 
 def plain_numbers(_: type, fields: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:
-    """Add the converter ``plain`` to the fields of an attrs class that hold numbers. A ``field_transformer``."""
+    """Add the converter ``plain`` to the fields of an attrs class that hold numbers. A ``field_transformer``.
+
+    A field for a float gets the validator ``finite`` unless it has another one.
+    """
 
     def with_converter(field: attrs.Attribute[Any]) -> attrs.Attribute[Any]:
         def convert(value: Any) -> Any:
             return plain(value)
 
         convert.__annotations__["value"] = field.type  # shown in the constructor's signature
-        return field.evolve(converter=convert)
+        of_float = (
+            None if "float" not in str(field.type) else _optional(finite) if "None" in str(field.type) else finite
+        )
+        return field.evolve(converter=convert, validator=field.validator or of_float)
 
     holds_number = re.compile(r"\b(int|float|WorkerCount|LocalCount)\b")
     return [
@@ -74,47 +80,49 @@ def must_be(expected: str, accepts: Callable[[Any], bool], advice: str = "") -> 
     return check
 
 
+def _is_within(value: Any, low: float, high: float = sys.float_info.max, *, above: bool = False) -> bool:
+    """Return whether ``value`` is a number, not NaN, from ``low`` (``above``: above it) to ``high``."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and low <= value <= high and not (above and value == low)
+
+
 def seconds(*, unlimited: bool, zero: bool = False) -> Any:
     """Return an attrs validator that accepts positive numbers; with ``zero`` also 0, with ``unlimited`` math.inf."""
     least = "from 0 up" if zero else "above 0"
     limit = "(math.inf for no limit)" if unlimited else "and finite"
 
-    def accepts(value: Any) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        # NaN compares as False; a whole number may be one that no float can hold
-        is_allowed = is_number and (0 <= value <= sys.float_info.max or (unlimited and value == math.inf))
-        return is_allowed and (zero or value != 0)
-
-    return must_be(f"a number of seconds {least} {limit}", accepts)
+    return must_be(
+        f"a number of seconds {least} {limit}",
+        lambda value: _is_within(value, 0, above=not zero) or (unlimited and value == math.inf),
+    )
 
 
 def at_least(least: int, *, or_auto: bool = False) -> Any:
     """Return an attrs validator that accepts only ints of at least ``least`` and, with ``or_auto``, ``"auto"``."""
-
-    def accepts(value: Any) -> bool:
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        return (is_whole and value >= least) or (or_auto and value == "auto")
-
-    return must_be(f"a whole number of at least {least}" + (', or "auto"' if or_auto else ""), accepts)
+    return must_be(
+        f"a whole number of at least {least}" + (', or "auto"' if or_auto else ""),
+        lambda value: (isinstance(value, int) and _is_within(value, least, math.inf)) or (or_auto and value == "auto"),
+    )
 
 
-def within(low: float, high: float = math.inf, *, above: bool = False, optional: bool = False) -> Any:
+finite = must_be("a finite number", lambda value: isinstance(value, int | float) and math.isfinite(value))
+
+
+def within(low: float, high: float = sys.float_info.max, *, above: bool = False, optional: bool = False) -> Any:
     """Return an attrs validator for numbers from ``low`` (``above``: above it) to ``high``; ``optional``: or None."""
-    limit = "" if high == math.inf else f" to {high:g}"
+    limit = "" if high >= sys.float_info.max else f" to {high:g}"
+    end = f"{' or None' if optional else ''}{', and finite' if high == sys.float_info.max else ''}"
 
-    def accepts(value: Any) -> bool:
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            return optional and value is None
-        return (low < value or (value == low and not above)) and value <= high
-
-    return must_be(f"a number {'above' if above else 'from'} {low:g}{limit}{' or None' if optional else ''}", accepts)
+    return must_be(
+        f"a number {'above' if above else 'from'} {low:g}{limit}{end}",
+        lambda value: _is_within(value, low, high, above=above) or (optional and value is None),
+    )
 
 
 layer_sizes = must_be(
     "a list of sizes of at least 1",
     lambda sizes: (
-        isinstance(sizes, list | tuple)
-        and all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in sizes)
+        isinstance(sizes, list | tuple) and all(isinstance(size, int) and _is_within(size, 1) for size in sizes)
     ),
 )
 
@@ -132,10 +140,11 @@ flag = must_be("true or false", lambda value: isinstance(value, bool))
 class Wait:
     """The rules for how long a step waits, and how many responses it returns.
 
-    ``min_ready``: wait until this many workers have responded, or all that are in flight. ``max_ready``: return the
-    responses of at most this many workers. ``timeout_s``: after this time, return the responses received so far,
-    perhaps none. Later calls return the others. ``max_lead``: hold back workers that are at least this many steps ahead
-    of the slowest worker, counted since the reset.
+    Args:
+        min_ready: Number of workers that must have responded, or all that are in flight if there are fewer.
+        max_ready: Maximum number of workers whose responses are returned.
+        timeout_s: Time after which the responses received so far are returned, perhaps none. Later calls return others.
+        max_lead: Number of steps ahead of the slowest worker, since the reset, from which a worker is held back.
     """
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
@@ -181,7 +190,12 @@ _NAMED_WAITS = {"any": Wait.any(), "all": Wait.all()}
 class Timeouts:
     """Time limits in seconds for workers in other processes. A worker that takes longer counts as hung and is killed.
 
-    ``math.inf`` means no limit. ``close_s`` must be finite, so that ``close()`` does not wait for ever.
+    Args:
+        start_s: For the start of a process in which the environments are made, also of a replacement.
+        reset_s: For one reset. ``math.inf`` means no limit, here as elsewhere.
+        step_s: For one step of a worker, from the action to the response.
+        call_s: For ``call``, ``get_attr``, ``set_attr`` and ``render``.
+        close_s: For all of ``close()``. Must be finite.
     """
 
     start_s: float = attrs.field(default=120.0, validator=seconds(unlimited=True))
@@ -195,16 +209,19 @@ class Timeouts:
 class RestartPolicy:
     """The rules for whether, when and how often workers that fail are replaced.
 
-    After a *fault* (a worker died, hung, or lost its connection, for example) only that worker is replaced, at most
-    ``max_restarts`` times within ``within_s`` seconds. Time spent waiting for a hung worker does not count. The first
-    restart within ``within_s`` begins at once. The k-th begins after ``backoff_s * 2**(k - 2)`` seconds, at most 30,
-    times a random factor from 0.5 to 1. With ``max_restarts=0`` and ``then="raise"``, the fault itself is raised.
+    After a *fault* (a worker died, hung, or lost its connection, for example) only that worker is replaced.
 
-    ``on_exception``: with ``"raise"``, EnvRaised and BadObservation are raised; with ``"restart"``, they are faults.
-    ``then``: if no restart is left, ``"raise"`` raises RestartsExhausted; ``"drop"`` goes on without the worker, if
-    others are left. ``recycle_after_steps``: replace a healthy worker at the first end of an episode after this many
-    steps, for environments that leak memory. The other episodes of the worker are lost, as after a fault; with tasks it
-    is replaced only when all its environments rest.
+    Args:
+        max_restarts: Limit for one worker within ``within_s``. With 0 and ``then="raise"``, the fault itself is raised.
+        within_s: Length of the window in seconds. Time spent waiting for a hung worker does not count.
+        backoff_s: Seconds before the second restart in the window, doubled for each further one up to 30, and times a
+            random factor from 0.5 to 1. No wait, and counted as the first again, if the worker has worked that long.
+        on_exception: With "raise", EnvRaised and BadObservation are raised; with "restart", they are faults.
+        then: If no restart is left, "raise" raises RestartsExhausted; "drop" goes on without the worker, if others are
+            left.
+        recycle_after_steps: Number of steps after which a healthy worker is replaced at the next end of an episode, for
+            environments that leak memory. Its other episodes are lost, as after a fault; where episodes begin on
+            demand it is replaced only when all its environments rest.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
@@ -229,10 +246,9 @@ def _seed(value: Any) -> int | list[int | None] | None:
     return _one_seed(seed)
 
 
-def _one_seed(value: Any) -> int | None:
-    seed = plain(value)
-    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
-        raise UsageError(f"a seed must be a whole number from 0 up, not {value!r}.")
+def _one_seed(seed: Any) -> int | None:
+    if seed is not None and not (isinstance(seed, int) and _is_within(seed, 0, math.inf)):
+        raise UsageError(f"a seed must be a whole number from 0 up, not {seed!r}.")
     return seed
 
 
@@ -264,15 +280,6 @@ class ResetConfig:
         if n_envs is not None and isinstance(parsed.seed, Sequence) and len(parsed.seed) != n_envs:
             raise UsageError(f"reset got {len(parsed.seed)} seeds for {n_envs} environments.")
         return parsed
-
-    @classmethod
-    def given(cls, config: Any, *, seed: Any, options: Any) -> Any:
-        """Return ``config``, or a ResetConfig of ``seed`` and ``options``. Raises UsageError if both forms are used."""
-        if seed is None and options is None:
-            return config
-        if config is not None:
-            raise UsageError("reset takes a config, or seed= and options=, not both: put all of it into one of them.")
-        return cls(seed, options)
 
 
 def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -313,6 +320,15 @@ def _file(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         raise UsageError(f"{attribute.name}={value!r}: there is no directory {directory}; make it first.")
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
+        raise UsageError(f"measures must be a list of names in the environments' infos, not {value!r}.")
+    columns = "agent attempts behavior checkpoint env_id error frozen id length options return run seed task terminated"
+    if taken := {*columns.split()} & {*value}:
+        raise UsageError(f"measures must not name {min(taken)!r}: tables and metrics have this name already.")
+    return tuple(dict.fromkeys(value))
+
+
 def _wait(value: Wait | str | int) -> Wait:
     return Wait.parse(value)
 
@@ -335,6 +351,7 @@ class KindOptions:
     timeouts: Timeouts = attrs.field(default=None, converter=_given_timeouts, validator=_timeouts, kw_only=True)
     restarts: RestartPolicy = attrs.field(default=None, converter=_given_restarts, validator=_restarts, kw_only=True)
     infos: bool = attrs.field(default=False, validator=flag, kw_only=True)
+    measures: Sequence[Any] = attrs.field(default=(), converter=_names, kw_only=True)
     check_values: bool = attrs.field(default=False, validator=flag, kw_only=True)
     seed: int | None = attrs.field(default=None, validator=_optional(at_least(0)), kw_only=True)
     worker_env: Mapping[str, str] | None = attrs.field(
@@ -350,25 +367,24 @@ class KindOptions:
     episodes: EpisodeStart = attrs.field(default="automatic", validator=one_of("automatic", "on_demand"), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        self._check_n_workers(local_envs=0)
-        self._check_record()
-
-    def _check_record(self) -> None:
-        if self.record and self.order and os.path.realpath(self.record) == os.path.realpath(self.order):
-            raise UsageError(f"record and order are both {self.record!r}: name another file for the new recording.")
-
-    def _check_n_workers(self, *, local_envs: int) -> None:
-        if isinstance(self.n_workers, int) and self.n_workers > self.n_envs - local_envs:
-            more = f"n_envs={self.n_envs}" + (f" without local_envs={local_envs}" if local_envs else "")
+        local_envs = getattr(self, "local_envs", 0)
+        n_local = 0 if local_envs == "auto" else local_envs
+        if isinstance(self.n_workers, int) and self.n_workers > self.n_envs - n_local:
+            more = f"n_envs={self.n_envs}" + (f" without local_envs={n_local}" if n_local else "")
             raise UsageError(
                 f"n_workers={self.n_workers} is more than {more}: a worker without an environment has nothing to do."
             )
+        if self.measures:
+            object.__setattr__(self, "infos", True)  # which they are read from
+        if self.record and self.order and os.path.realpath(self.record) == os.path.realpath(self.order):
+            raise UsageError(f"record and order are both {self.record!r}: name another file for the new recording.")
 
     @property
     def of_the_manager(self) -> dict[str, Any]:
         """The options of KindOptions that are also arguments of ``EnvManager.__init__``, by name."""
         names = (
-            "wait", "seed", "restarts", "check_values", "trace", "record", "record_observations", "order", "episodes",
+            "wait", "seed", "restarts", "measures", "check_values", "trace", "record", "record_observations", "order",
+            "episodes",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
@@ -383,14 +399,12 @@ class ProcessOptions(KindOptions):
     zero_copy: bool = attrs.field(default=False, validator=flag)
 
     def __attrs_post_init__(self) -> None:
-        local_envs = 0 if self.local_envs == "auto" else self.local_envs
-        if local_envs >= self.n_envs:
+        if self.local_envs != "auto" and self.local_envs >= self.n_envs:
             raise UsageError(
                 f"local_envs={self.local_envs} leaves none of n_envs={self.n_envs} to worker processes: take fewer, or "
                 'kind="simple" for all of them in this process.'
             )
-        self._check_n_workers(local_envs=local_envs)
-        self._check_record()
+        super().__attrs_post_init__()
         self._check_start_method(self.transport)
 
     def _check_start_method(self, transport: str | None) -> None:

@@ -56,7 +56,7 @@ PROCESS_OPTIONS = frozenset(
 )
 """Options about worker processes. Kinds of manager without these parameters ignore them."""
 
-OF_ONE_KIND = frozenset({"engine", "cluster", "recording", "strict"})
+OF_ONE_KIND = frozenset({"engine", "cluster", "recording", "strict", "trust"})
 """Options passed only to kinds that declare the parameter, not to kinds that merely take ``**options``."""
 
 
@@ -70,7 +70,8 @@ class ManagerOptions(ProcessOptions):
     can switch to it by changing ``kind`` alone. ``kind="asyncio"`` ignores ``local_envs``, ``start_method``,
     ``transport`` and ``worker_env``, and accepts no ``n_workers`` but ``"auto"`` and ``n_envs``. In this library
     only ``kind="godot"`` accepts the mapping ``engine``, and only ``kind="ray"`` accepts ``cluster``. ``kind="replay"``
-    needs ``recording``, and ignores all others but ``strict``, ``wait`` and ``trace``.
+    needs ``recording``, and ignores all others but ``strict``, ``trust``, ``wait`` and
+    ``trace``.
 
     ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` say how to make each environment; see EnvRecipe.
     ``kind="godot"`` refuses them, because its engine makes the game.
@@ -90,6 +91,7 @@ class ManagerOptions(ProcessOptions):
     )
     recording: str | None = None
     strict: bool = True
+    trust: bool = False
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -99,16 +101,20 @@ class ManagerOptions(ProcessOptions):
     def env_name(self) -> str:
         """The name of the environment in output, such as ``"CartPole-v1"`` or ``"vector ALE/Pong-v5"``."""
         named = self.env.items() if isinstance(self.env, Mapping) else ()
-        return " ".join(f"{kind} {name}" for kind, name in named) or str(self.env)
+        name = self.recording if self.env is None else self.env
+        return " ".join(f"{kind} {name}" for kind, name in named) or str(name)
 
 
 def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = None) -> EnvManager:
     """Start and return a manager for a config such as ``{"kind": "subprocess", "n_envs": 8, "env": "CartPole-v1"}``.
 
-    The keys are the fields of :class:`ManagerOptions`. ``wait`` may be ``"any"``, ``"all"``, a number of workers or a
-    mapping; ``timeouts`` and ``restarts`` are mappings. Exactly one of ``config["env"]`` and ``env_factory`` is needed.
-    ``env_kwargs``, ``wrappers``, ``render_mode`` and ``imports`` apply to either. Raises ConfigError for a mistake in
-    the config, and MissingExtra for a known kind whose optional dependencies are not installed.
+    Raises ConfigError for a mistake in the config, and MissingExtra for a known kind whose optional dependencies are
+    not installed.
+
+    Args:
+        config: Fields of :class:`ManagerOptions`; ``wait``, ``timeouts`` and ``restarts`` may be mappings of theirs.
+        env_factory: The environments, in place of ``config["env"]``. ``env_kwargs``, ``wrappers``, ``render_mode`` and
+            ``imports`` apply to either.
     """
     options = config if isinstance(config, ManagerOptions) else structure(ManagerOptions, config)
     kind, is_replay = options.kind, options.kind == "replay"  # all but how to replay is as in the recorded run
@@ -133,6 +139,15 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
     manager: EnvManager = make(made_of, options.n_envs, **chosen)
     return manager
+
+
+def live(options: ManagerOptions) -> ManagerOptions:
+    """Return ``options``, of a replay those with which its environments run, by the kind that was recorded."""
+    if options.kind != "replay" or options.recording is None:
+        return options
+    recorded = pkgutil.resolve_name("envmanager.recording.data:about")(options.recording)["kind"]
+    kind = next((kind for kind, path in KINDS.items() if path.endswith(f":{recorded}")), "subprocess")
+    return attrs.evolve(options, kind=kind, recording=None, strict=True, trust=False)
 
 
 def known_kinds() -> list[str]:

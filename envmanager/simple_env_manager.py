@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from envmanager.adapters.factories import EnvFactory, factories_for
-from envmanager.data.steps import EnvironmentResponse, StartReport
+from envmanager.data.steps import StartReport
 from envmanager.env_manager import EnvManager
 from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.local_worker import LocalStepQueue, LocalWorker
@@ -27,10 +27,12 @@ class SimpleEnvManager(EnvManager):
 
     Use it for cheap environments, and to debug environments with breakpoints. The parameters are those of
     SubprocessEnvManager, but ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and
-    ``worker_env`` have no effect. ``log_dir`` is only passed on to the environments, in EnvContext. Only exceptions
-    count as faults for ``restarts``. If an environment hangs, crashes or calls ``os._exit``, so does the trainer.
+    ``worker_env`` have no effect. If an environment hangs, crashes or calls ``os._exit``, so does the trainer.
 
-    With ``order``, the environments are split into as many workers as in the recording, whatever kind recorded it.
+    Args:
+        restarts: Whether the environments are made again after an exception, as a RestartPolicy. Other faults are none.
+        log_dir: Passed on to the environments, in EnvContext.
+        order: Path of a recording. The environments are split into as many workers as there, whatever kind recorded it.
     """
 
     @takes(ProcessOptions)
@@ -51,21 +53,18 @@ class LocalHost(WorkerHost):
         self.factories = factories
         self._options = options
         self.rewrites_arrays = not options.zero_copy
-        self.step_queue = LocalStepQueue(self.workers) if options.order is None else _Each(self.workers)
+        self.step_queue = LocalStepQueue(self.workers)
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
         for replaced in self.workers[worker_id : worker_id + 1]:
             replaced.close_quietly()
         entry, options = self.context.entries[worker_id], self._options
-        factory = GroupFactory.of(
-            self.factories, entry, options, first_slot=generation * options.n_envs + entry.env_ids[0]
-        )
+        factory = GroupFactory.of(self.factories, entry, options)
         return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=options.zero_copy, lends=True)
 
     def await_start(self) -> dict[int, StartReport]:
         reports = {worker.worker_id: worker.start() for worker in self.workers}
-        if all(worker.lends for worker in self.workers):
-            self.rewrites_arrays = False
+        self.rewrites_arrays &= not all(worker.lends for worker in self.workers)
         self.accepts_device_arrays = all(worker.accepts_device_arrays for worker in self.workers)
         return reports
 
@@ -77,10 +76,3 @@ class LocalHost(WorkerHost):
     def close(self) -> None:
         for worker in self.workers:
             worker.close_quietly()
-
-
-class _Each(LocalStepQueue):
-    """A step queue of several local workers, as in a recording."""
-
-    def take(self) -> Sequence[EnvironmentResponse]:
-        return [response for worker in self._workers for response in worker.take_step()]

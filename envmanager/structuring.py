@@ -6,6 +6,7 @@ One error lists unknown keys, missing keys and values of a wrong type, and sugge
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeVar, get_origin
 
 import attrs
@@ -89,13 +90,10 @@ def _accept_objects(converter: cattrs.Converter, cls: type, expected: str, short
             return value
         if isinstance(value, Mapping):
             return from_mapping(value, cls)
-        try:
-            short = None if isinstance(value, bool) else shorthand(value)
-        except UsageError:
-            short = None
-        if short is None:
-            raise _Misfit(expected, value)
-        return short
+        with suppress(UsageError):
+            if not isinstance(value, bool) and (short := shorthand(value)) is not None:
+                return short
+        raise _Misfit(expected, value)
 
     converter.register_structure_hook(cls, hook)
 
@@ -111,23 +109,20 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
         for key in sorted(map(str, error.extra_fields)):
             near = other_names(key, path, known) or nearest(key, known, prefix=path)
             yield f"There is no option {_join(path, key)}{near} Known options: {', '.join(known)}."
-    elif isinstance(error, ClassValidationError):
+    elif isinstance(error, ClassValidationError | IterableValidationError):
         noted, alone = error.group_exceptions()
         for child, note in noted:
-            if isinstance(child, KeyError) and child.args == (note.name,):
-                yield f"{_join(path, note.name)} is missing."
+            at = _join(path, note.name) if hasattr(note, "name") else f"{path}[{note.index}]"
+            if isinstance(child, KeyError) and child.args == (getattr(note, "name", None),):
+                yield f"{at} is missing."
             else:
-                yield from _complaints(child, _join(path, note.name))
-        for child in alone:
-            yield from _complaints(child, path)
-    elif isinstance(error, IterableValidationError):
-        noted_items, alone = error.group_exceptions()
-        for child, item in noted_items:
-            yield from _complaints(child, f"{path}[{item.index}]")
+                yield from _complaints(child, at)
         for child in alone:
             yield from _complaints(child, path)
     elif isinstance(error, UsageError):  # raised by a class's own check; the text begins with the option's name
         yield _join(path, str(error))
+    elif isinstance(error, TypeError):  # from cattrs, which iterates over what should be a list
+        yield f"{path or 'The config'} should be a list: {error}."
     else:
         yield f"{path or 'The config'} {error if isinstance(error, _Misfit) else f'cannot be used: {error}'}."
 

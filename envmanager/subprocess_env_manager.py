@@ -26,34 +26,43 @@ from envmanager.processes.child import worker
 
 __all__ = ["GroupFactory", "SubprocessEnvManager", "make_contexts", "worker"]
 
-_HOSTS = {
-    "native": "envmanager.processes.native:NativeHost",
-    "portable": "envmanager.processes.portable:PortableHost",
-}
+_HOSTS = {"native": "envmanager.processes.native:NativeHost", "portable": "envmanager.processes.portable:PortableHost"}
 """Hosts by transport. The native host is imported only when it is used, because it needs Linux."""
 
 
 class SubprocessEnvManager(EnvManager):
-    """A manager that runs ``n_envs`` environments in ``n_workers`` processes (by default one per environment).
+    """A manager that runs environments in worker processes.
 
-    With ``n_workers="auto"``, a probe chooses the number. The probe is a worker that steps the first environment for a
-    short time before the others start; ``stats().placement`` has the number and the reason. The last ``local_envs``
-    environments run in the trainer's process, in the local worker. ``n_workers`` does not include this worker. The
-    local worker steps when the trainer would otherwise wait, and no other response is received meanwhile. If the local
-    worker crashes or hangs, so does the trainer. With ``local_envs="auto"``, a probe chooses ``local_envs`` and, unless
-    given, ``n_workers``.
+    The probe that chooses for ``"auto"`` is a worker that steps the first environment for a short time before the
+    others start; ``stats().placement`` has the numbers and the reason. The local worker steps when the trainer would
+    otherwise wait, and no other response is received meanwhile. If it crashes or hangs, so does the trainer.
 
-    ``env_factory``: a callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
-    be defined anywhere, even in a notebook or in a script without a ``__main__`` guard. ``start_method``: "forkserver"
-    (default on Linux) or "spawn". ``transport``: "native" (default on Linux) or "portable", which needs no Linux and
-    starts each worker in a new Python process. ``zero_copy``: return views of shared memory, see StepInfo. ``infos``:
-    also return the environments' info dicts, which are pickled. ``check_values``: also refuse casts, numbers that
-    are not finite, and observations out of bounds. ``worker_env``: environment variables of the workers, instead of the
-    trainer's. ``log_dir``: folder with a file for the output of each worker. Errors quote the end of the worker's file.
+    The constructor returns when all workers are ready. It raises UsageError for options or a factory that cannot work.
+    If workers cannot start, all other workers are stopped and the first WorkerError is raised.
 
-    The constructor returns when all workers are ready. A worker process may take ``timeouts.start_s`` to start. The
-    constructor raises UsageError for options or a factory that cannot work. If workers cannot start, all other workers
-    are stopped and the first WorkerError is raised.
+    Args:
+        env_factory: A callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
+            be defined anywhere, even in a notebook or in a script without a ``__main__`` guard.
+        n_envs: Number of environments.
+        n_workers: Number of processes, without the local worker. By default one per environment; "auto": by a probe.
+        wait: A Wait, "any", "all" or a number of workers; the default of ``step`` and ``recv``.
+        timeouts: Limits, as Timeouts, after which a worker counts as hung.
+        restarts: Whether and how often workers that fail are replaced, as a RestartPolicy.
+        infos: Whether to return the environments' info dicts too, which are pickled.
+        measures: Names of numbers in the infos, which ``episodes`` keeps from the end of each. Sets ``infos``.
+        check_values: Whether to refuse casts, numbers that are not finite, and observations out of bounds.
+        seed: Seed of the first ``reset``.
+        worker_env: Environment variables of the workers, instead of the trainer's.
+        log_dir: Folder with a file for the output of each worker. Errors quote the end of the worker's file.
+        trace: Path of a trace file.
+        record: Path of a recording.
+        order: Path of the recording in whose order responses are delivered.
+        record_observations: Whether the recording has the observations.
+        episodes: "automatic", or "on_demand" for environments that rest until ``begin``.
+        local_envs: Number of environments, the last ones, in the trainer's process; "auto": by a probe.
+        start_method: "forkserver" (default on Linux) or "spawn".
+        transport: "native" (default on Linux) or "portable", which needs no Linux: each worker is a new Python.
+        zero_copy: Whether to return views of shared memory; see StepInfo.
     """
 
     @takes(ProcessOptions)

@@ -5,7 +5,8 @@ A source is a list or another iterable of tasks, or an object with a method ``ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import attrs
@@ -13,7 +14,7 @@ import attrs
 from envmanager.data.specs import describe_value
 from envmanager.data.trees import snapshot
 from envmanager.errors import UsageError
-from envmanager.observe.episodes import Episode
+from envmanager.observe.episodes import FinishedEpisode
 from envmanager.options import a_mapping, plain
 
 
@@ -24,10 +25,12 @@ def _seed(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen
 class Task:
-    """The arguments with which an episode begins. ``id`` is a name of the user's, which is not sent anywhere.
+    """The arguments with which an episode begins.
 
-    ``seed`` is passed to the environment's ``reset`` unchanged. If it is None, a seed is derived from the manager's
-    seed and the number of the task. ``options`` are copied, and merged over the options of the manager's ``reset``.
+    Args:
+        seed: Seed for the environment's ``reset``, or None for one from the manager's seed and the task's number.
+        options: Copied, and merged over the options of the manager's ``reset``.
+        id: A name of the user's, which is not sent anywhere.
     """
 
     seed: int | None = attrs.field(default=None, converter=plain, validator=_seed)
@@ -70,7 +73,7 @@ class TaskResult(NamedTuple):
     attempts: int
     error: Exception | None = None
     cut: bool = False
-    episodes: tuple[Episode, ...] = ()
+    episodes: tuple[FinishedEpisode, ...] = ()
 
     @property
     def total(self) -> float:
@@ -103,22 +106,13 @@ class TaskSource(Protocol):
         """Take note of a task that was given up, as it failed ``attempts`` times."""
 
 
-class _Listed:
-    """A TaskSource of the items of an iterable."""
-
-    def __init__(self, tasks: Iterable[Any]) -> None:
-        self._left: Iterator[Any] = iter(tasks)
-
-    def next_task(self, env_id: int) -> Task:
-        return Task.of(next(self._left))
-
-
 def source_of(tasks: Any) -> tuple[Any, bool]:
     """Return a TaskSource for ``tasks``, and whether it has a known, finite number of tasks. Raises UsageError."""
     if callable(getattr(tasks, "next_task", None)):
         return tasks, False
     if isinstance(tasks, Iterable) and not isinstance(tasks, str | bytes | Mapping):
-        return _Listed(tasks), isinstance(tasks, Sized)
+        left = iter(tasks)
+        return SimpleNamespace(next_task=lambda _: Task.of(next(left))), isinstance(tasks, Sized)
     raise UsageError(
         f"tasks must be a list or another iterable of tasks, or have a method next_task(env_id), unlike "
         f"{describe_value(tasks)}."

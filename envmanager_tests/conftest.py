@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from envmanager.system.interrupts import defer_interrupts
 from envmanager.testing.leaks import Traces, adopt_orphans, settle
+from envmanager_tests.suites import is_in, suites_of
 
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
@@ -34,6 +36,9 @@ PRELOADED = (
 )
 """What workers find in the helper: an environment of a test comes with its module, and that with all of this."""
 
+LONGEST = ("test_under_chaos", "test_the_site_builds")
+"""Parts of the names of the tests that take longest."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # A shell that starts us in the background has us ignore Ctrl-C, and what we start would inherit that.
@@ -50,9 +55,28 @@ def pytest_configure(config: pytest.Config) -> None:
         starting.load("envmanager.processes.child", *PRELOADED)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test first, so that nobody waits for it at the end."""
-    items.sort(key=lambda item: "test_under_chaos" not in item.name)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--suite", action="append", default=[], help="run the tests of this suite; may be given again")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    asked = config.getoption("--suite")
+    is_other = asked and collection_path.match("test_*.py") and suites_of(collection_path).isdisjoint(asked)
+    return True if is_other else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out tests of other suites. The longest tests come first, so that nothing waits for them at the end."""
+    for item in items:
+        sample = item.get_closest_marker("sample")
+        applies = sample and (sample.kwargs.get("everywhere") or item.get_closest_marker("start_methods"))
+        if applies and not any(re.search(each, item.name) for each in sample.args):
+            item.add_marker("thorough")
+    if suites := frozenset(config.getoption("--suite")):
+        config.hook.pytest_deselected(items=[item for item in items if not is_in(item, suites)])
+        items[:] = [item for item in items if is_in(item, suites)]
+    items.sort(key=lambda item: not any(name in item.name for name in LONGEST))
 
 
 @pytest.fixture(autouse=True)

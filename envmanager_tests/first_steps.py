@@ -254,15 +254,15 @@ def the_scripts_of_readme_and_quickstart_run_without_a_guard() -> None:
             assert printed in output_of([sys.executable, str(path)])
 
 
-def the_command_line_runs_checks_and_tunes() -> None:
+def the_command_line_runs_checks_and_explains() -> None:
     for kind in ("simple", "subprocess"):
         options = ["--env", "CartPole-v1", "--n-envs", "2", "--manager", kind, "--steps", "200"]
         told = output_of([*COMMAND, "run", *options])
         assert "all steps taken" in told, told
     told = output_of([*COMMAND, "check", "--env", "CartPole-v1"])
     assert "no problems found" in told, told
-    told = output_of([*COMMAND, "tune", "--env", "CartPole-v1", "--n-envs", "2", "--seconds", "5"])
-    assert "best: 2 environments" in told, told
+    told = output_of([*COMMAND, "run", "--env", "CartPole-v1", "--manager", "auto", "--explain", "--steps", "200"])
+    assert "measured: a step of an environment takes" in told, told
 
 
 def files_are_replaced_and_folders_locked() -> None:
@@ -420,7 +420,7 @@ CHECKS: tuple[Callable[[], None], ...] = (
     a_ctrl_c_of_the_console_reaches_the_trainer_alone,
     all_processes_have_one_clock,
     the_scripts_of_readme_and_quickstart_run_without_a_guard,
-    the_command_line_runs_checks_and_tunes,
+    the_command_line_runs_checks_and_explains,
     files_are_replaced_and_folders_locked,
     the_contract_of_managers_holds_in_this_process,
     a_training_writes_checkpoints_and_can_be_played,

@@ -21,10 +21,8 @@ import sys
 import time
 from typing import Any
 
-import cloudpickle
-
 from envmanager import EnvironmentCommand, EnvironmentResponse, EnvManager
-from envmanager.adapters.factories import check_travel, factories_for
+from envmanager.adapters.factories import factories_for, pickled
 from envmanager.data.env_rows import split_evenly
 from envmanager.data.steps import CommandName
 from envmanager.hosts import descriptors
@@ -40,7 +38,6 @@ from envmanager.hosts.wire import (
     NAMES,
     Channel,
     Decoder,
-    Undecoded,
     dumps_failure,
     response_message,
 )
@@ -140,11 +137,9 @@ class TcpHost(LinkHost[TcpLink]):
         self.rewrites_arrays = False  # each response brings arrays of its own
 
     def make_worker(self, worker_id: int) -> TcpLink:
-        if not self.workers:
-            check_travel(self.factories)
         entry = self.context.entries[worker_id]
-        plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
-        return self.care_for(lambda: TcpLink(plan, pickled, self.options, self.context.events, entry.times))
+        plan, data = self.plan_of(entry), pickled(self.group_factory(entry))
+        return self.care_for(lambda: TcpLink(plan, data, self.options, self.context.events, entry.times))
 
 
 class TcpEnvManager(EnvManager):
@@ -187,12 +182,12 @@ class Connection:
     def recv(self) -> EnvironmentCommand:
         code, payload, begins = self.read()
         self.began_ns = time.perf_counter_ns()
-        given: Any = Undecoded(payload) if payload else None
-        if begins:
-            try:
+        try:
+            given = pickle.loads(payload) if payload else None
+            if begins:
                 self.group.on_demand.add(pickle.loads(begins))
-            except Exception as error:
-                given = error  # which the command raises
+        except Exception as error:
+            given = error  # which the command raises
         return EnvironmentCommand(NAMES[code], given)
 
     def send(self, response: EnvironmentResponse) -> None:

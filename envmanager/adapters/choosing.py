@@ -18,6 +18,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from envmanager.adapters.names import base_names
 from envmanager.adapters.resets import parameters_of
 from envmanager.adapters.side_by_side import SideBySide
 from envmanager.data.specs import describe_value
@@ -52,21 +53,17 @@ def _aec_advice(env: Any) -> str:
     return f"it is a PettingZoo AECEnv: turn it into a ParallelEnv with pettingzoo.utils.conversions.{name}"
 
 
-def _vector_advice(_: Any) -> str:
-    return (
-        "it is a vector environment: pass the function that makes it to a manager as env_factory, with n_envs=num_envs"
-    )
-
-
-def _old_gym_advice(_: Any) -> str:
-    return "it is an environment of the old gym package: turn it into a gymnasium.Env (shimmy does that)"
-
-
 def _foreign_advice(subject: Any) -> str:
     """Return advice for an object of no known class. The methods of environments tell which class it should have."""
     if not (callable(getattr(subject, "reset", None)) and callable(getattr(subject, "step", None))):
         return f"it is {describe_value(subject)}"
     name = f"{type(subject).__module__}.{type(subject).__qualname__}"
+    if not {"state", "env_state"}.isdisjoint(parameters_of(subject.step)[0]):
+        return (
+            f"its class {name} is functional, as in libraries of JAX: step() takes a state and returns the next one. "
+            "Let a VectorEnv over jax.jit(jax.vmap(step)) keep the states (docs/vectorised-environments.md shows it in "
+            "20 lines), or use the library's own wrapper for Gymnasium"
+        )
     if any(inspect.iscoroutinefunction(getattr(subject, method)) for method in ("reset", "step")):
         return f"the methods of its class {name} are coroutines, which run with kind: asyncio (AsyncioEnvManager)"
     if hasattr(subject, "possible_agents"):
@@ -83,48 +80,55 @@ def _foreign_advice(subject: Any) -> str:
     return f"its class {name} derives from no known class of environments, but has {missing}"
 
 
+_OPEN_SPIEL = (
+    "it is a game of OpenSpiel, with states and players of its own: shimmy's OpenSpielCompatibilityV0 makes an AECEnv "
+    "of a game, and pettingzoo.utils.conversions.turn_based_aec_to_parallel a ParallelEnv of that"
+)
 UNSUPPORTED = {
-    "pettingzoo.utils.env.AECEnv": _aec_advice,
-    "gym.core.Env": _old_gym_advice,
-    **dict.fromkeys(VECTORS, _vector_advice),
+    "gym.vector.vector_env.VectorEnv": "it is a vector of the old gym package: write a gymnasium.vector.VectorEnv that "
+    "calls it, and declare its autoreset_mode (docs/vectorised-environments.md)",
+    "gym.core.Env": "it is an environment of the old gym package: turn it into a gymnasium.Env (shimmy does that)",
+    "open_spiel.python.rl_environment.Environment": _OPEN_SPIEL,
+    "pyspiel.Game": _OPEN_SPIEL,
+    "pyspiel.State": _OPEN_SPIEL,
+    **dict.fromkeys(
+        VECTORS,
+        "it is a vector environment: pass the function that makes it to a manager as env_factory, with n_envs=num_envs",
+    ),
 }
-"""Functions that return advice for the user, by the name of a base class that ``as_environment`` refuses."""
+"""Advice for the user, by the name of a base class that ``as_environment`` refuses; AECEnv has its own."""
 
 
-def _base_names(subject: Any) -> list[str]:
-    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(subject).__mro__]
+def _entry_for(subject: Any, table: Mapping[str, str]) -> str | None:
+    return next((table[name] for name in base_names(subject) if name in table), None)
 
 
 def as_environment(subject: Any) -> Environment:
     """Return ``subject`` unchanged if it is an Environment, else wrapped in the adapter for its library.
 
-    Raises UsageError for a vector environment, a PettingZoo AECEnv, and any object that is not an environment of
-    Gymnasium, PettingZoo, dm_env, ML-Agents, TextArena or GEM.
+    Args:
+        subject: An environment of Gymnasium, PettingZoo, dm_env, ML-Agents, TextArena or GEM, or an Environment. For
+            any other object, a vector environment and a PettingZoo AECEnv, UsageError is raised.
     """
     if isinstance(subject, Environment):
         return subject
-    names = _base_names(subject)
-    for name in names:
-        if name in ADAPTERS:
-            return pkgutil.resolve_name(ADAPTERS[name])(subject)  # type: ignore[no-any-return]
-    advice = next((UNSUPPORTED[name] for name in names if name in UNSUPPORTED), None)
+    adapter = _entry_for(subject, ADAPTERS)
+    if adapter is not None:
+        return pkgutil.resolve_name(adapter)(subject)  # type: ignore[no-any-return]
+    is_aec = "pettingzoo.utils.env.AECEnv" in base_names(subject)
+    advice = _aec_advice(subject) if is_aec else _entry_for(subject, UNSUPPORTED)
     raise UsageError(
-        f"{(advice or _foreign_advice)(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
+        f"{advice or _foreign_advice(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
         "dm_env Environment, an ML-Agents BaseEnv, an Env of TextArena or GEM, or an envmanager.Environment. A factory "
         "may also return a gymnasium VectorEnv or an EnvPool, for all environments of a worker. With kind: asyncio, "
         "any object with the methods reset(*, seed, options) and step(action) is one."
     )
 
 
-def _vector_adapter(subject: Any) -> str | None:
-    return next((VECTORS[name] for name in _base_names(subject) if name in VECTORS), None)
-
-
 def n_envs_of(subject: Any) -> int | None:
     """Return the number of environments in a vector environment, or None for any other object."""
-    if _vector_adapter(subject) is None:
-        return None
-    return int(getattr(subject, "num_envs", 0) or len(subject))
+    is_vector = _entry_for(subject, VECTORS) is not None
+    return int(getattr(subject, "num_envs", 0) or len(subject)) if is_vector else None
 
 
 def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
@@ -132,7 +136,7 @@ def holds_all_of(subject: Any, factories: Sequence[Any]) -> bool:
 
     A vector environment holds all environments of the worker, so UsageError is raised if ``factories`` differ.
     """
-    is_vector = _vector_adapter(subject) is not None
+    is_vector = _entry_for(subject, VECTORS) is not None
     if is_vector and any(factory is not factories[0] for factory in factories):
         raise UsageError(
             "a factory returned a vector of all environments of its worker, which have different factories. Pass one "
@@ -166,7 +170,7 @@ def _wrapped_by(subject: Any) -> Iterable[Any]:
             inner = getattr(subject, name, None)
         except Exception:  # a property of foreign code
             continue
-        if inner is not None and not ENVIRONMENTS.isdisjoint(_base_names(inner)):
+        if inner is not None and not ENVIRONMENTS.isdisjoint(base_names(inner)):
             yield inner
 
 
@@ -178,12 +182,12 @@ def build_group(
     A vector environment must be the only entry of ``subjects``, and hold one environment per id in ``env_ids``. Raises
     UsageError as ``as_environment`` does, and if two entries of ``subjects`` are, or wrap, the same environment.
     """
-    vector = _vector_adapter(subjects[0])
+    vector = _entry_for(subjects[0], VECTORS)
     if vector is not None:
         return pkgutil.resolve_name(vector)(subjects[0], env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
         raise UsageError(SAME_ENVIRONMENT)
-    if all("gymnasium.core.Env" in _base_names(subject) for subject in subjects):
+    if all("gymnasium.core.Env" in base_names(subject) for subject in subjects):
         gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
         if gymnasium_adapter.equal_spaces(subjects):
             return gymnasium_adapter.GymnasiumEnvironment(  # type: ignore[no-any-return]

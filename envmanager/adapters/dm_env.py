@@ -29,7 +29,7 @@ from envmanager.environment import Environment
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 
-with needed_by("envmanager.adapters.dm_env", extra="dm_env"):
+with needed_by("envmanager.adapters.dm_env", extra="dm-env"):
     import dm_env
     from dm_env import specs as dm_specs
 

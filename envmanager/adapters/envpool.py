@@ -8,7 +8,7 @@ be seeded when the pool is made: ``envpool.make(…, seed=context.seed)``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,6 @@ class PoolGroup(VectorGroup):
     def _spec_of(self, vector_env: Any) -> BehaviorSpec:
         return behavior_spec(vector_env.spec.gymnasium_observation_space, vector_env.spec.gymnasium_action_space)
 
-    def _way_to_restart(self) -> Callable[[AgentSteps, np.ndarray, Info], None]:
-        return self._reset_ended
-
     def _begin(self, seeds: Sequence[int | None]) -> tuple[Tree, Info]:
         if self._has_begun and seeds[0] is not None:
             _logger.warning("EnvPool cannot seed its environments again: the seed of this reset has no effect.")
@@ -71,10 +68,10 @@ class PoolGroup(VectorGroup):
         obs, _, _, _, infos = _result(self._vector_env.reset())
         return obs, infos
 
-    def _restarted(self, ended: np.ndarray, numbers: np.ndarray, *_: Any) -> tuple[Tree, list[Info]]:
-        obs, _, _, _, infos = _result(self._vector_env.reset(numbers))
+    def _restarted(self, chosen: np.ndarray, *_: Any) -> tuple[Tree, list[Info]]:
+        obs, _, _, _, infos = _result(self._vector_env.reset(np.flatnonzero(chosen)))
         order = np.argsort(infos["env_id"])
-        rows = info_rows(infos, len(numbers)) if self._infos else []
+        rows = info_rows(infos, len(order)) if self._infos else []
         return take_rows(obs, order), [rows[place] for place in order] if rows else []
 
 
@@ -88,6 +85,7 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
     def __init__(self, pool: Any, env_ids: Sequence[int], *, infos: bool = False, check_values: bool = False) -> None:
         """Wrap a pool. Raises UsageError unless ``num_envs`` is ``len(env_ids)`` and a multiple of ``batch_size``."""
         super().__init__(pool, env_ids, infos=infos, check_values=check_values)
+        self.assumes_mode = False
         self.batch_size = pool.config["batch_size"]
         if self._n % self.batch_size:
             raise UsageError(
@@ -109,10 +107,6 @@ class AsyncPoolGroup(PoolGroup, LateVectorGroup):
         order = np.argsort(np.concatenate([infos["env_id"] for *_, infos in parts]))
         infos = [infos for *_, infos in parts]
         return take_rows(concat_rows([obs for obs, *_ in parts]), order), _joined(infos, order)
-
-    @property
-    def _n_received(self) -> int:
-        return self.batch_size
 
     def _send(self, rows: np.ndarray) -> None:
         self._in_pool[rows] = True

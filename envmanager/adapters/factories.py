@@ -1,13 +1,17 @@
-"""Functions that check the user's ``env_factory`` and convert it to one factory per environment.
+"""Functions that check the user's ``env_factory``, convert it to one factory per environment, and pickle it.
 
 The checks may import modules, but make no environment. Workers make environments with ``call_factory``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
+import io
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, get_type_hints
 
 import cloudpickle
@@ -86,24 +90,108 @@ def vectorised(env_factory: Any) -> EnvRecipe | None:
     return EnvRecipe(VectorId(factory.env_id, factory.spec, factory.module), imports=imports)
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler that also takes by value what decorators of functools make of a script's functions and methods."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = obj.__class__
+        if kind is _CACHED and not _is_importable(obj):
+            return _cached, (obj.__wrapped__, obj.cache_parameters()), vars(obj)
+        if kind is functools.cached_property:  # up to Python 3.11 it has a lock
+            return kind, (obj.func,), {"attrname": obj.attrname}
+        if kind is FunctionType and obj.__code__ is _DISPATCH and not _is_importable(obj):
+            return _dispatching, (obj.__wrapped__, dict(obj.registry))
+        return super().reducer_override(obj)
+
+
+_CACHED = type(functools.lru_cache(len))
+_DISPATCH = functools.singledispatch(len).__code__  # type: ignore[attr-defined]
+
+
+def _is_importable(function: Any) -> bool:
+    """Return whether another process finds the function by its name, as it does not find those of the script."""
+    module, by_value = function.__module__, ("__main__", *cloudpickle.list_registry_pickle_by_value())
+    try:
+        named = pkgutil.resolve_name(f"{module}:{function.__qualname__}")
+    except Exception:  # a local function
+        return False
+    return named is function and not any(f"{module}.".startswith(f"{each}.") for each in by_value)
+
+
+def _cached(function: Any, parameters: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _dispatching(function: Any, implementations: Mapping[type, Any]) -> Any:
+    made = functools.singledispatch(function)
+    for kind, implementation in implementations.items():
+        made.register(kind, implementation)
+    return made
+
+
+def pickled(value: Any) -> bytes:
+    """Return a pickle of ``value`` for another process, which need not know the user's script."""
+    with io.BytesIO() as file:
+        _Pickler(file, protocol=5).dump(value)
+        return file.getvalue()
+
+
+def why_unpicklable(value: Any, error: Exception) -> str:
+    """Return the text of ``error``, which ``pickled(value)`` raised, and the names that lead to the cause."""
+    path: list[str] = []
+    known, parts = [value], _parts(value)
+    while (found := next(parts, None)) is not None:
+        name, part = found
+        if not any(part is each for each in known):
+            known.append(part)
+            try:
+                pickled(part)
+            except Exception:
+                path += [name] * bool(name)
+                parts = _parts(part)
+    return f"it cannot be pickled: {error}" + (f" ({' → '.join(path)})" if path else "")
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects of which a pickle of ``value`` consists, each with its name, or "" if it has none."""
+    named: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        named = [("" if str(key).startswith("__") else key, each) for key, each in value.items()]
+    elif isinstance(value, list | tuple):
+        named = [("", each) for each in value]
+    else:
+        if isinstance(value, FunctionType):
+            named += inspect.getclosurevars(value).nonlocals.items()
+        with contextlib.suppress(Exception):  # of the object's own code
+            how = _Pickler(io.BytesIO()).reducer_override(value)
+            named += [("", each) for each in (value.__reduce_ex__(5) if how is NotImplemented else how)]
+    for name, part in named:
+        yield str(name or getattr(part, "__name__", "")), part
+
+
 def check_travel(factories: Sequence[Any]) -> None:
     """Raise UsageError unless ``factories`` can be pickled, which is necessary to send them to a worker."""
     try:
-        cloudpickle.dumps(factories, protocol=5)
+        pickled(factories)
     except Exception as error:
-        advice = "Open locks, files and connections inside the factory, not outside of it."
+        advice = "Make locks, generators, files and connections inside the factory, not outside of it."
         what = "env_factory"
         made_by = [factory.make[0] if isinstance(factory, Prepared) else factory for factory in factories]
         if any(isinstance(each, GymnasiumId) for each in made_by):
             what = "env_factory, or the EnvSpec that Gymnasium has registered for its id,"
             advice = "Register only arguments that can be pickled, or pass a function that makes the environment."
         raise UsageError(
-            f"{what} cannot be sent to a worker, because it cannot be pickled: {error}. {advice}"
+            f"{what} cannot be sent to a worker, because {why_unpicklable(factories, error)}. {advice}"
         ) from error
 
 
 def call_factory(env_factory: Any, context: EnvContext) -> Any:
-    """Call the factory, with ``context`` if it takes one, and return the result. Raises UsageError if it is None."""
+    """Call the factory, with ``context`` if it takes one, and return the result. Raises UsageError if it is None.
+
+    A name or an EnvRecipe is resolved first, in this process.
+    """
+    if isinstance(env_factory, str | EnvRecipe):
+        env_factory = resolve(env_factory)
     if isinstance(env_factory, Prepared):
         return env_factory.wrapped(call_factory(env_factory.inner(), context))
     env_factory = loaded(env_factory)

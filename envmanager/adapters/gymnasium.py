@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CoroutineType, MappingProxyType
+from types import CoroutineType, MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,6 @@ class GymnasiumEnvironment(RowGroup):
         self._environments = list(envs)
         self.env_ids = tuple(env_ids)
         self._all: Sequence[int] = range(len(self._environments))
-        self._infos = infos
         self._resets = [Resetter(env) for env in self._environments]
         self.casting: Casting = Casting(strict=check_values)
         self._number = finite_number if check_values else real_number
@@ -72,6 +71,7 @@ class GymnasiumEnvironment(RowGroup):
         first = self._environments[0]
         spec = behavior_spec(first.observation_space, first.action_space)
         self._spec = spec
+        self._infos = infos or spec.has_objects  # which are pickled anyway
         self.behavior_specs = {BEHAVIOR: spec}
         self._read_actions = rows_reader(first.action_space)
         self._known_actions = known_actions(first.action_space)
@@ -237,20 +237,24 @@ class GymnasiumEnvironment(RowGroup):
 
         It is a result of the caller's if there are ``results``, a Begin where an episode begins, else an action.
         """
-        n = len(chosen) - len(begins)
+        n, stand_in = len(chosen) - len(begins), SimpleNamespace(step=self._begun_or_given)
         given: Iterable[Any] = ()
         if results is not None:
-            given = [result for _, result in zip(range(n), results, strict=True)]
-            envs = [_Stepped] * len(chosen)
+            envs, given = [stand_in] * len(chosen), [result for _, result in zip(range(n), results, strict=True)]
         elif n:
             given = self._read_actions(actions[BEHAVIOR], n)
-        if not begins:
-            return envs, given
-        own = iter(given)
-        return (
-            [_Beginner(self) if row in begins else env for row, env in zip(chosen, envs, strict=True)],
-            [begins[row] if row in begins else next(own) for row in chosen],
-        )
+        if begins:
+            own = iter(given)
+            envs = [stand_in if row in begins else env for row, env in zip(chosen, envs, strict=True)]
+            given = [begins[row] if row in begins else next(own) for row in chosen]
+        return envs, given
+
+    def _begun_or_given(self, given: Any) -> Any:
+        """Begin an episode, and return what stands for its first step, or return the result that a caller has given."""
+        if given.__class__ is not Begin:
+            return given
+        obs, info = self._restart(given.row, given.seed, given.options)
+        return obs, 0.0, False, False, info
 
     def _restart(self, row: int, seed: int | None, options: Mapping[str, Any] | None) -> tuple[Any, Any]:
         # The options are copied, because Gymnasium's vector environments remove keys from them.
@@ -278,25 +282,6 @@ class GymnasiumEnvironment(RowGroup):
     def _new_views(self, chosen: Sequence[int]) -> _BufferViews:
         agent_id = self._agent_id[list(chosen)]
         return _BufferViews(RowBuffer.empty(self._spec.observation, agent_id), agent_id, self._is_plain)
-
-
-class _Stepped:
-    """A stand-in for an environment that a caller has stepped: its ``step`` returns the result that it is given."""
-
-    @staticmethod
-    def step(result: Any) -> Any:
-        return result
-
-
-class _Beginner:
-    """A stand-in for an environment whose episode begins: its ``step`` resets it, and returns the first observation."""
-
-    def __init__(self, group: GymnasiumEnvironment) -> None:
-        self._group = group
-
-    def step(self, begin: Begin) -> Any:
-        obs, info = self._group._restart(begin.row, begin.seed, begin.options)
-        return obs, 0.0, False, False, info
 
 
 class _BufferViews:

@@ -21,13 +21,22 @@ are dropped. In DISABLED mode, those whose episode has ended are reset before it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from envmanager.adapters.names import base_names
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import LARGEST_REWARD, check_info, fitting_array, real_number, stack_rows
+from envmanager.adapters.rows import (
+    LARGEST_REWARD,
+    check_info,
+    fitting_array,
+    groups_of_equals,
+    real_number,
+    stack_rows,
+)
 from envmanager.adapters.spaces import behavior_spec
 from envmanager.data.casting import Casting, fitting_foreign
 from envmanager.data.specs import (
@@ -94,7 +103,12 @@ class VectorGroup(EnvGroup):
         self._unwrapped = getattr(vector_env, "unwrapped", vector_env)
         self.env_ids = tuple(env_ids)
         self._n = int(getattr(vector_env, "num_envs", 0) or len(vector_env))
-        self._require_one_row_each()
+        if self._n != len(self.env_ids):
+            raise UsageError(
+                f"env_factory returned a vector of {self._n} environments for a worker of {len(self.env_ids)}. It is "
+                f"called once per worker, so n_envs must be {self._n} times n_workers: pass n_envs and n_workers that "
+                "give it, or make a vector of context.n_envs (def make(context: EnvContext))."
+            )
         self._infos = infos
         self._check_values = check_values
         self.casting = Casting(strict=check_values)
@@ -106,7 +120,7 @@ class VectorGroup(EnvGroup):
         self._plain = (spec.observation.dtype, spec.observation.shape) if is_plain else None
         """Dtype and shape to check in each row if an observation is a single array of numbers, else None."""
         self._acts_plainly = isinstance(spec.action, ArraySpec) and not spec.action.is_object
-        self._restart = self._way_to_restart()
+        self._mode = mode_of(vector_env)
         self._is_gymnasiums = isinstance(self._unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self.begins_on_demand = self._is_gymnasiums and not restarts_late(vector_env)
         self._to_park = np.zeros(self._n, np.bool_)
@@ -116,23 +130,10 @@ class VectorGroup(EnvGroup):
         self._buffer: RowBuffer | None = None
         self._accepts_device_arrays = False
         is_copied = getattr(vector_env, "copy", False) is True  # an option of SyncVectorEnv and AsyncVectorEnv
-        self.returns_new_arrays |= vector_env is self._unwrapped and (is_copied or _is_of(vector_env, _ALE))
+        self.returns_new_arrays |= vector_env is self._unwrapped and (is_copied or _ALE in base_names(vector_env))
 
     def _spec_of(self, vector_env: Any) -> BehaviorSpec:
         return behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
-
-    def _require_one_row_each(self) -> None:
-        n_envs = len(self.env_ids)
-        if self._n != n_envs:
-            raise UsageError(
-                f"env_factory returned a vector of {self._n} environments for a worker of {n_envs}. It is called once "
-                f"per worker, so n_envs must be {self._n} times n_workers: pass n_envs and n_workers that give it, or "
-                "make a vector of context.n_envs (def make(context: EnvContext))."
-            )
-
-    def _way_to_restart(self) -> Callable[[AgentSteps, np.ndarray, Info], None]:
-        """Return the method to call after a step in which episodes ended, chosen by the autoreset mode."""
-        return self._take_restarted if mode_of(self._vector_env) == SAME_STEP else self._reset_ended
 
     @property
     def max_agents(self) -> Mapping[str, int]:
@@ -183,7 +184,7 @@ class VectorGroup(EnvGroup):
             if not len(acting):
                 return self._with_begun([], begins)
             if self._to_park.any():
-                self._restarted(self._to_park, np.flatnonzero(self._to_park))
+                self._restarted(self._to_park)
             given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
             given[acting] = np.arange(len(acting))
             action = take_rows(actions[BEHAVIOR], given)
@@ -203,7 +204,10 @@ class VectorGroup(EnvGroup):
         if on_demand is not None:
             return self._with_begun([self._of_acting(on_demand, acting, steps, ended, infos)], begins)
         if len(ended.nonzero()[0]):  # any() is a Python function
-            self._restart(steps, ended, infos)
+            if self._mode == SAME_STEP:
+                self._take_restarted(steps, ended, infos)
+            else:
+                self._reset_ended(steps, ended, infos)
         return {BEHAVIOR: steps}
 
     # Episodes that begin on demand.
@@ -212,10 +216,9 @@ class VectorGroup(EnvGroup):
         self, on_demand: OnDemand, acting: np.ndarray, steps: AgentSteps, ended: np.ndarray, infos: Info
     ) -> AgentSteps:
         """Return the rows of the environments at ``acting``. Those whose episode ended rest."""
-        mode = mode_of(self._vector_env)
-        self._to_park = ended & (mode == DISABLED)
+        self._to_park = ended & (self._mode == DISABLED)
         if ended.any():
-            if mode == SAME_STEP:
+            if self._mode == SAME_STEP:
                 self._take_restarted(steps, ended, infos)
             else:
                 self._put_final(steps, take_rows(steps.obs, np.flatnonzero(ended)))
@@ -232,12 +235,13 @@ class VectorGroup(EnvGroup):
     def _with_begun(self, parts: list[AgentSteps], begins: Mapping[int, Begin]) -> Steps:
         """Begin episodes, with one reset for all that have equal options. Return ``parts`` and the first rows."""
         for group in _with_equal_options(begins.values()):
-            numbers, seed = np.array([begin.row for begin in group]), dict.fromkeys(range(self._n))
-            seed.update((begin.row, begin.seed) for begin in group)
-            mask = np.isin(np.arange(self._n), numbers)
-            obs, info = self._restarted(mask, numbers, list(seed.values()), group[0].options)
-            self._to_park[numbers] = False
-            first = AgentSteps.first(agent_id=self._agent_id[numbers], obs=obs, info=info if self._infos else None)
+            seeds: list[int | None] = [None] * self._n
+            mask = np.zeros(self._n, np.bool_)
+            for begin in group:
+                mask[begin.row], seeds[begin.row] = True, begin.seed
+            obs, info = self._restarted(mask, seeds, group[0].options)
+            self._to_park &= ~mask
+            first = AgentSteps.first(agent_id=self._agent_id[mask], obs=obs, info=info if self._infos else None)
             parts.append(first)
         if len(parts) > 1:
             steps = concat_steps(parts)
@@ -311,15 +315,10 @@ class VectorGroup(EnvGroup):
     def _take_restarted(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
         """Complete ``steps`` with the final observations that a VectorEnv in SAME_STEP mode returns in ``infos``."""
         numbers = np.flatnonzero(ended)
-        if "final_obs" not in infos:
+        name = next((name for name in _FINAL_OBS if name in infos), None)
+        if name is None:
             raise SpecMismatch("infos['final_obs']", "there, since an episode ended in SAME_STEP mode", "missing")
-        final_obs = infos["final_obs"]
-        if isinstance(final_obs, np.ndarray) and final_obs.dtype.kind == "O":  # of Gymnasium: an observation per row
-            last = [final_obs[number] for number in numbers]
-            final_obs = stack_rows(self._spec, last, ["final_obs"] * len(last), self.casting)
-        else:
-            final_obs = take_rows(self._fitting(final_obs, "final_obs", self._n), numbers)
-        self._put_final(steps, final_obs)
+        self._put_final(steps, self._final_rows(infos[name], numbers))
         if self._infos:
             final_info = info_rows(infos.get("final_info", {}), self._n)
             others = {key: value for key, value in infos.items() if key.removeprefix("_") not in _FINAL}
@@ -327,8 +326,36 @@ class VectorGroup(EnvGroup):
             steps.reset_info = [after[number] for number in numbers]
             steps.info = [final_info[number] if ended[number] else after[number] for number in range(self._n)]
 
-    def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, _infos: Info) -> None:
+    def _final_rows(self, final_obs: Any, numbers: np.ndarray) -> Tree:
+        if isinstance(final_obs, np.ndarray) and final_obs.dtype.kind == "O":  # of Gymnasium: an observation per row
+            last = [final_obs[number] for number in numbers]
+            return stack_rows(self._spec, last, ["final_obs"] * len(last), self.casting)
+        return take_rows(self._fitting(final_obs, "final_obs", self._n), numbers)
+
+    def _require_last(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
+        """Raise SpecMismatch if ``infos`` show that ``obs`` of an ended row is not the last one, but the next first."""
+        for name in () if self._is_gymnasiums else _FINAL_OBS:  # whose environments may use the names for themselves
+            numbers = np.flatnonzero(ended)
+            try:
+                final_obs = self._final_rows(infos[name], numbers)
+            except (KeyError, SpecMismatch):  # what does not fit is no observation
+                continue
+            if not data_equivalence(*(map_tree(as_array, rows) for rows in (final_obs, take_rows(steps.obs, numbers)))):
+                raise self._restarts_at_once(f"infos[{name!r}] differs from obs where an episode ended")
+
+    def _restarts_at_once(self, evidence: str) -> SpecMismatch:
+        """Return the error for a VectorEnv that, by ``evidence``, restarts in the step of the end, as in SAME_STEP."""
+        mode = self._mode if declares_mode(self._vector_env) else "missing, which means NextStep"
+        return SpecMismatch(
+            "metadata['autoreset_mode']",
+            "AutoresetMode.SAME_STEP, with the last observations in infos['final_obs'], if the next episode begins in "
+            "the step of the end, else the mode that it has",
+            f"{mode}, although {evidence}",
+        )
+
+    def _reset_ended(self, steps: AgentSteps, ended: np.ndarray, infos: Info) -> None:
         """Reset the environments that ``ended`` selects. Put their first and final observations into ``steps``."""
+        self._require_last(steps, ended, infos)
         numbers = np.flatnonzero(ended)
         self._put_final(steps, take_rows(steps.obs, numbers))  # a copy, because the reset may write into the arrays
         is_buffered = self._buffer is not None and steps is self._buffer.steps
@@ -336,10 +363,9 @@ class VectorGroup(EnvGroup):
             steps.obs = copy_tree(steps.obs)
             steps.reward, steps.terminated = steps.reward.copy(), steps.terminated.copy()
             steps.truncated = steps.truncated.copy()
-        first, reset_infos = self._restarted(ended, numbers)
+        first, reset_infos = self._restarted(ended)
         if is_buffered:
-            for column, part in zip(leaves(steps.obs), leaves_like(steps.obs, first), strict=True):
-                column[numbers] = part
+            _copy_into(steps.obs, first, numbers)
         else:
             steps.obs = with_rows(steps.obs, numbers, first)
         if self._infos:
@@ -360,20 +386,19 @@ class VectorGroup(EnvGroup):
         seed: Any = seeds[0]
         if self._is_gymnasiums:
             seed = None if all(each is None for each in seeds) else list(seeds)
-        elif _is_of(self._vector_env, _ALE) and None not in seeds:
+        elif _ALE in base_names(self._unwrapped) and None not in seeds:
             seed = np.array(seeds)
         options = None if self._options is None else dict(self._options)
         return self._reset(self._vector_env, seed=seed, options=options)  # type: ignore[no-any-return]
 
     def _restarted(
-        self, ended: np.ndarray, numbers: np.ndarray, seed: Any = None, options: Mapping[str, Any] | None = None
+        self, chosen: np.ndarray, seed: Any = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Tree, list[Info]]:
-        """Reset the environments at ``numbers``; ``ended`` is their mask. Return their first observations and infos."""
-        options = {**(self._options or {}), **(options or {}), "reset_mask": ended}
+        """Reset the environments that the mask ``chosen`` selects. Return their first observations and infos."""
+        options = {**(self._options or {}), **(options or {}), "reset_mask": chosen}
         obs, infos = self._reset(self._vector_env, seed=seed, options=options)
-        first = take_rows(self._fitting(obs, "obs", self._n), numbers)
-        rows = info_rows(infos, self._n) if self._infos else []
-        return first, [rows[number] for number in numbers] if rows else []
+        first = take_rows(self._fitting(obs, "obs", self._n), np.flatnonzero(chosen))
+        return first, list(compress(info_rows(infos, self._n), chosen)) if self._infos else []
 
     # Questions.
 
@@ -423,18 +448,24 @@ class VectorGroup(EnvGroup):
 
 
 def _with_equal_options(begins: Iterable[Begin]) -> list[list[Begin]]:
-    groups: list[list[Begin]] = []
-    for begin in begins:
-        own = [group for group in groups if data_equivalence(group[0].options, begin.options)] or [[]]
-        groups += [] if own[0] else own
-        own[0].append(begin)
-    return groups
+    return groups_of_equals(begins, lambda one, other: data_equivalence(one.options, other.options))
 
 
 def mode_of(vector_env: Any) -> str:
-    """Return the value of a VectorEnv's AutoresetMode, or NEXT_STEP if its metadata has none, as in Gymnasium 1.0."""
-    mode = vector_env.metadata.get("autoreset_mode", NEXT_STEP)
-    return str(getattr(mode, "value", mode))
+    """Return the value of a VectorEnv's AutoresetMode, or NEXT_STEP if its metadata has none, as in Gymnasium 1.0.
+
+    Raises UsageError for what is no AutoresetMode.
+    """
+    mode = vector_env.metadata["autoreset_mode"] if declares_mode(vector_env) else NEXT_STEP
+    value = str(getattr(mode, "value", mode))
+    if value not in (NEXT_STEP, SAME_STEP, DISABLED):
+        raise UsageError(f"metadata['autoreset_mode'] is {mode!r}: declare a gymnasium.vector.AutoresetMode.")
+    return value
+
+
+def declares_mode(vector_env: Any) -> bool:
+    """Return whether the metadata of a VectorEnv have an AutoresetMode."""
+    return (getattr(vector_env, "metadata", None) or {}).get("autoreset_mode") is not None
 
 
 def restarts_late(vector_env: Any) -> bool:
@@ -442,29 +473,25 @@ def restarts_late(vector_env: Any) -> bool:
     unwrapped = getattr(vector_env, "unwrapped", vector_env)
     if mode_of(vector_env) != NEXT_STEP:
         return False
-    if "autoreset_mode" not in vector_env.metadata:  # Gymnasium 1.0
+    if not declares_mode(vector_env):  # Gymnasium 1.0
         return True
     if isinstance(unwrapped, AsyncVectorEnv):  # without shared memory its processes reset a second time
         return not unwrapped.shared_memory
-    return not isinstance(unwrapped, SyncVectorEnv) and not _is_of(vector_env, _ALE)
+    return not isinstance(unwrapped, SyncVectorEnv) and _ALE not in base_names(unwrapped)
 
 
 _ALE = "ale_py.vector_env.AtariVectorEnv"
-_FINAL = ("final_obs", "final_info")
+_FINAL_OBS = ("final_obs", "final_observation")
+"""Key of the last observations in infos, and the one of Gymnasium before 1.0, which some libraries have kept."""
+_FINAL = (*_FINAL_OBS, "final_info")
 
 
-def _is_of(vector_env: Any, name: str) -> bool:
-    """Return whether the VectorEnv inside all wrappers is an instance of the class whose full name is ``name``."""
-    inner = getattr(vector_env, "unwrapped", vector_env)
-    return any(f"{cls.__module__}.{cls.__qualname__}" == name for cls in type(inner).__mro__)
-
-
-def _copy_into(target: Tree, source: Tree) -> None:
+def _copy_into(target: Tree, source: Tree, rows: Any = ...) -> None:
     if target.__class__ is np.ndarray:
-        target[...] = source
+        target[rows] = source
         return
     for column, part in zip(leaves(target), leaves_like(target, source), strict=True):
-        column[...] = part
+        column[rows] = part
 
 
 def batch(column: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.adapters.gymnasium_vector import BEHAVIOR, Info, VectorGroup, batch, restarts_late
+from envmanager.adapters.gymnasium_vector import BEHAVIOR, Info, VectorGroup, batch, declares_mode, restarts_late
 from envmanager.data.specs import zeros
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, concat_steps
 from envmanager.data.trees import Tree, copy_tree, map_tree, take_rows, with_rows
@@ -47,6 +47,10 @@ class LateVectorGroup(VectorGroup):
         self._last = AgentSteps.first(agent_id=self._agent_id.copy(), obs=zeros(self._spec, self._n))
         """Last step of each row in ``_is_late``, with the final observation."""
         self._last_info: list[Info] = [{} for _ in range(self._n)]
+        self.assumes_mode = not self._is_gymnasiums and not declares_mode(vector_env)
+        """Whether the VectorEnv declares no AutoresetMode, so that NEXT_STEP is only assumed."""
+        self.earned_at_restart: float | None = None
+        """The first reward of a step that only began an episode, which is dropped; ``envmanager check`` reports it."""
 
     def offer_rows(self, buffer: RowBuffer) -> None:
         """Ignore the buffer, because a step may return fewer rows than the buffer has."""
@@ -80,7 +84,7 @@ class LateVectorGroup(VectorGroup):
 
     def _step_all(self) -> AgentSteps:
         self._send(np.arange(self._n))
-        parts = [self._received() for _ in range(self._n // self._n_received)]
+        parts = [self._received() for _ in range(self._n // self.batch_size)]
         for part in parts:
             if part.ended.any():
                 part.final_obs = take_rows(part.obs, np.flatnonzero(part.ended))
@@ -119,18 +123,29 @@ class LateVectorGroup(VectorGroup):
 
     # Calls of the VectorEnv, which an asynchronous pool has instead.
 
-    @property
-    def _n_received(self) -> int:
-        """Number of rows that ``_received`` returns."""
-        return self._n
-
     def _send(self, rows: np.ndarray) -> None:
         """Begin to step ``rows`` with their last actions. A no-op in this class, whose ``_received`` steps all rows."""
 
     def _received(self) -> AgentSteps:
-        """Return the next batch of ready rows, in new arrays. This class steps the VectorEnv and returns all rows."""
-        steps = self._steps(*self._vector_env.step(map_tree(batch, self._actions)))
+        """Return the next ``batch_size`` ready rows, in new arrays. This class steps the VectorEnv for all rows."""
+        result = self._vector_env.step(map_tree(batch, self._actions))
+        steps = self._steps(*result)
+        self._require_late(steps, result[4])
         return steps if self._is_copied else steps.copy()
+
+    def _require_late(self, steps: AgentSteps, infos: Info) -> None:
+        """Raise SpecMismatch if an episode has begun in the step in which another one ended, and not in the next."""
+        ended, begun = steps.ended, self._is_late | ~self._acting
+        if ended.any():
+            self._require_last(steps, ended, infos)
+        if not begun.any():
+            return
+        earned = begun & (steps.reward != 0)
+        if earned.any() and self.earned_at_restart is None:
+            self.earned_at_restart = float(steps.reward[earned][0])
+        if (begun & ended).any() or (earned.any() and self.assumes_mode):
+            what = "an end" if (begun & ended).any() else f"a reward of {self.earned_at_restart:g}"
+            raise self._restarts_at_once(f"the step after an episode's end, whose action is ignored, had {what}")
 
 
 def vector_group(vector_env: Any, env_ids: Sequence[int], *, infos: bool, check_values: bool) -> VectorGroup:

@@ -96,7 +96,8 @@ class MlagentsEnvironment(Environment):
     def step(self, actions: Mapping[str, Tree]) -> Steps:
         for behavior, action in actions.items():
             if len(leaves(action)[0]):
-                self.env.set_actions(behavior, to_action_tuple(action))
+                own = ActionTuple(continuous=action.get("continuous"), discrete=action.get("discrete"))
+                self.env.set_actions(behavior, own)
         self.env.step()
         self._learn_specs()
         steps = {name: agent_steps(spec, *self.env.get_steps(name)) for name, spec in self._specs.items()}
@@ -122,12 +123,7 @@ class MlagentsEnvironment(Environment):
     def _first_steps(self) -> dict[str, AgentSteps]:
         """Return the steps after a reset, by behavior, with a row of reward 0 for each agent that needs an action."""
         self._learn_specs()
-        steps = {}
-        for behavior, spec in self._specs.items():
-            decisions, _ = self.env.get_steps(behavior)
-            steps[behavior] = only_decisions(spec, decisions)
-            steps[behavior].reward = np.zeros(len(decisions), np.float32)
-        return steps
+        return {name: only_decisions(spec, self.env.get_steps(name)[0]) for name, spec in self._specs.items()}
 
     def _learn_specs(self) -> None:
         """Convert and store the specs of behaviors that have appeared since the last call."""
@@ -187,14 +183,10 @@ def to_spec(spec: Any) -> BehaviorSpec:
     return BehaviorSpec(observation, action)
 
 
-def to_action_tuple(action: Mapping[str, np.ndarray]) -> ActionTuple:
-    """Convert a batch of actions, with the key ``continuous``, ``discrete`` or both, to ML-Agents' ActionTuple."""
-    return ActionTuple(continuous=action.get("continuous"), discrete=action.get("discrete"))
-
-
 def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentSteps:
     """Merge DecisionSteps and TerminalSteps into AgentSteps. An agent in both has one row, with the terminal reward."""
     steps = only_decisions(spec, decisions)
+    steps.reward = np.array(decisions.reward, np.float32)
     if not len(terminals):
         return steps
     row_of = {agent_id: row for row, agent_id in enumerate(steps.agent_id.tolist())}
@@ -220,15 +212,11 @@ def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentStep
 
 
 def only_decisions(spec: BehaviorSpec, decisions: Any) -> AgentSteps:
-    """Convert DecisionSteps to AgentSteps in which every agent needs an action and no episode has ended."""
-    n = len(decisions)
-    return AgentSteps.stepped(
+    """Convert DecisionSteps to AgentSteps with reward 0 in which every agent needs an action."""
+    return AgentSteps.first(
         agent_id=np.asarray(decisions.agent_id, np.int64),
         obs=_observation(spec, decisions, decisions.action_mask),
-        reward=np.array(decisions.reward, np.float32),
-        terminated=np.zeros(n, np.bool_),
-        truncated=np.zeros(n, np.bool_),
-        info=[{} for _ in range(n)],
+        info=[{} for _ in range(len(decisions))],
     )
 
 

@@ -54,7 +54,6 @@ class GymnasiumId:
         return _gymnasium_for(self.env_id)
 
 
-@attrs.frozen
 class VectorId(GymnasiumId):
     """A factory of a worker's vector environment, which is registered with Gymnasium under ``env_id``."""
 
@@ -90,6 +89,11 @@ class Importable:
         return operator.attrgetter(self.attribute)(importlib.import_module(self.module))
 
 
+def base_names(subject: Any) -> list[str]:
+    """Return the full names of the class of ``subject`` and of its base classes."""
+    return [f"{cls.__module__}.{cls.__qualname__}" for cls in type(subject).__mro__]
+
+
 def loaded(named: Any) -> Any:
     """Import and return the object that an Importable names. Return any other object unchanged."""
     return named.load() if isinstance(named, Importable) else named
@@ -121,6 +125,9 @@ def find_environment(text: str) -> Any:
     Raises UsageError if there is no such environment, and ImportFailed if a library that it needs cannot be imported.
     """
     module, colon, name = text.partition(":")
+    if module.endswith(".py"):
+        stem = os.path.splitext(os.path.basename(module))[0]
+        raise UsageError(f"env {text!r} names a file. Write the module and what makes one: {stem}:{name or 'NAME'}.")
     if not colon:
         return GymnasiumId(text, _registered(text, text))
     if not module or module.startswith("."):

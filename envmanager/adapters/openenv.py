@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+import attrs
 import numpy as np
 
 from envmanager.data.specs import describe_value
@@ -172,25 +173,20 @@ class _Server:
             )
 
 
+@attrs.define(eq=False, slots=False)
 class OpenEnvSession:
     """An environment in a session of an OpenEnv server. Its methods are coroutines; one of them runs at a time."""
 
-    def __init__(
-        self,
-        server: _Server,
-        env_id: int,
-        encode: Callable[[Any], Any],
-        decode: Callable[[dict[str, Any]], Result],
-        headers: Mapping[str, str] | None,
-        ping_s: float | None,
-    ) -> None:
-        self._server, self._env_id = server, env_id
-        self._encode, self._decode = encode, decode
-        self._headers, self._ping_s = headers, ping_s
-        self._connection: Any = None
-        self._has_begun = False
-        self._end = ""
-        """Reason why the session has ended for good, if it has."""
+    _server: _Server
+    _env_id: int
+    _encode: Callable[[Any], Any]
+    _decode: Callable[[dict[str, Any]], Result]
+    _headers: Mapping[str, str] | None
+    _ping_s: float | None
+    _connection: Any = attrs.field(default=None, init=False)
+    _has_begun: bool = attrs.field(default=False, init=False)
+    _end: str = attrs.field(default="", init=False)
+    """Reason why the session has ended for good, if it has."""
 
     async def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None

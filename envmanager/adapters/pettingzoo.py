@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import RowReader, check_info, flag, real_number, stack_rows
+from envmanager.adapters.rows import RowReader, check_info, flag, groups_of_equals, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec, row_reader
 from envmanager.data.casting import Casting
 from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
@@ -45,7 +45,8 @@ class ParallelEnvironment(Environment):
         self._reset = Resetter(env)
         self.casting: Casting = Casting()
         self._behavior_of = behavior_of.__getitem__ if isinstance(behavior_of, Mapping) else behavior_of
-        self._kinds: dict[Agent, _Kind] = {}
+        self._behaviors: dict[Agent, str] = {}
+        self._read_action: dict[Agent, RowReader] = {}
         self._specs: dict[str, BehaviorSpec] = {}
         self._numbers: dict[Agent, int] = {}
         self._playing: list[Agent] = []
@@ -60,7 +61,7 @@ class ParallelEnvironment(Environment):
 
     @property
     def max_agents(self) -> Mapping[str, int]:
-        return Counter(kind.behavior for kind in self._kinds.values())
+        return Counter(self._behaviors.values())
 
     @property
     def wrapped(self) -> Any:
@@ -75,13 +76,16 @@ class ParallelEnvironment(Environment):
 
     def action_of(self, actions: Mapping[str, Tree]) -> dict[Agent, Any]:
         return {
-            agent: self._kinds[agent].read_action(actions[behavior], row)
+            agent: self._read_action[agent](actions[behavior], row)
             for behavior, agents in self._acting.items()
             for row, agent in enumerate(agents)
         }
 
     def steps_of(self, result: Any) -> Steps:
-        outcome = _Outcome.of(result)
+        if not isinstance(result, tuple) or len(result) != 5:
+            what = "a tuple of 5 dicts (obs, reward, terminated, truncated, info)"
+            raise SpecMismatch("the result of step", what, describe_value(result))
+        outcome = _Outcome(*result)
         alive = list(self._env.agents)
         rows = [outcome.row(agent, self.casting) for agent in self._playing]
         for row in rows:
@@ -124,7 +128,7 @@ class ParallelEnvironment(Environment):
             self._numbers.setdefault(agent, len(self._numbers))
         groups: dict[str, list[_Row]] = {}
         for agent, row in known.items():
-            groups.setdefault(self._kinds[agent].behavior, []).append(row)
+            groups.setdefault(self._behaviors[agent], []).append(row)
         self._playing = [row.agent for group in groups.values() for row in group if row.next_obs is not None]
         turn = None if self._game is None else self._game.agent_selection
         for row in known.values():
@@ -150,12 +154,17 @@ class ParallelEnvironment(Environment):
 
     def _stacked(self, rows: list[_Row], observations: list[Any]) -> Tree:
         """Stack the observations of the agents of ``rows``, all of one behavior. Raises SpecMismatch for a bad one."""
-        spec = self._specs[self._kinds[rows[0].agent].behavior].observation
+        spec = self._specs[self._behaviors[rows[0].agent]].observation
         return stack_rows(spec, observations, [f"obs of agent {row.agent!r}" for row in rows], self.casting)
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
         """Assign each new agent to a behavior. Raises SpecMismatch if agents of one behavior have unequal specs."""
-        new = {agent: self._spaces(agent) for agent in agents if agent not in self._kinds}
+        env = self._env
+        new = {
+            agent: (env.observation_space(agent), env.action_space(agent))
+            for agent in agents
+            if agent not in self._behaviors
+        }
         if not new:
             return
         specs = {agent: behavior_spec(*spaces) for agent, spaces in new.items()}
@@ -163,10 +172,7 @@ class ParallelEnvironment(Environment):
             known = self._specs.setdefault(behavior, specs[agent])
             if known != specs[agent]:
                 raise SpecMismatch(f"agent {agent!r} of behavior {behavior!r}", str(known), str(specs[agent]))
-            self._kinds[agent] = _Kind(behavior, row_reader(new[agent][1]))
-
-    def _spaces(self, agent: Agent) -> tuple[Any, Any]:
-        return self._env.observation_space(agent), self._env.action_space(agent)
+            self._behaviors[agent], self._read_action[agent] = behavior, row_reader(new[agent][1])
 
     def _named(self, specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
         if self._behavior_of is not None:
@@ -189,7 +195,7 @@ def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
     joined by ``+``. Behaviors that would share a name are instead named after their first agents. If some names are
     still equal, every behavior is named after its first agent.
     """
-    groups = _groups(specs)
+    groups = groups_of_equals(specs, lambda one, other: specs[one] == specs[other])
     if len(groups) == 1:
         return dict.fromkeys(groups[0], "default")
     by_prefix = ["+".join(sorted({prefix(agent) for agent in group})) for group in groups]
@@ -218,27 +224,6 @@ def prefix(agent: Agent) -> str:
     name = str(agent)
     stem, _, number = name.rpartition("_")
     return stem if stem and number.isdecimal() else name
-
-
-def _groups(specs: Mapping[Agent, BehaviorSpec]) -> list[list[Agent]]:
-    """Return groups of agents with equal specs. The groups are in the order of their first agents in ``specs``."""
-    groups: list[list[Agent]] = []
-    for agent, spec in specs.items():
-        for group in groups:
-            if specs[group[0]] == spec:
-                group.append(agent)
-                break
-        else:
-            groups.append([agent])
-    return groups
-
-
-@attrs.define
-class _Kind:
-    """The behavior of one agent, and the function that reads its action from a batch. Neither changes later."""
-
-    behavior: str
-    read_action: RowReader
 
 
 @attrs.define
@@ -271,13 +256,6 @@ class _Outcome:
     terminated: Mapping[Agent, Any]
     truncated: Mapping[Agent, Any]
     info: Mapping[Agent, Any]
-
-    @classmethod
-    def of(cls, result: Any) -> _Outcome:
-        if not isinstance(result, tuple) or len(result) != 5:
-            what = "a tuple of 5 dicts (obs, reward, terminated, truncated, info)"
-            raise SpecMismatch("the result of step", what, describe_value(result))
-        return cls(*result)
 
     def row(self, agent: Agent, casting: Casting) -> _Row:
         """Return the row of an agent that played, with ``next_obs`` None. Raises SpecMismatch for an invalid entry."""

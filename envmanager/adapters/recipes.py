@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -22,6 +23,7 @@ from envmanager.adapters.names import GymnasiumId, Importable, find_callable, im
 from envmanager.adapters.resets import signature_of
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
+from envmanager.options import must_be
 
 _WRAPPER = "'module:Class' or {'module:Class': {its arguments}}"
 
@@ -40,10 +42,8 @@ def _check_arguments(what: str, value: Any) -> None:
             raise UsageError(f"{what} must have names as keys, not {name!r}.")
 
 
-def check_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless ``value`` is None or a non-empty string. An attrs validator."""
-    if value is not None and (not isinstance(value, str) or not value):
-        raise UsageError(f"{attribute.name} must be a text, not {value!r}.")
+check_name = attrs.validators.optional(must_be("a text", lambda value: isinstance(value, str) and value != ""))
+"""An attrs validator that accepts None and non-empty strings."""
 
 
 def as_tuple(value: Any) -> Any:
@@ -197,16 +197,9 @@ _OF_GYMNASIUM_MAKE = ("max_episode_steps", "disable_env_checker")
 
 def _maker(factory: Any) -> Any:
     """Return the callable whose parameters ``factory`` accepts, or None if this process cannot import the callable."""
-    if isinstance(factory, Importable):
-        return factory.load()
-    if not isinstance(factory, GymnasiumId):
-        return factory
-    entry_point = factory.entry_point
-    if not isinstance(entry_point, str):
-        return entry_point
-    module, _, name = entry_point.partition(":")
+    maker = factory.entry_point if isinstance(factory, GymnasiumId) else loaded(factory)
     try:
-        return Importable(module, name).load()
+        return pkgutil.resolve_name(maker) if isinstance(maker, str) else maker
     except Exception:  # perhaps only the worker can import it; else the worker's error says so
         return None
 

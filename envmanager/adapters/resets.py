@@ -17,30 +17,24 @@ class Resetter:
     """A callable that calls ``env.reset`` and passes a seed and options only if ``reset`` accepts them."""
 
     def __init__(self, env: Any) -> None:
-        named, takes_any = parameters_of(env.reset)
-        self._always = [name for name in _ARGUMENTS if name in named]
-        self._if_given = [name for name in _ARGUMENTS if name not in named and takes_any]
-        self._never = [name for name in _ARGUMENTS if name not in named and not takes_any]
-        self._takes_both = named.issuperset(_ARGUMENTS)
+        self._named, self._takes_any = parameters_of(env.reset)
+        self._takes_both = self._named.issuperset(_ARGUMENTS)
 
     def __call__(self, env: Any, *, seed: Any, options: Any) -> Any:
         """Return the result of ``env.reset``. Raises UsageError if ``seed`` or ``options`` is set but not accepted."""
         if self._takes_both:
             return env.reset(seed=seed, options=options)
-        given = {"seed": seed, "options": options}
-        for name in self._never:
-            if _is_there(given[name]):
+        arguments = {}
+        for name, value in zip(_ARGUMENTS, (seed, options), strict=True):
+            is_given = value is not None and value != {}
+            if is_given and name not in self._named and not self._takes_any:
                 raise UsageError(
                     f"{type(env).__qualname__}.reset() has no parameter {name!r}, but the manager's reset was "
                     f"given {name}: write `def reset(self, *, seed=None, options=None)`, or reset without {name}."
                 )
-        arguments = {name: given[name] for name in self._always}
-        arguments.update((name, given[name]) for name in self._if_given if _is_there(given[name]))
+            if is_given or name in self._named:
+                arguments[name] = value
         return env.reset(**arguments)
-
-
-def _is_there(value: Any) -> bool:
-    return value is not None and value != {}
 
 
 def parameters_of(reset: Any) -> tuple[set[str], bool]:

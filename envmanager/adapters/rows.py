@@ -7,8 +7,8 @@ the value.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,11 +22,17 @@ REAL_NUMBERS: frozenset[type] = frozenset({float, int, np.float64, np.float32, n
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Magnitude of the largest reward. The columns of rewards are float32, in which larger numbers become infinite."""
 
+_SEVERAL_REWARDS = (
+    " (weigh several goals, as mo_gymnasium's LinearReward does; let players be a PettingZoo ParallelEnv)"
+)
+
 FLAGS: frozenset[type] = frozenset({bool, np.bool_})
 
 _FLAG = ArraySpec((), np.bool_)
 _FLOAT = np.dtype(np.float64)
 _KINDS_OF_PYTHON_NUMBERS = {bool: "b", int: "iu", float: "f"}
+
+_T = TypeVar("_T")
 
 RowReader = Callable[[Tree, int], Any]
 """Function ``(batch, row)`` that returns one agent's action: an element of the action space, never a view."""
@@ -76,7 +82,8 @@ def real_number(value: Any, path: str, casting: Casting | None = None) -> float:
         if array is not None and array.shape == () and array.dtype.kind == "b" and casting is not None:
             array = casting.cast(value, _FLOAT, path, "a real number")
         if array is None or array.shape != () or array.dtype.kind not in "iuf":
-            raise SpecMismatch(path, "a real number", describe_value(value))
+            several = _SEVERAL_REWARDS if isinstance(value, list | tuple | np.ndarray) else ""
+            raise SpecMismatch(path, "a real number", describe_value(value) + several)
         given = array[()]
     number = given if isinstance(given, int) else float(given)
     if not -LARGEST_REWARD <= number <= LARGEST_REWARD and (isinstance(given, int) or np.isfinite(given)):
@@ -129,6 +136,18 @@ def compact_bound(values: np.ndarray) -> np.ndarray | None:
     if not (values == first).all():
         return values
     return None if values.dtype.kind == "f" and np.isinf(first) else np.asarray(first)
+
+
+def groups_of_equals(values: Iterable[_T], is_equal: Callable[[_T, _T], bool]) -> list[list[_T]]:
+    """Return lists of equal values, which need no hash. The lists are in the order of their first values."""
+    groups: list[list[_T]] = []
+    for value in values:
+        group = next((group for group in groups if is_equal(group[0], value)), None)
+        if group is None:
+            groups.append([value])
+        else:
+            group.append(value)
+    return groups
 
 
 def read_array(column: np.ndarray, row: int) -> Any:

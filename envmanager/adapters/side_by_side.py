@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -54,11 +55,10 @@ class SideBySide(RowGroup):
 
     @property
     def max_agents(self) -> Mapping[str, int]:
-        total: dict[str, int] = {}
+        total: Counter[str] = Counter()
         for environment in self._environments:
-            for behavior, n_agents in environment.max_agents.items():
-                total[behavior] = total.get(behavior, 0) + n_agents
-        return total
+            total.update(environment.max_agents)
+        return dict(total)
 
     @property
     def envs(self) -> Sequence[Any]:
@@ -174,7 +174,7 @@ class SideBySide(RowGroup):
                 steps = _cast_steps(spec, steps, self.casting)
                 check_steps(spec, steps, check_numbers=self._check_values)
             info = reset_info = None
-            if self._infos:
+            if self._infos or spec.has_objects:
                 info, reset_info = snapshot(steps.info), snapshot(steps.reset_info)
             checked[behavior] = steps = attrs.evolve(steps, info=info, reset_info=reset_info)
             if spec.has_objects and self._environments[row].casting is None:
@@ -187,24 +187,21 @@ _COLUMN_SPECS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 def _cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
     """Return ``steps`` with each array cast to its spec's dtype. Arrays that cannot be cast stay unchanged."""
-    columns = {name: _cast_column(leaf, getattr(steps, name), name, casting) for name, leaf in _COLUMN_SPECS.items()}
-    trees = {name: _cast_tree(spec.observation, getattr(steps, name), name, casting) for name in ("obs", "final_obs")}
-    return attrs.evolve(steps, **columns, **trees)
+    specs = {**_COLUMN_SPECS, "obs": spec.observation, "final_obs": spec.observation}
+    return attrs.evolve(steps, **{name: _cast(own, getattr(steps, name), name, casting) for name, own in specs.items()})
 
 
-def _cast_tree(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
+def _cast(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
+    def cast(leaf: ArraySpec, value: Any, path: str) -> Any:
+        if leaf.is_object or not isinstance(value, np.ndarray) or value.dtype == leaf.dtype:
+            return value
+        made = casting.cast(value, leaf.dtype, path, f"{leaf.dtype}{list(value.shape)}")
+        return value if made is None else made
+
     try:
-        parts = matched(spec, tree, root)
+        return build(spec, [cast(*part) for part in matched(spec, tree, root)])
     except SpecMismatch:
         return tree
-    return build(spec, [_cast_column(leaf, part, path, casting) for leaf, part, path in parts])
-
-
-def _cast_column(spec: ArraySpec, value: Any, path: str, casting: Casting) -> Any:
-    if spec.is_object or not isinstance(value, np.ndarray) or value.dtype == spec.dtype:
-        return value
-    cast = casting.cast(value, spec.dtype, path, f"{spec.dtype}{list(value.shape)}")
-    return value if cast is None else cast
 
 
 def check_steps(spec: BehaviorSpec, steps: AgentSteps, *, check_numbers: bool) -> None:

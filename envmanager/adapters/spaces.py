@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
@@ -32,74 +31,38 @@ def behavior_spec(observation_space: Any, action_space: Any) -> BehaviorSpec:
     return BehaviorSpec(to_spec(observation_space), to_spec(action_space))
 
 
-@functools.singledispatch
-def to_spec(_space: Any) -> Tree:
+def to_spec(space: Any) -> Tree:
     """Convert a space to a tree of ArraySpec. Spaces without a fixed shape (Text, Graph, …) become object leaves."""
+    if isinstance(space, spaces.Box):
+        return ArraySpec(space.shape, space.dtype, compact_bound(space.low), compact_bound(space.high))
+    if isinstance(space, spaces.Discrete):
+        # Always int64: environments with a smaller dtype still return plain ints and int64.
+        start = int(space.start)
+        return ArraySpec((), np.int64, start, start + int(space.n) - 1)
+    if isinstance(space, spaces.MultiDiscrete):
+        maximum = space.start + (space.nvec - 1)
+        return ArraySpec(space.shape, space.dtype, compact_bound(space.start), compact_bound(maximum))
+    if isinstance(space, spaces.MultiBinary):
+        return ArraySpec(space.shape, space.dtype, 0, 1)
+    if isinstance(space, spaces.Dict):
+        return {key: to_spec(child) for key, child in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(to_spec(child) for child in space.spaces)
     return ArraySpec(dtype=object)
 
 
-@to_spec.register(spaces.Box)
-def _(space: Any) -> Tree:
-    return ArraySpec(space.shape, space.dtype, compact_bound(space.low), compact_bound(space.high))
-
-
-@to_spec.register(spaces.Discrete)
-def _(space: Any) -> Tree:
-    # Always int64: environments with a smaller dtype still return plain ints and int64.
-    start = int(space.start)
-    return ArraySpec((), np.int64, start, start + int(space.n) - 1)
-
-
-@to_spec.register(spaces.MultiDiscrete)
-def _(space: Any) -> Tree:
-    maximum = space.start + (space.nvec - 1)
-    return ArraySpec(space.shape, space.dtype, compact_bound(space.start), compact_bound(maximum))
-
-
-@to_spec.register(spaces.MultiBinary)
-def _(space: Any) -> Tree:
-    return ArraySpec(space.shape, space.dtype, 0, 1)
-
-
-@to_spec.register(spaces.Dict)
-def _(space: Any) -> Tree:
-    return {key: to_spec(child) for key, child in space.spaces.items()}
-
-
-@to_spec.register(spaces.Tuple)
-def _(space: Any) -> Tree:
-    return tuple(to_spec(child) for child in space.spaces)
-
-
-@functools.singledispatch
-def row_reader(_space: Any) -> RowReader:
+def row_reader(space: Any) -> RowReader:
     """Return a function ``(batch, row)`` that returns one agent's action: an element of the space, never a view."""
+    if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        return read_array
+    if isinstance(space, spaces.Discrete) and space.dtype != np.int64:
+        dtype = np.dtype(space.dtype)
+        return lambda batch, row: dtype.type(batch[row])  # an int64 is not in an int8 space
+    if isinstance(space, spaces.Dict):
+        return read_dict({key: row_reader(child) for key, child in space.spaces.items()})
+    if isinstance(space, spaces.Tuple):
+        return read_tuple([row_reader(child) for child in space.spaces])
     return operator.getitem
-
-
-@row_reader.register(spaces.Box)
-@row_reader.register(spaces.MultiDiscrete)
-@row_reader.register(spaces.MultiBinary)
-def _(_: Any) -> RowReader:
-    return read_array
-
-
-@row_reader.register(spaces.Discrete)
-def _(space: Any) -> RowReader:
-    dtype = np.dtype(space.dtype)
-    if dtype == np.int64:
-        return operator.getitem
-    return lambda batch, row: dtype.type(batch[row])  # an int64 is not in an int8 space
-
-
-@row_reader.register(spaces.Dict)
-def _(space: Any) -> RowReader:
-    return read_dict({key: row_reader(child) for key, child in space.spaces.items()})
-
-
-@row_reader.register(spaces.Tuple)
-def _(space: Any) -> RowReader:
-    return read_tuple([row_reader(child) for child in space.spaces])
 
 
 def rows_reader(space: Any) -> Callable[[Tree, int], Iterable[Any]]:

@@ -46,6 +46,10 @@ class Texts:
             raise AttributeError(name)
         return getattr(self.env, name)
 
+    def close(self) -> None:
+        """Close the environment, if it can be closed."""
+        getattr(self.env, "close", lambda: None)()
+
 
 class Game(Texts):
     """A game of TextArena in which one agent plays all players, each in turn.
@@ -99,19 +103,17 @@ class Game(Texts):
         """Do nothing, because ``close`` of a game returns its rewards and releases nothing."""
 
 
-class Questions:
+class Questions(Texts):
     """Questions of a data set of Reasoning Gym, one an episode. The reward is the score of the answer.
 
     Options of an episode are an entry of the data set, so that the data set itself is a list of tasks. Without them, a
     question is made from the seed.
     """
 
-    observation_space = action_space = None
-
     def __init__(self, name: str, **config: Any) -> None:
         self._make, self._name, self._config = importlib.import_module("reasoning_gym").create_dataset, name, config
         self._seeds = random.Random()
-        self._dataset = self._made(0)
+        super().__init__(self._made(0))
         self._entry: Mapping[str, Any] = {}
 
     def _made(self, seed: int) -> Any:
@@ -126,7 +128,7 @@ class Questions:
 
     def step(self, answer: str) -> Any:
         """Score an answer, which ends the episode. The observation is the data set's own answer."""
-        score = self._dataset.score_answer(answer=answer, entry=dict(self._entry))
+        score = self.env.score_answer(answer=answer, entry=dict(self._entry))
         return self._entry.get("answer", ""), float(score), True, False, {}
 
 

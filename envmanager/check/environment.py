@@ -19,15 +19,17 @@ from typing import Any, Literal
 
 import attrs
 
-from envmanager.check.playthrough import Failure, Playthrough
+from envmanager.check.playthrough import Failure, Moment, Playthrough
 from envmanager.check.trial import Facts, Trial
 from envmanager.data.specs import BehaviorSpecs
+from envmanager.options import ProcessOptions
 from envmanager.placing.pair import OnePerProcess
 
 QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "close", "sharing")
 """The questions about an environment, in the order of the findings."""
 
 N_STEPS_OF_ANOTHER_SEED = 50
+_IF_SLOW = "If it is only slow, allow more time (--timeout; in a config `timeouts`)."
 
 
 @attrs.frozen
@@ -53,18 +55,33 @@ def check_environment(
     in_process: bool = False,
     on_call: Callable[[str], Any] = str,
     on_finding: Callable[[Finding], Any] = repr,
+    options: ProcessOptions | None = None,
 ) -> list[Finding]:
     """Check the environment that ``env_factory`` makes. Return the findings in the order of QUESTIONS.
 
-    The check takes about three times ``n_steps`` steps in a worker process. A call to the environment that takes longer
-    than ``timeout_s`` seconds, or that ends the process, is reported as a finding. Without ``timeout_s``, a call may
-    take ten times as long as the longest of its kind so far, but at least 5 s and at most 60 s. ``in_process``: whether
-    to run the environment in the caller's process, without a time limit, for a debugger; a crash then ends that
-    process. ``on_call`` receives a line of text before each call, and ``on_finding`` each finding when it is known.
     Raises UsageError or MissingExtra for a bad ``env_factory``.
+
+    Args:
+        env_factory: As for a manager.
+        n_steps: About a third of the steps that the check takes.
+        seed: Seed of the first episode.
+        timeout_s: Limit of a call, after which a finding says that it hung. By default ten times the longest of its
+            kind so far, from 5 s to 60 s, and ``timeouts.start_s`` to make the environment.
+        in_process: Whether to run the environment in the caller's process, without a time limit, for a debugger. A
+            crash then ends that process.
+        on_call: Receives a line of text before each call.
+        on_finding: Receives each finding when it is known.
+        options: Options of its manager: ``start_method``, ``transport``, ``worker_env`` and ``timeouts.start_s`` count.
     """
     findings = []
-    with Trial(env_factory, seed=seed, timeout_s=timeout_s, in_process=in_process, on_call=on_call) as trial:
+    with Trial(
+        env_factory,
+        seed=seed,
+        timeout_s=timeout_s,
+        in_process=in_process,
+        on_call=on_call,
+        options=options or ProcessOptions(n_envs=2),
+    ) as trial:
         for finding in _Examination(trial, n_steps, seed).findings():
             on_finding(finding)
             findings.append(finding)
@@ -87,11 +104,11 @@ class _Examination:
         refusal = first.failure if first.failure is not None and first.failure.kind == "not seeded" else None
         if refusal is not None:  # check the rest without a seed
             first = self._play(None)
-        facts = None if first.ended_process else self.trial.facts()
+        facts: Facts | None = None if first.ended_process else self.trial.ask("facts", "looking at its arrays")
         yield from _reset_findings(first)
-        if first.failure is None or first.failed_in != "reset":
+        if first.failure is None or first.failure.phase != "reset":
             yield from _step_findings(first, facts)
-            yield from _episode_findings(first)
+            yield from _episode_findings(first, facts)
             if facts is not None:
                 yield from _array_findings(facts)
         again = other = None
@@ -121,11 +138,10 @@ class _Examination:
         """Reset with ``env_seed``, then take steps until one returns a Failure. Return the data."""
         played, length = Playthrough(), 0
         for at_step in range((self.n_steps if n_steps is None else n_steps) + 1):
-            moment = self.trial.advance(at_step) if at_step else self.trial.begin(self.seed, env_seed)
+            call = ("advance", f"step {at_step:,}") if at_step else ("begin", "reset", self.seed, env_seed)
+            moment: Moment | Failure = self.trial.ask(*call)
             if isinstance(moment, Failure):
                 played.failure = moment
-                if at_step:
-                    played.failed_in = "restart" if moment.in_restart else "step"
                 break
             for mismatch in moment.mismatches:
                 known = any(mismatch.is_like(earlier) for _, earlier in played.mismatches.values())
@@ -144,13 +160,13 @@ class _Examination:
             return None
         played = self._play(env_seed, n_steps=n_steps)
         if not played.ended_process:
-            self.trial.finish()
+            self.trial.ask("finish", "close")
         return played
 
     def _closing_findings(self, *, is_gone: bool) -> Iterator[Finding]:
         if is_gone and isinstance(self.trial.make(), Failure):
             return
-        failure = self.trial.finish()
+        failure: Failure | None = self.trial.ask("finish", "close")
         if failure is None:
             yield Finding("close", "ok", "close() works.")
         else:
@@ -203,7 +219,7 @@ class _Examination:
             second = self._play(self.seed)
             problems += _repeat_problems(first, second, "in a second, new environment")
             if not second.ended_process:
-                self.trial.finish()
+                self.trial.ask("finish", "close")
         if other is not None and other.failure is not None:
             problems.append(_late_failure(other, other.failure, "with another seed"))
         yield from problems
@@ -235,27 +251,29 @@ def _outcome(played: Playthrough) -> str:
 
 
 def _place(played: Playthrough) -> str:
+    assert played.failure is not None
     step = f"step {played.n_steps + 1}"
-    return {"reset": "reset()", "step": step, "restart": f"{step}, in the reset() of the next episode"}[
-        played.failed_in
-    ]
+    places = {"reset": "reset()", "step": step, "restart": f"{step}, in the reset() of the next episode"}
+    return places[played.failure.phase]
 
 
 def _construction_problem(failure: Failure) -> Finding:
     text = failure.text if failure.kind == "refused" else f"It cannot be made: {failure.text}"
     advice = "" if failure.kind == "refused" else "Nothing else could be tried."
+    if failure.kind == "timed out":
+        advice = f"{_IF_SLOW} {advice}"
     return Finding("constructs", "problem", f"{text}.", advice, failure.evidence)
 
 
 def _reset_findings(played: Playthrough) -> Iterator[Finding]:
-    advice = "Make reset() return what the declared observation space says, or declare what it returns."
     failure = played.failure
-    if failure is not None and played.failed_in == "reset":
-        yield Finding("reset", "problem", f"reset(): {failure.text}.", _advice(played, advice), failure.evidence)
+    if failure is not None and failure.phase == "reset":
+        advice = _advice(failure, _fitting(failure.path))
+        yield Finding("reset", "problem", f"reset(): {failure.text}.", advice, failure.evidence)
         return
     mismatches = played.of_phase("reset")
     for _, mismatch in mismatches:
-        yield Finding("reset", "problem", f"After reset() {mismatch.text}.", advice)
+        yield Finding("reset", "problem", f"After reset() {mismatch.text}.", _fitting(mismatch.path))
     if not mismatches:
         yield Finding("reset", "ok", "reset() returns what its spec says.")
 
@@ -267,39 +285,58 @@ def _step_findings(played: Playthrough, facts: Facts | None) -> Iterator[Finding
             "steps",
             "note",
             f"{cast.field} should be {cast.expected}, but is {cast.got}: it is cast in every step.",
-            "Return what the declared space says; with check_values=True a manager refuses this.",
+            f"{_fitting(cast.field)} With check_values=True a manager refuses this.".strip(),
         )
-    advice = "Make step() return what the declared observation space says, or declare what it returns."
     mismatches, failure = played.of_phase("step"), played.failure
     for at_step, mismatch in mismatches:
         if not mismatch.is_known:
-            yield Finding("steps", "problem", f"In step {at_step} {mismatch.text}.", advice)
-    if failure is not None and played.failed_in == "step":
+            yield Finding("steps", "problem", f"In step {at_step} {mismatch.text}.", _fitting(mismatch.path))
+    if failure is not None and failure.phase == "step":
         text = f"Step {played.n_steps + 1}: {failure.text}."
-        yield Finding("steps", "problem", text, _advice(played, advice), failure.evidence)
+        yield Finding("steps", "problem", text, _advice(failure, _fitting(failure.path)), failure.evidence)
     elif not mismatches and not casts:
         text = f"{played.n_steps} steps with random actions gave what the spec says, finite and within its bounds."
         yield Finding("steps", "ok", text)
 
 
-def _episode_findings(played: Playthrough) -> Iterator[Finding]:
+def _fitting(path: str) -> str:
+    """Return advice about the value at ``path``, which does not fit. The mismatch says all about most values."""
+    if path.startswith("reward"):
+        return "A step has one reward, a finite number."
+    if path.startswith(("obs", "final_obs")):
+        return "Return what the declared observation space says, or declare what is returned."
+    return ""
+
+
+def _episode_findings(played: Playthrough, facts: Facts | None) -> Iterator[Finding]:
     lengths, failure = played.episode_lengths, played.failure
     advice = "The reset() that follows an episode's end must return a first observation as the very first one does."
-    if failure is not None and played.failed_in == "restart":
+    if failure is not None and failure.phase == "restart":
         text = f"reset() after an episode's end, in step {played.n_steps + 1}: {failure.text}."
-        yield Finding("episodes", "problem", text, _advice(played, advice), failure.evidence)
+        yield Finding("episodes", "problem", text, _advice(failure, advice), failure.evidence)
         return
     mismatches = played.of_phase("restart")
     for at_step, mismatch in mismatches:
         if not mismatch.is_known:
             text = f"The first observation after an episode's end does not fit (step {at_step}): {mismatch.text}."
             yield Finding("episodes", "problem", text, advice)
-    if len(lengths) > 2 and lengths[0] > 1 and set(lengths[1:]) == {1}:
+    if facts is not None and facts.assumes_mode:
+        text = "It declares no autoreset_mode, so that NEXT_STEP is assumed: the step after an end ignores its action."
+        yield Finding("episodes", "note", text, "Declare a gymnasium.vector.AutoresetMode in its metadata.")
+    if facts is not None and facts.earned_at_restart is not None:
+        text = f"The step after an end, whose action is ignored, had a reward of {facts.earned_at_restart:g}."
+        yield Finding("episodes", "note", text, "Managers drop it. If it was earned, the autoreset_mode is another.")
+    if facts is not None and facts.lingering:
+        text = f"These agents ended in several steps in a row: {', '.join(facts.lingering)}."
+        advice = "Take an agent that ended from `agents`. One that stays plays on, here in episodes of one step each."
+        yield Finding("episodes", "problem", text, advice)
+    elif len(lengths) > 2 and lengths[0] > 1 and set(lengths[1:]) == {1}:
         text = f"The first episode took {lengths[0]} steps, and each of the {len(lengths) - 1} after it only one."
         yield Finding("episodes", "problem", text, "reset() should clear what says that the episode is over.")
     elif not lengths:
         text = f"No episode ended within {played.n_steps} steps, so restarting was not tried."
-        yield Finding("episodes", "note", text, "Try more steps (--steps), or check that episodes can end at all.")
+        more = "Try more steps (--steps), or check that episodes can end at all." if failure is None else ""
+        yield Finding("episodes", "note", text, more)
     elif not mismatches:
         text = f"Ended episodes were followed by proper first observations ({len(lengths)} in {played.n_steps} steps)."
         yield Finding("episodes", "ok", text)
@@ -329,7 +366,7 @@ def _late_failure(played: Playthrough, failure: Failure, where: str) -> Finding:
     """Return the finding for ``failure``, which occurred in ``played`` but not in the first playthrough."""
     questions = {"reset": "reset", "step": "steps", "restart": "episodes"}
     text = f"{_place(played).replace('step', 'Step', 1)} {where}: {failure.text}."
-    return Finding(questions[played.failed_in], "problem", text, _advice(played, ""), failure.evidence)
+    return Finding(questions[failure.phase], "problem", text, _advice(failure, ""), failure.evidence)
 
 
 def _array_findings(facts: Facts) -> Iterator[Finding]:
@@ -344,17 +381,15 @@ def _array_findings(facts: Facts) -> Iterator[Finding]:
         yield Finding("arrays", "ok", "It leaves observations that it has returned as they are.")
 
 
-def _advice(played: Playthrough, on_mismatch: str) -> str:
-    """Return advice about the failure that ended ``played``."""
-    failure = played.failure
-    assert failure is not None
+def _advice(failure: Failure, on_mismatch: str) -> str:
+    """Return advice about a failure of a reset or step."""
     if failure.kind == "mismatch":
         return on_mismatch
     if failure.kind == "timed out":
-        return "If it is only slow, allow more time (--timeout; in a config `timeouts`). A run replaces its worker."
+        return f"{_IF_SLOW} A run replaces its worker."
     if failure.kind == "died":
         return "A run replaces its worker, and the episode is lost; the option `restarts` says how often."
-    if played.failed_in != "step":
+    if failure.phase != "step":
         return "Mend it: every episode begins with a reset()."
     return "Mend it, or leave out the actions that it cannot take from its action space."
 

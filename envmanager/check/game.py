@@ -31,7 +31,7 @@ from envmanager.options import RestartPolicy, Timeouts
 from envmanager.placing.pair import ByRow
 
 N_ARENAS = 4
-_START_S = 60.0
+_START_S = 120.0
 _STEP_S = 20.0
 
 
@@ -88,23 +88,16 @@ def _missing_addon(game: str) -> Finding | None:
     folder = Path(game)
     if not (folder / "project.godot").is_file() or (folder / "addons" / "envmanager" / "bridge.gd").is_file():
         return None
-    return Finding(
-        "starts",
-        "problem",
-        f"{game} has no addons/envmanager, so it cannot connect to a trainer.",
-        f"Run `envmanager godot install-addon {game}`.",
-    )
+    text = f"{game} has no addons/envmanager, so it cannot connect to a trainer."
+    return Finding("starts", "problem", text, f"Run `envmanager godot install-addon {game}`.")
 
 
 def _threads_findings(game: str) -> Iterator[Finding]:
     file = Path(game) / "project.godot"
     if file.is_file() and major_of(file.parent) == 4 and THREADS not in file.read_text(encoding="utf-8"):
-        yield Finding(
-            "threads",
-            "note",
-            "Godot starts a thread for each core of the machine, and they wake one another in each tick.",
-            f"Set {THREADS}=1 under [threading] in project.godot: in a training run, an engine has one core.",
-        )
+        text = "Godot starts a thread for each core of the machine, and they wake one another in each tick."
+        advice = f"Set {THREADS}=1 under [threading] in project.godot: in a training run, an engine has one core."
+        yield Finding("threads", "note", text, advice)
 
 
 def _declared_findings(game: str, manager: GodotEnvManager) -> Iterator[Finding]:
@@ -176,8 +169,8 @@ def _note(played: _Played, infos: list[StepInfo]) -> None:
     (info,) = infos  # there is one engine
     rows = {}
     for name, steps in info.current.items():
-        spec = info.specs[name].observation if info.specs is not None else None
-        seen = [] if spec is None else zip(paths(spec, "obs"), leaves_like(spec, steps.obs), strict=True)
+        spec = info.specs[name].observation
+        seen = zip(paths(spec, "obs"), leaves_like(spec, steps.obs), strict=True)
         rows[name] = {"environment": steps.env_id, "reward": steps.reward, **dict(seen)}
         played.n_ended += int((steps.terminated | steps.truncated).sum())
         played.n_agent_steps += len(steps.agent_id)

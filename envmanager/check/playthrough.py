@@ -68,27 +68,27 @@ class Moment:
 
 @attrs.frozen
 class Failure:
-    """A failed call to the environment. ``text`` says what happened.
+    """A failed call to the environment. ``text`` says what happened, and ``phase`` where, if not while it is made.
 
-    ``in_restart``: whether a step failed in the reset after an episode's end. ``evidence``: end of the process output.
+    ``evidence``: end of the process output. ``path``: name of the value that does not fit its spec.
     """
 
     text: str
     kind: Literal["raised", "mismatch", "refused", "not seeded", "died", "timed out"] = "raised"
-    in_restart: bool = False
     evidence: str = ""
+    path: str = ""
+    phase: Phase = "reset"
 
 
 @attrs.define
 class Playthrough:
-    """The data of one reset and the steps after it. If a call failed, ``failed_in`` is the phase of that call."""
+    """The data of one reset and the steps after it."""
 
     digests: list[Digest] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)
     """First mismatch of each array in each phase, with the number of the step."""
     episode_lengths: list[int] = attrs.field(factory=list)
     failure: Failure | None = None
-    failed_in: Phase = "reset"
 
     @property
     def n_steps(self) -> int:
@@ -116,37 +116,48 @@ class Playthrough:
 class ArrayWatch:
     """A monitor of the arrays that an environment returns in observations or AgentSteps, before these are copied.
 
-    ``n_resets``: number of resets. ``reused``: whether the environment returned the same array object again.
-    ``changed``: whether a returned array changed later. Both consider only the last ``KEPT`` arrays. ``on_call`` is
-    called before each reset and step, with ``"reset"`` or ``"step"``.
+    ``reused``: whether the environment returned the same array object again.
+    ``changed``: whether a returned array changed later. Both consider only the last ``KEPT`` arrays. ``on_reset`` is
+    called before each reset. ``lingering``: the agents of a ParallelEnv that ended in two steps in a row, because they
+    stayed in ``agents``.
     """
 
     KEPT = 8
 
-    def __init__(self, on_call: Callable[[str], Any]) -> None:
-        self.n_resets = 0
+    def __init__(self, on_reset: Callable[[], Any]) -> None:
         self.reused = self.changed = False
-        self._on_call = on_call
+        self._on_reset = on_reset
         self._kept: list[tuple[np.ndarray, np.ndarray]] = []
+        self.lingering: dict[Any, None] = {}
+        self._have_ended: Sequence[Any] = ()
 
     def attach(self, subject: Any) -> bool:
         """Replace ``subject.reset`` and ``subject.step`` with watched versions. Return False if that is impossible."""
         try:
-            subject.reset = self._watching(subject.reset, "reset")
-            subject.step = self._watching(subject.step, "step")
+            subject.reset = self._watching(subject, "reset")
+            subject.step = self._watching(subject, "step")
         except AttributeError:
             return False
         return True
 
-    def _watching(self, call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _watching(self, subject: Any, name: str) -> Callable[..., Any]:
+        call = getattr(subject, name)
+
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._on_call(name)
-            self.n_resets += name == "reset"
+            if name == "reset":
+                self._on_reset()
             result = call(*args, **kwargs)
             self._look(result)
+            if isinstance(result, tuple) and len(result) == 5 and all(isinstance(each, Mapping) for each in result):
+                self._look_at_agents(list(getattr(subject, "agents", ())), result[2], result[3])
             return result
 
         return watched
+
+    def _look_at_agents(self, agents: Sequence[Any], terminated: Any, truncated: Any) -> None:
+        ended = [agent for agent in agents if terminated.get(agent) or truncated.get(agent)]
+        self.lingering.update(dict.fromkeys(agent for agent in ended if agent in self._have_ended))
+        self._have_ended = ended if len(ended) < len(agents) else ()  # after the end of all, the next episode begins
 
     def _look(self, result: Any) -> None:
         numbers = [(array, copy) for array, copy in self._kept if array.dtype.kind != "O"]
@@ -169,9 +180,6 @@ def _arrays(result: Any) -> Iterator[np.ndarray]:
         yield result
     elif isinstance(result, AgentSteps):
         yield from _arrays([result.obs, result.reward, result.terminated, result.truncated, result.final_obs])
-    elif isinstance(result, Mapping):
-        for value in result.values():
-            yield from _arrays(value)
-    elif isinstance(result, tuple | list):
-        for value in result:
+    elif isinstance(result, Mapping | tuple | list):
+        for value in result.values() if isinstance(result, Mapping) else result:
             yield from _arrays(value)

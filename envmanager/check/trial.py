@@ -3,7 +3,7 @@
 ::
 
     Trial ── make, begin, advance, facts, finish ──▶ Subject, in a worker ──▶ the environment
-      ▲                                                  └── name of the call in progress ──▶ a small file
+      ▲                                                  └── whether a step or a reset ──▶ a small file
       └── Moment, or a Failure: an exception, the end of the process, no return in time
 
 If the worker process has ended, by itself or at the deadline of a call, the next call starts a new worker.
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from envmanager.adapters.factories import call_factory, resolve
+from envmanager.adapters.recipes import EnvRecipe
 from envmanager.check.playthrough import ArrayWatch, Failure, Moment
 from envmanager.data.seeding import derive_seed
 from envmanager.data.specs import BehaviorSpecs, SpecMismatch, describe_value
@@ -61,20 +62,25 @@ class Cast(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Facts about an environment: its casts, and whether its returned arrays were watched, reused or changed later."""
+    """Facts about an environment: its casts, and whether its returned arrays were watched, reused or changed later.
+
+    ``lingering``: names of the agents that ended and stayed. ``assumes_mode`` and ``earned_at_restart``: see
+    LateVectorGroup.
+    """
 
     casts: Sequence[Cast]
     is_watched: bool
     reused: bool
     changed: bool
+    lingering: Sequence[str]
+    assumes_mode: bool
+    earned_at_restart: float | None
 
 
 class Trial:
     """A context manager that tries environments in a worker process, one at a time. On exit the worker is stopped.
 
-    ``timeout_s``: seconds that a call may take; None for TIMES the longest so far, from LEAST_S to MOST_S.
-    ``in_process``: whether to run the environment in the caller's process, without deadlines; a crash then ends that
-    process. ``on_call`` receives a line of text before each call.
+    The arguments are those of ``check_environment``.
     """
 
     def __init__(
@@ -85,9 +91,11 @@ class Trial:
         timeout_s: float | None,
         in_process: bool,
         on_call: Callable[[str], Any],
+        options: ProcessOptions,
     ) -> None:
+        named = env_factory.env if isinstance(env_factory, EnvRecipe) else env_factory
         # A module is imported in the worker, because its import may crash too.
-        self._factory = env_factory if isinstance(env_factory, str) and ":" in env_factory else resolve(env_factory)
+        self._factory = env_factory if isinstance(named, str) and ":" in named else resolve(env_factory)
         self._seed = seed
         self._timeout_s = timeout_s
         self._in_process = in_process
@@ -96,10 +104,11 @@ class Trial:
         self._longest_s: dict[str, float] = {}
         """Time of the longest call so far, by name."""
         self._manager: EnvManager | None = None
+        self._options = options
 
     def __enter__(self) -> Trial:
         self._folder = tempfile.mkdtemp(prefix="envmanager-check-")
-        self._options = ProcessOptions(n_envs=2, seed=self._seed, log_dir=self._folder)
+        self._options = attrs.evolve(self._options, seed=self._seed, log_dir=self._folder)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,40 +117,25 @@ class Trial:
 
     def make(self) -> BehaviorSpecs | Failure:
         """Make an environment. Return its specs, or a Failure. Raises UsageError or MissingExtra for a bad factory."""
-        made = self._ask("make", "making it")
+        made = self.ask("make", "making it")
         if isinstance(made, EnvManagerError):
             raise made
         return made  # type: ignore[no-any-return]
-
-    def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment. Return the data of the reset (a Moment), or a Failure.
-
-        ``seed`` seeds the random actions of the following steps, ``env_seed`` the environment (None: without a seed).
-        """
-        return self._ask("begin", "reset", seed, env_seed)  # type: ignore[no-any-return]
-
-    def advance(self, at_step: int) -> Moment | Failure:
-        """Take the next step, which is step number ``at_step``, with random actions. Return a Moment, or a Failure."""
-        return self._ask("advance", f"step {at_step:,}")  # type: ignore[no-any-return]
-
-    def facts(self) -> Facts:
-        """Return the Facts about the most recently made environment. Its process must still be running."""
-        return self._ask("facts", "looking at its arrays")  # type: ignore[no-any-return]
-
-    def finish(self) -> Failure | None:
-        """Close the environment. Return a Failure if closing fails, else None."""
-        return self._ask("finish", "close")  # type: ignore[no-any-return]
 
     def try_two(self) -> bool:
         """Try two environments in one process, as ``placing.pair.try_two`` does. Raises OnePerProcess."""
         self._on_call("two in one process")
         return try_two(self._manager_class, [self._factory] * 2, self._options, is_apart=not self._in_process)
 
-    def _ask(self, name: str, text: str, *args: Any) -> Any:
-        """Call the Subject's method ``name``, starting a worker if there is none. Return the result, or a Failure."""
+    def ask(self, name: str, text: str, *args: Any) -> Any:
+        """Call the Subject's method ``name``, starting a worker if there is none. Return the result, or a Failure.
+
+        ``text``: what is said of the call before it is made.
+        """
         if self._manager is None:
             subject = partial(Subject, self._factory, self._seed, os.path.join(self._folder, _LAST_CALL))
-            call_s = (self._timeout_s or MOST_S) + LEAST_S  # for a process that was stopped
+            longest_s = self._timeout_s or max(MOST_S, self._options.timeouts.start_s)
+            call_s = longest_s + LEAST_S  # for a process that was stopped
             self._manager = probing_manager(self._manager_class, subject, self._options, "check", call_s=call_s)
         limit_s = self._limit_s(name)
         self._on_call(text if self._in_process else f"{text} (at most {limit_s:.3g} s)")
@@ -149,25 +143,28 @@ class Trial:
         try:
             result = call_within(limit_s, self._manager, name, *args)
             self._longest_s[name] = max(self._longest_s.get(name, 0.0), time.monotonic() - began)
-            return result
         except EnvRaised as error:  # such as SystemExit; for ordinary exceptions a Subject returns a Failure
-            failure = Failure(f"it raised {error.type_name}: {error.cause}".rstrip(": "))
+            result = Failure(f"it raised {error.type_name}: {error.cause}".rstrip(": "))
         except (WorkerDied, WorkerTimedOut) as error:
             self._end_worker()
-            failure = _end_of(error)
-        return attrs.evolve(failure, in_restart=name == "advance" and self._last_call() == "reset")
+            result = _end_of(error)
+        if name == "advance" and isinstance(result, Failure):
+            result = attrs.evolve(result, phase="restart" if self._last_call() == "reset" else "step")
+        return result
 
     def _limit_s(self, name: str) -> float:
         if self._in_process:
             return math.inf
         compared = _COMPARED.get(name, ())
+        if name == "make":
+            return self._timeout_s or self._options.timeouts.start_s
         if self._timeout_s is not None or not compared or compared[0] not in self._longest_s:
             return self._timeout_s or MOST_S
         longest_s = max(self._longest_s.get(each, 0.0) for each in compared)
         return min(MOST_S, max(LEAST_S, TIMES * longest_s))
 
     def _last_call(self) -> str:
-        """Return the name of the last call to the environment: ``"reset"``, ``"step"``, or "" if none was recorded."""
+        """Return ``"step"`` during a step, and ``"reset"`` from the call of a reset on, also of one in a step."""
         with open(os.path.join(self._folder, _LAST_CALL), encoding="utf-8") as file:
             return file.read().strip()
 
@@ -213,10 +210,8 @@ class Subject(Hosted):
         self._factory = env_factory
         self._seed = seed
         self._last_call = open(last_call_path, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
-        self._player: Player | None = None
-        self._watch = ArrayWatch(self._note)
+        self._player: Any = None  # a Player while there is an environment
         self._is_watched = False
-        self._casts: dict[str, Cast] = {}
 
     def _note(self, call: str) -> None:
         self._last_call.seek(0)
@@ -229,13 +224,13 @@ class Subject(Hosted):
 
     def make(self) -> BehaviorSpecs | Failure | EnvManagerError:
         """Make a new environment. Return its specs, or a Failure. Return an error if its factory cannot be found."""
-        context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0))
-        self._watch = ArrayWatch(self._note)
-        self._casts = {}
+        context = EnvContext(env_id=0, worker_id=0, seed=derive_seed(self._seed, 0), n_envs=2)  # rows of a vector
+        self._watch = ArrayWatch(partial(self._note, "reset"))
+        self._casts: dict[str, Cast] = {}
 
         def make() -> BehaviorSpecs | EnvManagerError:
             try:
-                if isinstance(self._factory, str):
+                if isinstance(self._factory, str | EnvRecipe):
                     self._factory = resolve(self._factory)
             except EnvManagerError as error:
                 return error
@@ -244,44 +239,40 @@ class Subject(Hosted):
             self._is_watched = self._watch.attach(self._player.made)
             return dict(self._player.group.behavior_specs)
 
-        return self._try(make)  # type: ignore[no-any-return]
+        return _tried(make)  # type: ignore[no-any-return]
 
     def begin(self, seed: int, env_seed: int | None) -> Moment | Failure:
-        """Reset the environment with ``env_seed``; seed the actions with ``seed``. Return a Moment, or a Failure."""
-        assert self._player is not None
-        return self._moment(partial(self._player.reset, env_seed, seed), is_reset=True)
+        """Reset the environment with ``env_seed`` (None: without a seed). Return its data (a Moment), or a Failure.
+
+        ``seed`` seeds the random actions of the following steps.
+        """
+        return self._moment(lambda: self._player.reset(env_seed, seed), is_reset=True)
 
     def advance(self) -> Moment | Failure:
         """Take a step with random actions. Return its data (a Moment), or a Failure."""
-        assert self._player is not None
-        return self._moment(self._player.step, is_reset=False)
+        self._note("step")
+        return self._moment(lambda: self._player.step(), is_reset=False)
 
     def facts(self) -> Facts:
         """Return the Facts about the most recently made environment."""
-        return Facts(list(self._casts.values()), self._is_watched, self._watch.reused, self._watch.changed)
+        group, watch = self._player.group, self._watch
+        return Facts(
+            list(self._casts.values()),
+            self._is_watched,
+            watch.reused,
+            watch.changed,
+            [repr(agent) for agent in watch.lingering],
+            getattr(group, "assumes_mode", False),
+            getattr(group, "earned_at_restart", None),
+        )
 
     def finish(self) -> Failure | None:
         """Close the environment. Return a Failure if closing fails, else None."""
-        assert self._player is not None
         player, self._player = self._player, None
-        return self._try(player.group.close)  # type: ignore[no-any-return]
+        return _tried(player.group.close)  # type: ignore[no-any-return]
 
     def _moment(self, act: Callable[[], Steps], *, is_reset: bool) -> Moment | Failure:
-        def moment() -> Moment:
-            assert self._player is not None
-            return Moment.of(act(), self._player.group.behavior_specs, is_reset=is_reset)
-
-        return self._try(moment)  # type: ignore[no-any-return]
-
-    def _try(self, act: Callable[[], Any]) -> Any:
-        """Return the result of ``act()``, or a Failure that describes its exception."""
-        n_resets = self._watch.n_resets
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("error", message=_CANNOT_BE_SEEDED)
-                return act()
-        except Exception as error:
-            return _failure_of(error, in_restart=self._watch.n_resets > n_resets)
+        return _tried(lambda: Moment.of(act(), self._player.group.behavior_specs, is_reset=is_reset))  # type: ignore[no-any-return]
 
     def close(self) -> None:
         self._last_call.close()
@@ -289,13 +280,23 @@ class Subject(Hosted):
             self._player.group.close()
 
 
-def _failure_of(error: Exception, *, in_restart: bool = False) -> Failure:
+def _tried(act: Callable[[], Any]) -> Any:
+    """Return the result of ``act()``, or a Failure that describes its exception."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=_CANNOT_BE_SEEDED)
+            return act()
+    except Exception as error:
+        return _failure_of(error)
+
+
+def _failure_of(error: Exception) -> Failure:
     if isinstance(error, SpecMismatch):
-        return Failure(str(error), "mismatch", in_restart)
+        return Failure(str(error), "mismatch", path=error.path)
     if isinstance(error, UserWarning):
         return Failure(str(error), "not seeded")
     if isinstance(error, UsageError):
-        return Failure(str(error).rstrip("."), "refused", in_restart)
+        return Failure(str(error).rstrip("."), "refused")
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    return Failure(f"it raised {type(error).__name__}: {error}".rstrip(": .") + place, "raised", in_restart)
+    return Failure(f"it raised {type(error).__name__}: {error}".rstrip(": .") + place)

@@ -1,4 +1,4 @@
-"""The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``tune``, ``check``, ``godot``.
+"""The command line: ``envmanager run``, ``train``, ``evaluate``, ``play``, ``export``, ``check``, ``godot``.
 
 If Typer or Rich cannot be imported, every command prints why, or how to install the extra ``cli``, and exits with 1.
 """

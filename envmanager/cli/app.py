@@ -1,4 +1,4 @@
-"""The Typer app of the command line, and the options of the commands ``run``, ``check``, ``tune`` and ``train``.
+"""The Typer app of the command line, and the options of the commands ``run``, ``check`` and ``train``.
 
 Other modules, such as ``plan.py`` and ``run.py``, check the parsed options and execute the commands.
 """
@@ -25,19 +25,25 @@ from envmanager import __version__
 from envmanager.cli.check import check
 from envmanager.cli.config_files import (
     LONGEST_NUMBER,
+    RUN_TABLES,
+    TABLES_OF,
     TRAINING_TABLES,
     is_game,
+    is_record,
     load_config,
+    options_of,
     override,
+    places_in,
     run_folder_of,
 )
 from envmanager.cli.display import RunDisplay
 from envmanager.cli.godot import app as godot_app
 from envmanager.cli.loading import loading
 from envmanager.cli.output import PlainOutput, output_for, show
-from envmanager.cli.plan import RESTARTS, Plan, address_of, check_out, restarts_table
+from envmanager.cli.plan import Plan, address_of, check_out
 from envmanager.cli.run import EXIT_NOT_WRITTEN, EndOfInput, exit_code_of, run
 from envmanager.cli.trained import (
+    OptionsOption,
     PlainOption,
     UntilEofOption,
     VerboseOption,
@@ -45,13 +51,10 @@ from envmanager.cli.trained import (
     export_command,
     play_command,
 )
-from envmanager.cli.tune import TunePlan, tune
-from envmanager.cli.tune_display import TuneDisplay
 from envmanager.errors import EnvManagerError
 from envmanager.godot.declared import Declaration, declared
 from envmanager.godot.games import protocol_of
 from envmanager.system.machine import advice
-from envmanager.training.runs import records
 
 app = typer.Typer(
     name="envmanager",
@@ -62,13 +65,22 @@ app = typer.Typer(
 
 app.add_typer(godot_app, name="godot")
 
-StartMethodOption = Annotated[
+EnvOption = Annotated[
     str | None,
     typer.Option(
-        "--start-method",
-        metavar="forkserver|spawn",
-        help="How worker processes are started.",
-        show_default="the faster one here",
+        "--env",  # which Typer 0.27.0 would write like the metavar
+        metavar="ENV",
+        help="A Gymnasium id, module:id, or module:callable that makes one.",
+        show_default="that of CONFIG",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="TABLE.NAME=VALUE",
+        help="Set any option of the config: --set manager.n_envs=16. The value is YAML. May be repeated; the config is "
+        "unchanged if unset.",
     ),
 ]
 
@@ -77,13 +89,7 @@ StartMethodOption = Annotated[
 class Flags:
     """The flags that ``run`` and ``train`` share. The decorator ``with_flags`` adds them to the flags of a command."""
 
-    env: str | None = typer.Option(
-        None,
-        "--env",  # which Typer 0.27.0 would write like the metavar
-        metavar="ENV",
-        help="A Gymnasium id, module:id, or module:callable that makes one.",
-        show_default="that of CONFIG",
-    )
+    env: EnvOption = None
     manager: str | None = typer.Option(
         None, metavar="KIND", help="auto, subprocess, simple, …", show_default="subprocess"
     )
@@ -103,15 +109,9 @@ class Flags:
         None,
         metavar="N",
         help="How many restarts a worker that dies or hangs gets within a minute; 0: none.",
-        show_default=f"{RESTARTS['max_restarts']} in run, 3 in train",
+        show_default="3",
     )
-    assignments: list[str] | None = typer.Option(  # noqa: RUF009  (a declaration, which Typer copies)
-        None,
-        "--set",
-        metavar="TABLE.NAME=VALUE",
-        help="Set any option of the config: --set manager.n_envs=16. The value is YAML. May be repeated; the config is "
-        "unchanged if unset.",
-    )
+    assignments: SetOption = None
     serve: str | None = typer.Option(
         None,
         "--serve",
@@ -125,6 +125,12 @@ class Flags:
         help="Record the run, to replay it or to read it as data.",
         show_default="no recording",
     )
+    trace: Path | None = typer.Option(  # noqa: RUF009
+        None,
+        metavar="FILE.json",
+        help="Write a trace for ui.perfetto.dev: where the time goes.",
+        show_default="no trace",
+    )
     out: Path | None = typer.Option(  # noqa: RUF009
         None, metavar="FILE.json", help="Write the result to this file too."
     )
@@ -134,19 +140,19 @@ class Flags:
     def applied_to(self, tables: dict[str, dict[str, Any]], **more: Any) -> dict[str, dict[str, Any]]:
         """Return ``tables`` with ``--set``, then these flags and ``more`` options of the table manager applied."""
         tables = override(tables, self.assignments or ())
-        own = {
+        own: dict[str, Any] = {
             "env": self.env,
             "kind": self.manager,
             "n_envs": self.n_envs,
             "n_workers": _number_or_text(self.n_workers),
             "wait": self.wait,
-            "restarts": _with_max_restarts(tables["manager"].get("restarts"), self.restarts),
             "record": None if self.record is None else str(self.record),
+            "trace": None if self.trace is None else str(self.trace),
         }
+        others = tables["manager"].get("restarts")
+        if self.restarts is not None and isinstance(others, Mapping | int | None):  # other code refuses anything else
+            own["restarts"] = {**(others if isinstance(others, Mapping) else {}), "max_restarts": self.restarts}
         return {**tables, "manager": _with(tables["manager"], {**own, **more})}
-
-    def output(self) -> PlainOutput:
-        return output_for(Console(highlight=False), plain=self.plain)
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -167,9 +173,8 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return with_own
 
 
-_ClickException: Any = typer.BadParameter.__mro__[
-    2
-]  # from Click, or from the copy of Click inside newer versions of Typer
+# From Click, or from the copy of Click inside newer versions of Typer.
+_ClickException: Any = typer.BadParameter.__mro__[2]
 
 
 def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> int:
@@ -228,7 +233,13 @@ def _in_one_line(error: Any, arguments: Sequence[str]) -> str:
                 return f"{option} {error.message.removeprefix('Input ').partition(',')[0]}, not {value!r}."
     text = " ".join(error.format_message().split()).rstrip(".")
     text += "" if text.endswith("?") else "."
-    return f"{text} See: {error.ctx.command_path} --help" if getattr(error, "ctx", None) else text
+    if getattr(error, "ctx", None) is None:
+        return text
+    name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
+    places = places_in(TABLES_OF.get(error.ctx.info_name, ()))
+    if name in places:
+        text = f"There is no {error.option_name}, but --set {places[name]}=VALUE."
+    return f"{text} See: {error.ctx.command_path} --help"
 
 
 def _show_version(wanted: bool) -> None:
@@ -268,10 +279,17 @@ def run_command(
             metavar="MODULE:CALLABLE", help="Makes a policy of a behavior's name and spec; random actions if unset."
         ),
     ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE.json", help="Write a trace for ui.perfetto.dev: where the time goes.")
+    options: OptionsOption = None,
+    explain: Annotated[
+        bool,
+        typer.Option("--explain", help="With --manager auto or --workers auto, show what was measured and compared."),
+    ] = False,
+    start_method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="forkserver|spawn", help="How worker processes are started.", show_default="the faster one here"
+        ),
     ] = None,
-    start_method: StartMethodOption = None,
 ) -> None:
     """Run environments and show their speed and their returns.
 
@@ -284,16 +302,21 @@ def run_command(
         load_config(config) if config is not None else {"manager": {}, "run": {}},
         local_envs=_number_or_text(local_envs),
         start_method=start_method,
-        trace=None if trace is None else str(trace),
     )
-    options = _with(tables["run"], {"steps": steps, "seed": seed, "policy": policy})
-    plan = Plan.parse(tables["manager"], options, out=flags.out, serve=flags.serve)
-    raise typer.Exit(run(plan, RunDisplay(flags.output()), verbose=flags.verbose))
+    given = {"steps": steps, "seed": seed, "policy": policy, "options": options_of(options)}
+    plan = Plan.parse(tables["manager"], _with(tables["run"], given), out=flags.out, serve=flags.serve, explain=explain)
+    raise typer.Exit(run(plan, RunDisplay(output_for(plain=flags.plain)), verbose=flags.verbose))
 
 
 @app.command("check")
 def check_command(
-    env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable.")],
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="A config of `run` or `train`, whose table manager is used."),
+    ] = None,
+    *,
+    env: EnvOption = None,
+    assignments: SetOption = None,
     steps: Annotated[int, typer.Option(min=1, help="Number of environment steps to try.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="The seed to try.")] = 0,
     timeout: Annotated[
@@ -301,37 +324,21 @@ def check_command(
         typer.Option(
             min=0.1,
             metavar="SECONDS",
-            help="How long one call may take. If unset, 10 times the longest of its kind so far, from 5 to 60 s.",
+            help="How long one call may take. If unset, 10 times the longest of its kind so far, from 5 to 60 s, and "
+            "timeouts.start_s (120 s) to make the environment.",
         ),
     ] = None,
 ) -> None:
     """Try one environment in a worker process and report the problems found.
 
+    It is made as CONFIG and --set say, with its arguments and wrappers.
     The exit code is 0 without problems (notes do not count), otherwise 1, or 2 after a usage error.
     """
-    raise typer.Exit(check(env, n_steps=steps, seed=seed, timeout_s=timeout, console=Console(highlight=False)))
-
-
-@app.command("tune")
-def tune_command(
-    env: Annotated[str, typer.Option("--env", metavar="ENV", help="A Gymnasium id, module:id, or module:callable.")],
-    n_envs: Annotated[
-        int | None, typer.Option(min=1, help="Number of environments; several are tried if unset.")
-    ] = None,
-    manager: Annotated[str, typer.Option(metavar="KIND", help="subprocess or ray.")] = "subprocess",
-    seconds: Annotated[float, typer.Option(min=1, help="Seconds for the trials.")] = 30.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE.toml", help="Write the best placement as a config.")] = None,
-    plain: PlainOption = False,
-    start_method: StartMethodOption = None,
-) -> None:
-    """Take random actions with different numbers of workers and environments, and report the fastest combination.
-
-    The exit code is 0 when a combination was found, 1 after an error, 2 after a
-    usage error, 3 when a file cannot be written, 130 after Ctrl-C and 143 after
-    SIGTERM. After an error or a signal, the fastest combination so far is shown.
-    """
-    plan = TunePlan(env=env, n_envs=n_envs, kind=manager, seconds=seconds, out=out, start_method=start_method)
-    raise typer.Exit(tune(plan, TuneDisplay(output_for(Console(highlight=False), plain=plain))))
+    tables = {"manager": {}} if config is None else load_config(config, (*RUN_TABLES, *TRAINING_TABLES[1:]))
+    tables = override(tables, assignments or ())
+    options = Plan.parse(_with(tables["manager"], {"env": env}), {}).manager
+    console = Console(highlight=False)
+    raise typer.Exit(check(options, n_steps=steps, seed=seed, timeout_s=timeout, console=console))
 
 
 @app.command("train")
@@ -385,7 +392,7 @@ def train_command(
         plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
         train.check_tables(plan.trainers)
     _hide_from_editor(plan.directory)
-    display = train.TrainDisplay(flags.output(), serve=address_of(flags.serve))
+    display = train.TrainDisplay(output_for(plain=flags.plain), serve=address_of(flags.serve))
     raise typer.Exit(train.train(plan, display, out=flags.out, verbose=flags.verbose, end=end, located=located))
 
 
@@ -399,18 +406,21 @@ def _hide_from_editor(directory: Path) -> None:
 
 def _training_tables(config: Path, flags: Flags) -> tuple[dict[str, dict[str, Any]], Declaration | None]:
     """Return the tables of a config or a game with ``flags``, over what the scene of a Godot game declares, if any."""
-    tables: dict[str, dict[str, Any]] = {"manager": {}, "training": {}, "trainers": {}}
     if is_game(config):
-        tables["manager"] |= {"kind": "godot", "env": str(config)}
+        tables = {"manager": {"kind": "godot", "env": str(config)}, "training": {}, "trainers": {}}
     else:
         tables = load_config(config, TRAINING_TABLES)
     of_manager = [each for each in flags.assignments or () if each.startswith("manager.")]
     manager = attrs.evolve(flags, assignments=of_manager).applied_to(tables)["manager"]
     env, engine = manager.get("env"), manager.get("engine") or {}
-    is_whole = records.read(config.parent) is not None and config.name == records.CONFIG
-    if manager.get("kind") != "godot" or not isinstance(env, str) or is_whole or not isinstance(engine, Mapping):
-        return flags.applied_to(tables), None
-    if engine.get("attach") is not None or (not is_game(config) and protocol_of(env) == "godot_rl"):
+    if (
+        manager.get("kind") != "godot"
+        or not isinstance(env, str)
+        or is_record(config)
+        or not isinstance(engine, Mapping)
+        or engine.get("attach") is not None
+        or (not is_game(config) and protocol_of(env) == "godot_rl")
+    ):
         return flags.applied_to(tables), None
     declaration = declared(env, engine)
     return flags.applied_to(declaration.under(tables)), declaration
@@ -430,7 +440,13 @@ def replay_command(
             min=0, metavar="N", help="Show what happened around this step of a worker.", show_default="a summary"
         ),
     ] = None,
-    worker: Annotated[int, typer.Option(min=0, metavar="ID", help="The worker whose step it is.")] = 0,
+    worker: Annotated[
+        int | None, typer.Option(min=0, metavar="ID", help="The worker whose step it is.", show_default="0")
+    ] = None,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Show objects of classes too, whose pickles can run any code of the file."),
+    ] = False,
 ) -> None:
     """Show what a recording holds: steps, episodes, what was lost, and what happened around a step.
 
@@ -438,7 +454,7 @@ def replay_command(
     """
     with loading():
         recorded = importlib.import_module("envmanager.cli.recorded")
-    recorded.show_recording(file, PlainOutput(), worker, step)
+    recorded.show_recording(file, PlainOutput(), worker, step, trust=trust)
 
 
 def _number_or_text(given: str | None) -> int | str | None:
@@ -458,11 +474,3 @@ def _with_tensorboard(metrics: Any, directory: str | None) -> Any:
     named = [(each if isinstance(each, Mapping) else [each], each) for each in metrics or []]
     others = [each for names, each in named if "tensorboard" not in names]
     return [*others, {"tensorboard": {"directory": directory}}]
-
-
-def _with_max_restarts(table: Any, max_restarts: int | None) -> Any:
-    """Return the table ``restarts`` with ``max_restarts`` set if given. An invalid ``table`` is returned unchanged."""
-    as_table = restarts_table(table)
-    if max_restarts is None or not isinstance(as_table, Mapping):
-        return table
-    return {**as_table, "max_restarts": max_restarts}

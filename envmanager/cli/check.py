@@ -10,16 +10,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from envmanager.adapters.recipes import with_recipe
 from envmanager.check.environment import Finding, check_environment
+from envmanager.errors import ConfigError
+from envmanager.registry import ManagerOptions
 
 MARKS = {"ok": ("✓", "green"), "problem": ("✗", "red"), "note": ("note", "yellow")}
 
 
-def check(env: str, *, n_steps: int, seed: int, timeout_s: float | None, console: Console) -> int:
-    """Check the environment ``env`` and print each finding when it is known. Return 0 without a problem, else 1.
+def check(options: ManagerOptions, *, n_steps: int, seed: int, timeout_s: float | None, console: Console) -> int:
+    """Check the environment of ``options`` and print each finding when it is known. Return 0 without a problem, else 1.
 
-    ``timeout_s``: see check_environment. In a terminal, a status line shows the call in progress.
+    ``timeout_s``: see check_environment. In a terminal, a status line shows the call in progress. Raises ConfigError
+    for a kind of manager that makes its environments itself.
     """
+    env = options.env_name
+    if options.kind in ("godot", "replay"):
+        advice = f" Use: envmanager godot check {env}" if options.kind == "godot" else ""
+        raise ConfigError(f"What is checked is an environment, and kind: {options.kind} makes none.{advice}")
     with console.status("") if console.is_terminal else nullcontext() as status:
 
         def show(call: str) -> None:
@@ -27,12 +35,13 @@ def check(env: str, *, n_steps: int, seed: int, timeout_s: float | None, console
                 status.update(Text(f"{env}: {call}"))
 
         findings = check_environment(
-            env,
+            with_recipe(options.env, options),
             n_steps=n_steps,
             seed=seed,
             timeout_s=timeout_s,
             on_call=show,
             on_finding=partial(show_finding, console),
+            options=options,
         )
     return show_verdict(env, findings, console)
 

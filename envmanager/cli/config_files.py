@@ -43,8 +43,9 @@ TABLES_OF = {"run": RUN_TABLES, "train": TRAINING_TABLES}
 """Tables that a config may hold, by command."""
 OF_ML_AGENTS = ("behaviors", "default_settings", "env_settings", "engine_settings", "environment_parameters")
 """Tables of an ML-Agents config."""
-_NAME = re.compile(r'"([^"]*)"|\'([^\']*)\'|([^."\'=]+)')
+_NAME = re.compile(r"""(?:"[^"]*"|'[^']*'|[^."'=]+)""")
 """Pattern of one name in a path of ``--set``; a name that contains a dot is quoted."""
+_ASSIGNMENT = re.compile(rf"({_NAME.pattern}(?:\.{_NAME.pattern})*)=(.*)", re.DOTALL)
 _OPTIONS = {"manager": ManagerOptions, "run": RunOptions, "training": TrainingOptions}
 
 
@@ -55,11 +56,13 @@ def load_config(path: Path, tables: Sequence[str] = RUN_TABLES) -> dict[str, dic
     """
     form = FORMS.get(path.suffix.lower())
     if form is None:
-        suffixes = ", ".join(FORMS)
-        game = " A Godot game is named by its folder." if "training" in tables else ""
+        module = ".".join((path.stem,) if path.is_absolute() else path.with_suffix("").parts)
+        for_training = "run" not in tables
+        env = f"{module}:NAME" if path.suffix == ".py" else str(path)
         raise ConfigError(
-            f"{path} is not a config file: its name should end in {suffixes}.{game} "
-            f"To name an environment: --env {path}"
+            f"{path} is not a config file: its name should end in {', '.join(FORMS)}. "
+            f"{'A Godot game is named by its folder. ' if for_training else ''}To name an environment"
+            + (f", write a config with manager: {{env: {env}}}" if for_training else f": --env {env}")
         )
     try:
         text = path.read_text(encoding="utf-8")
@@ -91,6 +94,14 @@ def parse(text: str, form: str, what: str) -> Any:
         raise ConfigError(f"{what} is not valid {form}{place}: {' '.join(str(problem).split())}.") from error
 
 
+def options_of(text: str | None) -> dict[str, Any] | None:
+    """Return the mapping that the option ``--options`` has as YAML. Raises ConfigError if it is none."""
+    options = None if text is None else parse(text, "YAML", f"the value in --options {text!r}")
+    if text is not None and not isinstance(options, dict):
+        raise ConfigError(f"--options takes a mapping such as '{{level: 3}}', not {describe_value(options)}.")
+    return options
+
+
 _FLOAT = re.compile(r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)$")
 """Pattern of a number with a point or an exponent, as in YAML 1.2."""
 
@@ -100,21 +111,45 @@ LONGEST_NUMBER = 1000
 _LONG_NUMBER = re.compile(rf"(?<!\w)[0-9][\w:]{{{LONGEST_NUMBER}}}")
 
 
-def _toml() -> Callable[[str], Any]:
+def _toml() -> Any:
     name = "tomllib" if importlib.util.find_spec("tomllib") else "tomli"  # Python 3.10 has no tomllib
-    loads: Callable[[str], Any] = importlib.import_module(name).loads
-    return loads
+    return importlib.import_module(name).loads
 
 
 def _yaml() -> Callable[[str], Any]:
-    """Return a function like PyYAML's ``safe_load``, but one that reads ``1e5`` and ``1e-5`` as numbers."""
+    """Return a function like PyYAML's ``safe_load``, but ``1e5`` is a number, and a key that comes twice an error."""
     yaml = importlib.import_module("yaml")
-    loader: Any = type("Loader", (yaml.SafeLoader,), {})
+
+    def compose(self: Any, anchor: Any) -> Any:
+        node = yaml.SafeLoader.compose_mapping_node(self, anchor)  # a merge, <<, has not added its keys yet
+        places: dict[Any, Any] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                first = places.setdefault(self.construct_object(key), key.start_mark)
+                if first is not key.start_mark:
+                    problem = f"the key {key.value!r} is in line {first.line + 1} already"
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return node
+
+    loader: Any = type("Loader", (yaml.SafeLoader,), {"compose_mapping_node": compose})
     loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+.0123456789"))
     return functools.partial(yaml.load, Loader=loader)
 
 
-LOADERS: dict[str, Callable[[], Callable[[str], Any]]] = {"TOML": _toml, "YAML": _yaml, "JSON": lambda: json.loads}
+def load_json(text: str) -> Any:
+    """Return the value of a text in JSON. Raises ConfigError if a key comes twice, and ValueError for other text."""
+    return json.loads(text, object_pairs_hook=_distinct)
+
+
+def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ConfigError(f"the key {next(name for name in names if names.count(name) > 1)!r} comes twice")
+    return table
+
+
+LOADERS: dict[str, Callable[[], Callable[[str], Any]]] = {"TOML": _toml, "YAML": _yaml, "JSON": lambda: load_json}
 FORMS = {".toml": "TOML", ".yaml": "YAML", ".yml": "YAML", ".json": "JSON"}
 """Form of a config file, by the suffix of its name."""
 
@@ -126,8 +161,12 @@ def run_folder_of(config: Path) -> Path:
     """
     if config.name.startswith(DEMO) or config.is_dir():
         return Path("runs") / config.resolve().name.removeprefix(DEMO)
-    is_record = config.name == records.CONFIG and records.read(config.parent) is not None
-    return config.parent if is_record else Path("runs") / config.stem
+    return config.parent if is_record(config) else Path("runs") / config.stem
+
+
+def is_record(config: Path) -> bool:
+    """Return whether a training run wrote ``config``, which then has all its options."""
+    return config.name == records.CONFIG and records.read(config.parent) is not None
 
 
 def is_game(path: Path) -> bool:
@@ -165,47 +204,29 @@ def _unknown_table(name: str, path: Path, tables: Sequence[str]) -> str:
 
 def nearest_place(name: str, tables: Iterable[str]) -> str:
     """Return the end of an error message: ``; did you mean …?`` with the most similar table or option, else ``.``"""
-    places = {}
-    for table in tables:
-        options = attrs.fields(_OPTIONS[table]) if table in _OPTIONS else ()
-        places.update({field.alias: f"{table}.{field.alias}" for field in options})
-    places.update({table: table for table in tables})
-    return nearest(name, places)
+    return nearest(name, {**places_in(tables), **{table: table for table in tables}})
+
+
+def places_in(tables: Iterable[str]) -> dict[str, str]:
+    """Return the path of each option in ``tables``, such as ``manager.n_envs``, by the option's name."""
+    fields = ((table, field.alias) for table in tables if table in _OPTIONS for field in attrs.fields(_OPTIONS[table]))
+    return {name: f"{table}.{name}" for table, name in fields}
 
 
 def override(tables: Mapping[str, dict[str, Any]], assignments: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return a copy of ``tables`` with the ``--set`` assignments applied. Raises ConfigError if one is invalid."""
     changed: dict[str, dict[str, Any]] = copy.deepcopy(dict(tables))
-    added: set[str] = set()
     for text in assignments:
-        path, value = _parse_assignment(text)
-        table = _table_for(path, changed, text)
-        if path[0] == "trainers":
-            _check_behavior(path, tables["trainers"], added, text)
-        table[path[-1]] = value
+        found = _ASSIGNMENT.fullmatch(text)
+        path = [] if found is None else _NAME.findall(found[1])
+        path = [name[1:-1] if name[0] in "\"'" else name for name in path]
+        if found is None or (len(path) == 1 and path[0] in tables):
+            raise ConfigError(f"--set {text}: it should be TABLE.NAME=VALUE, such as --set manager.n_envs=16.")
+        value = parse(found[2], "YAML", f"the value in --set {text}")
+        if path[0] == "trainers" and "trainers" in tables:
+            _check_behavior(path, changed["trainers"], text)
+        _table_for(path, changed, text)[path[-1]] = value
     return changed
-
-
-def _parse_assignment(text: str) -> tuple[list[str], Any]:
-    """Split ``a.b.c=value`` into names and a YAML value. Raises ConfigError if invalid, MissingExtra without PyYAML."""
-    path: list[str] = []
-    place = 0
-    while True:
-        found = _NAME.match(text, place)
-        if found is None:
-            raise _no_assignment(text)
-        path.append(next(part for part in found.groups() if part is not None))
-        place = found.end()
-        sign = text[place : place + 1]
-        if sign == "=":
-            return path, parse(text[place + 1 :], "YAML", f"the value in --set {text}")
-        if sign != ".":
-            raise _no_assignment(text)
-        place += 1
-
-
-def _no_assignment(text: str) -> ConfigError:
-    return ConfigError(f"--set {text}: it should be TABLE.NAME=VALUE, such as --set manager.n_envs=16.")
 
 
 def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str) -> dict[str, Any]:
@@ -213,8 +234,6 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
     if path[0] not in tables:
         near = nearest_place(path[0], tables)
         raise ConfigError(f"--set {text}: there is no table {path[0]}{near} Known tables: {', '.join(tables)}.")
-    if len(path) == 1:
-        raise _no_assignment(text)
     table: dict[str, Any] = tables[path[0]]
     for depth, name in enumerate(path[1:-1], start=2):
         inner = table.get(name)
@@ -230,14 +249,12 @@ def _table_for(path: Sequence[str], tables: dict[str, dict[str, Any]], text: str
     return table
 
 
-def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], added: set[str], text: str) -> None:
-    """Raise ConfigError for an unknown trainer. If ``path`` sets its table or kind, add it to ``added`` instead."""
+def _check_behavior(path: Sequence[str], trainers: Mapping[str, Any], text: str) -> None:
+    """Raise ConfigError for an option of an unknown trainer, unless ``path`` adds it by its table or its kind."""
     behavior = path[1]
-    if len(path) == 2 or path[2] == "kind":
-        added.add(behavior)
-    elif behavior not in trainers and behavior not in added:
-        known = [*trainers, *sorted(added)]
+    if behavior not in trainers and len(path) > 2 and path[2] != "kind":
         raise ConfigError(
-            f"--set {text}: the config has no trainers.{behavior}{nearest(behavior, known, prefix='trainers')} It has: "
-            f"{', '.join(known) or 'none'}. A new one begins with its kind: --set trainers.{behavior}.kind=ppo."
+            f"--set {text}: the config has no trainers.{behavior}{nearest(behavior, [*trainers], prefix='trainers')} "
+            f"It has: {', '.join(trainers) or 'none'}. A new one begins with its kind: --set "
+            f"trainers.{behavior}.kind=ppo."
         )

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from envmanager.cli import output
@@ -23,25 +23,26 @@ from envmanager.cli.plan import Plan
 from envmanager.observe.episodes import Episodes
 from envmanager.observe.files import json_safe, write_atomically
 from envmanager.observe.stats import ManagerStats, WorkerStats
-from envmanager.placing.placement import describe_seconds
+from envmanager.placing.placement import count, describe_seconds
 from envmanager.training.evaluation import Evaluation, mean_and_spread
 
 MAX_WORKERS_SHOWN = 16
-WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "median step", "p99", "idle", "restarts")
+WORKER_COLUMNS = ("worker", "envs", "state", "worker steps", "median step", "p99", "idle", "memory", "restarts")
 STATE_STYLES = {"ready": "green", "stepping": "green", "restarting": "yellow", "failed": "red", "dropped": "red"}
 LINES_AROUND_ROWS = 9
 """Number of lines drawn around the rows of workers. Rows that do not fit into the terminal are not shown."""
 
 
-@attrs.frozen
+@attrs.define
 class RunSummary:
     """The result of ``envmanager run``. ``ended`` is ``"done"``, ``"interrupted"`` or ``"failed"``."""
 
     plan: Plan
-    ended: str
-    episodes: Episodes
-    wall_s: float
-    stats: ManagerStats
+    ended: str = "failed"
+    episodes: Episodes = attrs.field(factory=Episodes)
+    wall_s: float = 0.0
+    stats: ManagerStats = attrs.field(factory=lambda: ManagerStats(()))
+    """Statistics at the end of the run. They are of no workers if no manager was started."""
 
     @property
     def steps_per_s(self) -> float:
@@ -50,7 +51,7 @@ class RunSummary:
 
     def returns(self) -> dict[str, float]:
         """Return a dict with the ``mean``, ``min`` and ``max`` episode return, each NaN if no episode has ended."""
-        values = self.episodes.all_returns()
+        values = [value for values in self.episodes.returns.values() for value in values]
         if not values:
             return dict.fromkeys(("mean", "min", "max"), math.nan)
         return {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
@@ -95,6 +96,7 @@ class RunDisplay:
     def __init__(self, output: PlainOutput) -> None:
         self._output = output
         self.show_notice = output.show_notice
+        self.echoing, self.show_table = output.echoing, output.table
         self.show_line = output.line
 
     def show_start(self, plan: Plan) -> None:
@@ -124,7 +126,7 @@ class RunDisplay:
                 progress_bar(n_steps, total, "env steps", rate, seconds),
                 Text(describe(episodes)),
                 Text(),
-                worker_table(stats, n_shown).drawn(),
+                worker_table(stats, n_shown),
                 *([Text(rest, style="dim")] if rest else []),
             ]
 
@@ -164,7 +166,7 @@ class EpisodeProgress:
 def progress_bar(n: int, total: int, things: str, rate: float, seconds: float) -> Table:
     """Return a line with a bar, the numbers, the speed per second, the time so far and an estimate of the time left."""
     left = f"{(total - n) / rate:,.0f} s left" if rate and n < total else ""
-    grid = Table.grid(padding=(0, 2))
+    grid = Table.grid(Column(), *(Column(no_wrap=True) for _ in range(3)), padding=(0, 2))
     grid.add_row(
         ProgressBar(total=total, completed=min(n, total), width=20),
         Text(f"{n:,}/{total:,} {things}"),
@@ -177,7 +179,8 @@ def progress_bar(n: int, total: int, things: str, rate: float, seconds: float) -
 def worker_table(stats: ManagerStats, n_shown: int) -> output.Table:
     """Return a table of the first ``n_shown`` workers."""
     rows = [worker_cells(worker) for worker in stats.workers[:n_shown]]
-    return output.Table(WORKER_COLUMNS, rows, lambda _, cell: STATE_STYLES.get(cell, ""), left="state")
+    spare = ("memory", "p99", "idle", "envs", "median step", "worker steps")
+    return output.Table(WORKER_COLUMNS, rows, lambda cell: STATE_STYLES.get(cell, ""), left="state", spare=spare)
 
 
 class Rate:
@@ -213,7 +216,11 @@ def describe(episodes: Episodes) -> str:
         return f"no episode has ended yet{lost}"
     last = "" if episodes.count == len(episodes.recent) else f" (last {len(episodes.recent)})"
     behaviors = sorted({episode.behavior for episode in episodes.recent})
-    means = (f"mean return{of_behavior(own, behaviors)} {episodes.mean_of_recent(own):.4g}" for own in behaviors)
+    means = (
+        f"mean return{of_behavior(own, behaviors)} {episodes.mean_of_recent(own):.4g}"
+        + "".join(f", {name} {mean:.4g}" for name, mean in episodes.means_of_measures(own).items())
+        for own in behaviors
+    )
     return f"{count(episodes.count, 'episode')}, {', '.join(means)}{last}{lost}"
 
 
@@ -242,13 +249,15 @@ def evaluation_lines(evaluation: Evaluation) -> list[str]:
     for behavior, returns in evaluation.returns_of.items():
         of_agents = f", {count(len(returns), 'return')}" if len(returns) != evaluation.n_episodes else ""
         episodes = f"{count(evaluation.n_episodes, 'episode')}{of_behavior(behavior, evaluation.returns_of)}{of_agents}"
-        lines.append(f"{describe_returns(returns) if returns else 'no return'}, {episodes}{lost}")
+        means = "".join(f", {name} {mean:.4g}" for name, mean in evaluation.means_of_measures(behavior).items())
+        lines.append(f"{describe_returns(returns) if returns else 'no return'}{means}, {episodes}{lost}")
     return lines
 
 
 def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
     """Return the lines that summarize a run, as pairs of name and text."""
-    episodes, returns = summary.episodes, summary.returns()
+    episodes, returns, stats = summary.episodes, summary.returns(), summary.stats
+    n_dropped = sum(worker.dropped for worker in stats.workers)
     ended = {"done": "all steps taken", "interrupted": "interrupted", "failed": "stopped by an error"}[summary.ended]
     lines = [
         ("result", ended),
@@ -259,25 +268,18 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
     ]
     if episodes.count:
         lines.append(("return", ", ".join(f"{name} {value:.4g}" for name, value in returns.items())))
-    if summary.stats.verdict:
-        lines.append(("verdict", summary.stats.verdict))
-    lines += _losses(summary)
+    if stats.verdict:
+        lines.append(("verdict", stats.verdict))
+    if stats.restarts or n_dropped:
+        lines.append(("restarts", f"{stats.restarts:,}"))
+        lines.append(("lost", f"{count(episodes.lost, 'episode')}, {count(stats.steps_lost, 'worker step')}"))
+    if n_dropped:
+        lines.append(("dropped", f"{n_dropped} of {count(len(stats.workers), 'worker')}"))
     if summary.plan.out is not None:
         lines.append(("written to", str(summary.plan.out)))
     if summary.plan.manager.trace is not None:
         lines.append(("trace", f"{summary.plan.manager.trace}, for https://ui.perfetto.dev"))
     return lines
-
-
-def _losses(summary: RunSummary) -> Iterator[tuple[str, str]]:
-    """Yield pairs of name and text about restarts, losses and dropped workers, if a worker was restarted or dropped."""
-    stats, n_lost = summary.stats, summary.episodes.lost
-    n_dropped = sum(worker.dropped for worker in stats.workers)
-    if stats.restarts or n_dropped:
-        yield "restarts", f"{stats.restarts:,}"
-        yield "lost", f"{count(n_lost, 'episode')}, {count(stats.steps_lost, 'worker step')}"
-    if n_dropped:
-        yield "dropped", f"{n_dropped} of {count(len(stats.workers), 'worker')}"
 
 
 def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
@@ -290,6 +292,7 @@ def worker_cells(worker: WorkerStats) -> tuple[str, ...]:
         describe_seconds(worker.step_time_p50_s),
         describe_seconds(worker.step_time_p99_s),
         f"{worker.idle_share:.0%}",
+        f"{worker.memory_bytes / 2**20:,.0f} MiB" if worker.memory_bytes else "–",
         f"{worker.restarts:,}",
     )
 
@@ -309,15 +312,10 @@ def describe_rest(workers: Sequence[WorkerStats], n_shown: int) -> str:
     failed = sum(worker.failed for worker in rest)  # dropped workers count as failed
     steps = sum(worker.steps for worker in rest)
     restarts = sum(worker.restarts for worker in rest)
+    idle = sum(worker.idle_share for worker in rest) / len(rest)
     return (
-        f"and {len(rest)} more: {steps:,} worker steps, {idle_share(rest):.0%} idle, {failed} failed, "
-        f"{count(restarts, 'restart')}"
+        f"and {len(rest)} more: {steps:,} worker steps, {idle:.0%} idle, {failed} failed, {count(restarts, 'restart')}"
     )
-
-
-def idle_share(workers: Sequence[WorkerStats]) -> float:
-    """Return the mean fraction of time in which ``workers`` had no command to execute; 0 if ``workers`` is empty."""
-    return sum(worker.idle_share for worker in workers) / len(workers) if workers else 0.0
 
 
 def describe_env_ids(env_ids: Sequence[int]) -> str:
@@ -325,8 +323,3 @@ def describe_env_ids(env_ids: Sequence[int]) -> str:
     if len(env_ids) > 1 and list(env_ids) == list(range(env_ids[0], env_ids[-1] + 1)):
         return f"{env_ids[0]}-{env_ids[-1]}"
     return ", ".join(map(str, env_ids))
-
-
-def count(number: int, thing: str) -> str:
-    """Format a number of things: ``"1 worker"``, ``"2 workers"``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"

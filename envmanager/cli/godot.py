@@ -21,16 +21,16 @@ from envmanager.training.evaluation import mean_and_spread
 
 app = typer.Typer(help="Godot games as environments.", no_args_is_help=True)
 
-Major = Annotated[
-    int | None,
-    typer.Option("--godot", metavar="4|3", help="The major version of Godot.", show_default="the one installed here"),
-]
-
 
 @app.command("new")
 def new_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist, or is empty.")],
-    major: Major = None,
+    major: Annotated[
+        int | None,
+        typer.Option(
+            "--godot", metavar="4|3", help="The major version of Godot.", show_default="the one installed here"
+        ),
+    ] = None,
 ) -> None:
     """Create a small Godot game to start from, with the addon and an arena for one agent."""
     version = major or find_major() or 4
@@ -42,11 +42,12 @@ def new_command(
 def install_addon_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="The folder with project.godot.")],
 ) -> None:
-    """Install the addon in a game, or replace an older version of the addon."""
+    """Install the addon in a game and enable its plugin, or replace an older version of the addon."""
     addon = install_addon(directory)
     typer.echo(
-        f"The addon is in {addon}. Next: enable its plugin, add an EnvManagerArena to the scene that is to be "
-        f"trained and extend its script (docs/godot.md), then run envmanager godot check {directory}"
+        f"The addon is in {addon}, and its plugin is enabled (an open editor has to reload the project). Next: add an "
+        "EnvManagerArena to the scene that is to be trained and extend its script (docs/godot.md), then run "
+        f"envmanager godot check {directory}"
     )
 
 
@@ -68,9 +69,11 @@ def check_command(
     engine: dict[str, Any] = {"window": True, "shown": 0} if window else {}
     engine |= {name: value for name, value in (("binary", binary), ("scene", scene)) if value is not None}
     console, findings = Console(highlight=False), []
-    for finding in check_game(game, engine=engine, n_steps=steps, seed=seed):
-        show_finding(console, finding)
-        findings.append(finding)
+    print_text(f"{game}: an engine is started")
+    with Notices(Lines().show_notice):  # such as that the game is imported first
+        for finding in check_game(game, engine=engine, n_steps=steps, seed=seed):
+            show_finding(console, finding)
+            findings.append(finding)
     raise typer.Exit(show_verdict(game, findings, console))
 
 
@@ -102,15 +105,14 @@ def watch_command(
         directory=directory, checkpoint=checkpoint, shown=shown, binary=binary, headless=headless, steps=steps
     )
     lines = Lines()
-    with Notices(lines), StopSignals():
+    with Notices(lines.show_notice), StopSignals():
         Watching(plan, lines).go()
 
 
 class Lines(PlainOutput):
-    """A display for ``envmanager godot watch``. It prints names of new checkpoints, episode returns, and notices."""
+    """A display that prints notices, and for ``envmanager godot watch`` names of checkpoints and episode returns."""
 
     def plays(self, game: str, checkpoint: str) -> None:
-        """Print the name of the game and the name of the checkpoint whose policies now play."""
         print_text(f"{game}: checkpoint {checkpoint} plays")
 
     def ended(self, n_steps: int, returns: Mapping[str, list[float]]) -> None:

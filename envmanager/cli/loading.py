@@ -22,12 +22,8 @@ def loading() -> Iterator[None]:
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # keep the calling program's handler, or SIG_IGN set by the shell
         return
-    signal.signal(signal.SIGINT, _leave)
+    signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _leave(*_: object) -> None:
-    os._exit(EXIT_INTERRUPTED)

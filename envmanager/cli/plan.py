@@ -6,17 +6,17 @@ The options are checked before the run starts, so that a mistake such as a missi
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import numpy as np
 
 from envmanager.adapters.names import find_callable
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.errors import ConfigError, UsageError
-from envmanager.options import at_least, plain_numbers
+from envmanager.options import a_mapping, at_least, plain_numbers
 from envmanager.policy import Policy, RandomPolicy
 from envmanager.registry import ManagerOptions, structure
 
@@ -31,7 +31,7 @@ SERVE_TOKEN = "ENVMANAGER_SERVE_TOKEN"
 
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class RunOptions:
-    """The table ``run`` of a config file: number of environment steps, seed, policy.
+    """The table ``run`` of a config file: number of environment steps, seed, policy, options of resets.
 
     ``seed`` seeds environments and random actions; None means a random seed. ``policy`` is ``"module:callable"``. The
     callable receives a behavior's name and spec, and returns a policy. If ``policy`` is None, actions are random.
@@ -40,18 +40,8 @@ class RunOptions:
     steps: int = attrs.field(default=10_000, validator=at_least(1))
     seed: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(0)))
     policy: str | None = None
-
-
-RESTARTS = {"max_restarts": 100, "backoff_s": 0.0}
-"""Defaults of ``restarts`` in ``envmanager run``. RestartPolicy's defaults end the run at a worker's fourth crash in a
-minute; with these values the run goes on for longer and shows how often an environment crashes."""
-
-
-def restarts_table(given: Any) -> Any:
-    """Return the option ``restarts`` as a table: {} if unset, ``{"max_restarts": N}`` for a number, else unchanged."""
-    if given is None:
-        return {}
-    return {"max_restarts": given} if isinstance(given, int) and not isinstance(given, bool) else given
+    options: Mapping[str, Any] | None = attrs.field(default=None, validator=attrs.validators.optional(a_mapping))
+    """Options of every reset, which the environments receive."""
 
 
 @attrs.frozen
@@ -64,35 +54,40 @@ class Plan:
     policy: Any = None
     out: Path | None = None
     serve: tuple[int, str] | None = None
-    policy_seed: int = attrs.field()
-
-    @policy_seed.default
-    def _seed_or_chance(self) -> int:
-        return int(np.random.SeedSequence().generate_state(1)[0]) if self.seed is None else self.seed
+    options: Mapping[str, Any] | None = None
+    explain: bool = False
+    """Whether to show how the placement is chosen."""
 
     @classmethod
     def parse(
-        cls, manager: Mapping[str, Any], run: Mapping[str, Any], *, out: Path | None = None, serve: str | None = None
+        cls,
+        manager: Mapping[str, Any],
+        run: Mapping[str, Any],
+        *,
+        out: Path | None = None,
+        serve: str | None = None,
+        explain: bool = False,
     ) -> Plan:
-        """Check two tables of a config, ``out`` and ``serve``, and return a Plan. Raises UsageError or ImportFailed."""
+        """Check two tables of a config and the flags, and return a Plan. Raises UsageError or ImportFailed."""
         run_options = structure(RunOptions, run, where="run")
         seed = run_options.seed
-        restarts = restarts_table(manager.get("restarts"))
-        if isinstance(restarts, Mapping):  # structure() refuses anything else
-            restarts = {**RESTARTS, **restarts}
-        manager_options = structure(ManagerOptions, {"seed": seed, **manager, "restarts": restarts}, where="manager")
-        if manager_options.env is None:
+        manager_options = structure(ManagerOptions, {"seed": seed, **manager}, where="manager")
+        if manager_options.env is None and manager_options.kind != "replay":
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
+        if explain and "auto" not in (manager_options.kind, manager_options.n_workers, manager_options.local_envs):
+            raise ConfigError("--explain is for a placement that a probe chooses: --manager auto, or --workers auto.")
         check_out(out, ".json")
         policy, text = None, run_options.policy
         if text is not None:
             policy = find_callable(text, f"policy {text!r}", "a callable with a name and a spec").load()
-        return cls(manager_options, run_options.steps, seed, policy, out, address_of(serve))
+        return cls(
+            manager_options, run_options.steps, seed, policy, out, address_of(serve), run_options.options, explain
+        )
 
     def make_policy(self, behavior: str, spec: BehaviorSpec) -> Policy:
         """Return a policy for ``behavior``, by default a RandomPolicy. Raises UsageError if the policy is not valid."""
         if self.policy is None:
-            return RandomPolicy(spec, self.policy_seed)
+            return RandomPolicy(spec, secrets.randbits(32) if self.seed is None else self.seed)
         policy: Policy = self.policy(behavior, spec)
         if not hasattr(policy, "get_action"):
             raise UsageError(f"--policy made {describe_value(policy)} for {behavior!r}, which has no get_action.")
@@ -106,10 +101,6 @@ def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec],
         for behavior, spec in list(specs.items())[n_known:]:
             manager.set_policy(behavior, make_policy(behavior, spec))
     return len(specs)
-
-
-def random_policy(_: str, spec: BehaviorSpec) -> Policy:
-    return RandomPolicy(spec)
 
 
 def address_of(serve: str | None) -> tuple[int, str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,25 @@ from envmanager.errors import UsageError
 from envmanager.importing import needed_by
 
 with needed_by("envmanager replay", extra="record"):
-    from envmanager.recording.codec import thawed, thawed_response, unpickled
+    from envmanager.recording.codec import Apart
     from envmanager.recording.data import about, episodes, facts
+    from envmanager.recording.file import parts_of
 
 _AROUND = 5
 
 
-def show_recording(path: Path, output: PlainOutput, worker: int, step: int | None) -> None:
-    """Print what a recording holds or, if ``step`` is given, what happened around that step of a worker."""
-    if step is None:
+def show_recording(path: Path, output: PlainOutput, worker: int | None, step: int | None, *, trust: bool) -> None:
+    """Print what a recording holds or, if ``step`` is given, what happened around that step of a worker (0: None).
+
+    ``trust``: whether to unpickle the objects of classes that are shown.
+    """
+    if step is not None:
+        told = _told(path, worker or 0, step, Apart.load if trust else Apart.leave)
+        _show_around(told, output, path, worker or 0, step)
+    elif worker is None:
         _summarize(path, output)
     else:
-        _show_around(path, output, worker, step)
+        raise UsageError(f"--worker {worker} needs --step, the number of the step of that worker to show.")
 
 
 def _summarize(path: Path, output: PlainOutput) -> None:
@@ -41,11 +48,12 @@ def _summarize(path: Path, output: PlainOutput) -> None:
             lost[each.worker_id, str(each.error).partition("\n")[0]] += 1
         elif not each.is_cut:
             returns.append(each.total)
-    n_steps = Counter(worker_id for what, worker_id, _ in facts(path) if what == "step")
+    parts = parts_of(path)
+    n_steps = Counter(fact.worker_id for part in parts for fact in facts(part) if fact.what == "step")
     n_workers = len(first["env_ids"])
     per_worker = ", ".join(f"{n_steps[worker_id]:,}" for worker_id in range(n_workers))
     pairs = [
-        ("recording", f"{path}: {first['kind']}, {first['n_envs']} environments, {n_workers} workers"),
+        ("recording", f"{', '.join(parts)}: {first['kind']}, {first['n_envs']} environments, {n_workers} workers"),
         ("steps", f"{sum(n_steps.values()):,} of workers ({per_worker}), {n_of_agents:,} of agents"),
         ("episodes", f"{len(returns):,} finished, {sum(lost.values()):,} lost, {n_cut:,} cut"),
     ]
@@ -55,9 +63,9 @@ def _summarize(path: Path, output: PlainOutput) -> None:
     output.pairs(pairs)
 
 
-def _show_around(path: Path, output: PlainOutput, worker: int, step: int) -> None:
+def _show_around(told: Iterator[tuple[str, bool]], output: PlainOutput, path: Path, worker: int, step: int) -> None:
     lines: list[tuple[str, bool]] = []
-    for text, is_wanted in _told(path, worker, step):
+    for text, is_wanted in told:
         lines.append((text, is_wanted))
         wanted = [place for place, (_, each) in enumerate(lines) if each]
         if not wanted:
@@ -70,34 +78,36 @@ def _show_around(path: Path, output: PlainOutput, worker: int, step: int) -> Non
         output.line(("▶ " if is_wanted else "  ") + text)
 
 
-def _told(path: Path, worker: int, step: int) -> Iterator[tuple[str, bool]]:
+def _told(path: Path, worker: int, step: int, read_apart: Callable[[Apart], Any]) -> Iterator[tuple[str, bool]]:
     """Yield a line for each fact that tells something, and whether it is of the step."""
     sent: Counter[int] = Counter()
     began_ns = 0
-    for what, worker_id, content in facts(path):
+    for fact in facts(path):
+        what, worker_id, content = fact.what, fact.worker_id, fact.content(read_apart)
         if what == "step":
             number = sent[worker_id]
             sent[worker_id] += 1
-            actions = {behavior: thawed(form) for behavior, form in content[1].items()}
-            versions = f", policy version {content[2]}" if content[2] else ""
+            _, actions, _, of_policies = content
+            versions = f", policy version {of_policies}" if of_policies else ""
             yield (
                 f"worker {worker_id} step {number}: actions {_short(actions)}{versions}",
                 (worker_id, number) == (worker, step),
             )
         elif what in ("take", "get"):
-            time_ns, forms = content
+            time_ns, responses = content
             began_ns = began_ns or time_ns
-            for response in map(thawed_response, forms):
+            for response in responses:
                 number = sent[response.worker_id] - 1
                 yield (
                     f"{(time_ns - began_ns) * 1e-9:9.4f} s  worker {response.worker_id} {_of(response, number)}",
                     (response.worker_id, number) == (worker, step),
                 )
         elif what == "launch":
-            failed = "" if content[1] is None else f" failed: {unpickled(content[1])}"
-            yield f"worker {worker_id}: start of generation {content[0]}{failed}", False
+            generation, _, error = content
+            failed = "" if error is None else f" failed: {error}"
+            yield f"worker {worker_id}: start of generation {generation}{failed}", False
         elif what == "send":
-            yield f"worker {worker_id}: {content[0]} {_short(unpickled(content[1]))}", False
+            yield f"worker {worker_id}: {content[0]} {_short(content[1])}", False
 
 
 def _of(response: Any, number: int) -> str:

@@ -19,22 +19,21 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
-
-import attrs
+from typing import TYPE_CHECKING, Any
 
 from envmanager.cli.display import RunDisplay, RunSummary, write_json
+from envmanager.cli.explained import Explained
+from envmanager.cli.output import LibraryLog
 from envmanager.cli.plan import Plan, serve, set_policies
 from envmanager.errors import EnvManagerError, NotWritten, UsageError
 from envmanager.observe import events
-from envmanager.observe.episodes import Episodes
-from envmanager.observe.stats import ManagerStats
 from envmanager.registry import make_manager
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from envmanager.env_manager import EnvManager
+
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_WRITTEN = 0, 1, 2, 3
 
@@ -45,17 +44,16 @@ def run(plan: Plan, display: RunDisplay, *, verbose: bool = False) -> int:
     Once a manager has started, a summary is shown, and written to ``plan.out``, even if a signal or an error ended the
     run.
     """
-    course = _Run(plan, display)
+    summary = RunSummary(plan)
     try:
-        with Notices(display, verbose=verbose), StopSignals() as signals:
-            course.go(signals)
-        course.ended = "done"
+        with Notices(display.show_notice, verbose=verbose), StopSignals() as signals:
+            _go(summary, display, signals)
+        summary.ended = "done"
     except SystemExit:
-        course.ended = "interrupted"
+        summary.ended = "interrupted"
         raise
     finally:
-        if course.stats is not None:
-            summary = RunSummary(plan, course.ended, course.episodes, course.wall_s, course.stats)
+        if summary.stats.workers:
             display.show_summary(summary)
             if plan.out is not None:
                 write_json(plan.out, summary.to_json())
@@ -69,43 +67,37 @@ def exit_code_of(error: EnvManagerError) -> int:
     return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
 
 
-@attrs.define
-class _Run:
-    """A run in progress, with its results. ``stats`` is set at the end, and stays None if no manager was started."""
+def _go(summary: RunSummary, display: RunDisplay, signals: StopSignals) -> None:
+    """Start the manager of a run, step it as often as planned, and fill in ``summary``."""
+    plan = summary.plan
+    display.show_start(plan)
+    explaining = Explained(plan.manager, display) if plan.explain else contextlib.nullcontext()
+    with explaining, display.echoing(plan.manager) as options, make_manager(options) as manager:
+        if manager.placement:
+            display.show_line(manager.placement)
+        if plan.serve is not None:
+            display.show_line(f"watch it at {serve(manager, plan.serve, summary.episodes).url}")
+        try:
+            _step(summary, display, manager)
+        finally:
+            signals.hold()
+            summary.stats = manager.stats()
 
-    plan: Plan
-    display: RunDisplay
-    ended: str = "failed"
-    episodes: Episodes = attrs.field(factory=Episodes)
-    wall_s: float = 0.0
-    stats: ManagerStats | None = None
 
-    def go(self, signals: StopSignals) -> None:
-        self.display.show_start(self.plan)
-        with make_manager(self.plan.manager) as manager:
-            if manager.placement:
-                self.display.show_line(manager.placement)
-            if self.plan.serve is not None:
-                self.display.show_line(f"watch it at {serve(manager, self.plan.serve, self.episodes).url}")
-            try:
-                self._step(manager)
-            finally:
-                signals.hold()
-                self.stats = manager.stats()
-
-    def _step(self, manager: EnvManager) -> None:
-        n_behaviors = set_policies(manager, self.plan.make_policy, 0)
-        self.episodes.add_all(manager.reset({"seed": self.plan.seed}))
-        started = time.perf_counter()
-        with self.display.running(started):
-            try:
-                while self.episodes.env_steps < self.plan.steps:
-                    n_behaviors = set_policies(manager, self.plan.make_policy, n_behaviors)
-                    self.episodes.add_all(manager.step())
-                    if time.perf_counter() >= self.display.due:
-                        self.display.update(time.perf_counter(), self.episodes, manager.stats())
-            finally:
-                self.wall_s = time.perf_counter() - started
+def _step(summary: RunSummary, display: RunDisplay, manager: EnvManager) -> None:
+    plan, episodes = summary.plan, summary.episodes
+    n_behaviors = set_policies(manager, plan.make_policy, 0)
+    episodes.add_all(manager.reset({"seed": plan.seed, "options": plan.options}))
+    started = time.perf_counter()
+    with display.running(started):
+        try:
+            while episodes.env_steps < plan.steps:
+                n_behaviors = set_policies(manager, plan.make_policy, n_behaviors)
+                episodes.add_all(manager.step())
+                if time.perf_counter() >= display.due:
+                    display.update(time.perf_counter(), episodes, manager.stats())
+        finally:
+            summary.wall_s = time.perf_counter() - started
 
 
 class _Forgiving:
@@ -157,30 +149,22 @@ class EndOfInput:
             self._then()
 
 
-class ShowsNotices(Protocol):
-    """The interface of a display that can show notices (logged messages)."""
-
-    def show_notice(self, level: str, text: str) -> None:
-        """Show a logged message; ``level`` is ``"note"``, ``"warning"`` or ``"error"``."""
-        ...
-
-
 HINT = "its episode is lost, the others go on; --verbose shows the evidence."
 HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
-class Notices(logging.Handler):
-    """A logging handler and context manager that shows the library's warnings and errors on ``display``.
+class Notices(LibraryLog):
+    """A logging handler and context manager that passes the library's warnings and errors to ``show``.
+
+    ``show`` receives the level, ``"note"``, ``"warning"`` or ``"error"``, and the text.
 
     With ``verbose=True`` it also shows the evidence of each failure. With ``verbose=False`` it shows, after the first
     restart, a hint to use ``--verbose``. Commands without that option pass None, which shows no hint.
     """
 
-    def __init__(self, display: ShowsNotices, *, verbose: bool | None = None) -> None:
+    def __init__(self, show: Callable[[str, str], None], *, verbose: bool | None = None) -> None:
         super().__init__(logging.DEBUG if verbose else logging.WARNING)
-        self._display = display
-        self._logger = logging.getLogger("envmanager")
-        self._level_before = self._logger.level
+        self._show = show
         self._hints = verbose is False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -188,24 +172,14 @@ class Notices(logging.Handler):
             event = record.args[0] if isinstance(record.args, tuple) and record.args else None
             if record.levelno >= logging.WARNING:
                 level = "error" if record.levelno >= logging.ERROR else "warning"
-                self._display.show_notice(level, self.format(record))
+                self._show(level, self.format(record))
             elif isinstance(event, events.Failed):
-                self._display.show_notice("note", self.format(record))
+                self._show("note", self.format(record))
             if self._hints and isinstance(event, events.Restarted):
                 self._hints = False
-                self._display.show_notice("note", HINT_IN_RESET if event.cause.phase in ("start", "reset") else HINT)
+                self._show("note", HINT_IN_RESET if event.cause.phase in ("start", "reset") else HINT)
         except Exception:  # like logging's own handlers, so that a closed terminal does not interrupt a step
             self.handleError(record)
-
-    def __enter__(self) -> Notices:
-        if self.level == logging.DEBUG:
-            self._logger.setLevel(logging.DEBUG)
-        self._logger.addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.removeHandler(self)
-        self._logger.setLevel(self._level_before)
 
 
 class Stopped(KeyboardInterrupt):

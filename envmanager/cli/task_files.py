@@ -9,15 +9,14 @@ A row may have a ``seed``, an ``id``, and either ``options`` as JSON or a column
 from __future__ import annotations
 
 import csv
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from envmanager.cli.config_files import parse
+from envmanager.cli.config_files import load_json, parse
 from envmanager.data.specs import describe_value
-from envmanager.errors import UsageError
+from envmanager.errors import ConfigError, UsageError
 from envmanager.tasks import Task
 
 
@@ -60,7 +59,7 @@ def _csv_rows(file: Iterable[str], where: str) -> Iterator[tuple[str, dict[str, 
             if names and len(cells) != len(names):
                 raise UsageError(f"{here} has {len(cells)} cells, but there are {len(names)} columns.")
             if names:
-                yield here, {name: _value(name, cell) for name, cell in zip(names, cells, strict=True) if cell}
+                yield here, {name: _value(name, cell, here) for name, cell in zip(names, cells, strict=True) if cell}
                 continue
             names = cells
             for column, name in enumerate(names, 1):
@@ -71,9 +70,11 @@ def _csv_rows(file: Iterable[str], where: str) -> Iterator[tuple[str, dict[str, 
         raise UsageError(f"{where} {lines.line_num}: {error}.") from error
 
 
-def _value(name: str, cell: str) -> Any:
+def _value(name: str, cell: str, where: str) -> Any:
     try:
-        return cell if name == "id" else json.loads(cell)
+        return cell if name == "id" else load_json(cell)
+    except ConfigError as error:
+        raise ConfigError(f"{where}, column {name}: {error}.") from error
     except (ValueError, RecursionError):
         return cell
 

@@ -7,6 +7,7 @@ command at once.
 from __future__ import annotations
 
 import math
+import os
 import signal
 import sys
 import time
@@ -17,11 +18,10 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from rich.columns import Columns
-from rich.table import Table
 from rich.text import Text
 
 from envmanager.cli.display import Rate, evaluation_lines, of_behavior, write_json
-from envmanager.cli.output import NAMES, PlainOutput, describe_notice, print_pairs, print_text
+from envmanager.cli.output import NAMES, PlainOutput, Table, describe_notice, print_pairs, print_text
 from envmanager.cli.plan import serve
 from envmanager.cli.run import EXIT_DONE, EXIT_FAILED, EndOfInput, Notices, StopSignals, exit_code_of
 from envmanager.errors import EnvManagerError
@@ -56,7 +56,7 @@ def train(
     """
     run = TrainingRun(plan, display)
     try:
-        with Notices(display, verbose=verbose), Stopping(run) as signals, display.drawing():
+        with Notices(display.show_notice, verbose=verbose), Stopping(run) as signals, display.drawing():
             if end is not None:
                 end.then(signals.stop)
             with located():
@@ -101,8 +101,7 @@ class Stopping(StopSignals):
     def stop(self) -> None:
         """Do what a first SIGINT does, unless a signal has come. Any thread may call this."""
         if self.number is None:
-            self.number = signal.SIGINT
-            self._run.stop()
+            self._stop(signal.SIGINT, None)
 
 
 class TrainDisplay(Report):
@@ -145,6 +144,8 @@ class TrainDisplay(Report):
         now = time.monotonic()
         if self._server is not None:
             self._server.figures[update.behavior] = {"version": update.version, **update.figures}
+            self._server.facts["agent steps"] = f"{update.n_steps:,} of {run.plan.training.steps:,}"
+            self._server.facts.update({} if run.curriculum is None else run.curriculum.describe())
         self._untold[update.behavior] = run, update
         if self._clocks.is_due(update.behavior, now):
             del self._untold[update.behavior]
@@ -168,6 +169,8 @@ class TrainDisplay(Report):
         is_the_best = ", the best so far" if is_best else ""
         for line in evaluation_lines(evaluation):
             self.show_line(f"evaluation  {line}, after {run.controller.n_steps:,} agent steps{is_the_best}")
+        if self._server is not None and evaluation.returns:
+            self._server.facts["last evaluation"] = f"{evaluation.mean:.4g}{is_the_best}"
 
     def evaluating(self, n_episodes: int) -> None:
         self.show_line(f"evaluating  {n_episodes:,} episodes")
@@ -192,14 +195,12 @@ class TrainDisplay(Report):
 
     def _table(self) -> Table:
         """Return a table with the figures of each behavior's last update."""
-        table = Table(box=None, pad_edge=False)
-        table.add_column("behavior")
         names = list(dict.fromkeys(name for figures in self._figures.values() for name in figures))
-        for name in names:
-            table.add_column(name.replace("_", " "), justify="right")
-        for behavior, figures in self._figures.items():
-            table.add_row(behavior, *(f"{figures[name]:.3g}" if name in figures else "" for name in names))
-        return table
+        rows = [
+            [behavior, *(f"{figures[name]:.3g}" if name in figures else "" for name in names)]
+            for behavior, figures in self._figures.items()
+        ]
+        return Table(["behavior", *(name.replace("_", " ") for name in names)], rows, left="behavior")
 
 
 def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
@@ -215,6 +216,8 @@ def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
     for behavior in run.trainers:
         mean = episodes.mean_of_recent(behavior)
         told[f"return{of_behavior(behavior, run.trainers)}"] = "–" if math.isnan(mean) else f"{mean:.4g}"
+        for name, measured in episodes.means_of_measures(behavior).items():
+            told[f"{name}{of_behavior(behavior, run.trainers)}"] = f"{measured:.4g}"
     length = episodes.mean_length()
     told["length"] = "–" if math.isnan(length) else f"{length:.4g}"
     if controller.round is not None:
@@ -229,11 +232,9 @@ def state_of(run: TrainingRun, rate: Rate, now: float) -> dict[str, str]:
 def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str, str]]:
     """Return a training run's summary, or a note that the run was already complete, as ``(name, text)`` pairs."""
     if result.ended == "over":
+        over = f"{plan.directory} has taken {result.n_steps:,} of {plan.training.steps:,} agent steps"
         return [
-            (
-                "result",
-                f"nothing to do: {plan.directory} has taken {result.n_steps:,} of {plan.training.steps:,} agent steps",
-            ),
+            ("result", f"nothing to do: {over}"),
             ("next", f"envmanager evaluate {plan.directory}, or train on with --resume --steps {2 * result.n_steps}"),
         ]
     taken = f"{result.n_steps - result.n_steps_before:,} agent steps in {result.wall_s:.1f} s"
@@ -243,10 +244,16 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
     ]
     for behavior, mean in result.mean_return_of.items():
         whose = of_behavior(behavior, result.mean_return_of)
-        lines.append(("return", f"{mean:.4g}{whose} while training, mean of the last episodes"))
+        without = " (lost ones, which are mostly long, do not count)" if result.stats.restarts else ""
+        measured = "".join(f", {name} {own:.4g}" for name, own in result.measures_of.get(behavior, {}).items())
+        lines.append(("return", f"{mean:.4g}{whose}{measured} while training, mean of the last episodes{without}"))
     if result.evaluation is not None:
         lines.extend(("evaluation", line) for line in evaluation_lines(result.evaluation))
     if result.stats.restarts:
         lines.append(("restarts", f"{result.stats.restarts:,}, {result.stats.steps_lost:,} worker steps lost"))
+    if plan.manager.log_dir is not None and os.path.isdir(plan.manager.log_dir):  # else nothing was printed
+        lines.append(("output", plan.manager.log_dir))
+    if plan.manager.trace is not None:
+        lines.append(("trace", f"{plan.manager.trace}, for https://ui.perfetto.dev"))
     lines.append(("checkpoint", str(plan.checkpoints)))
     return lines

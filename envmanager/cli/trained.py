@@ -11,29 +11,24 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
-from rich.console import Console
 
-from envmanager.cli.display import (
-    EpisodeProgress,
-    count,
-    describe_returns,
-    evaluation_lines,
-    of_behavior,
-    write_json,
-)
+from envmanager.cli.config_files import options_of
+from envmanager.cli.display import EpisodeProgress, describe_returns, evaluation_lines, of_behavior, write_json
 from envmanager.cli.loading import loading
-from envmanager.cli.output import NAMES, PlainOutput, output_for, print_pairs, print_text
+from envmanager.cli.output import NAMES, PlainOutput, output_for, print_pairs, print_text, prints_on_stderr
 from envmanager.cli.plan import check_out
 from envmanager.cli.run import EndOfInput, Notices, StopSignals
 from envmanager.cli.task_files import read_tasks, tasks_of_seeds
 from envmanager.errors import ConfigError, UsageError
 from envmanager.observe.files import json_safe
+from envmanager.placing.placement import count
 from envmanager.registry import ManagerOptions, make_manager
 from envmanager.training.evaluation import (
     Evaluation,
@@ -49,7 +44,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from envmanager.tasks import Task
-    from envmanager.training.curriculum import Curriculum
     from envmanager.training.policies.playing import PlayedEpisode
     from envmanager.training.policies.saved import SavedTraining
 
@@ -67,6 +61,12 @@ CheckpointOption = Annotated[
 ]
 OtherEnvOption = Annotated[
     str | None, typer.Option("--env", metavar="ENV", help="Another environment; the training's if unset.")
+]
+OptionsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--options", metavar="{NAME: VALUE}", help="Options of each reset, as YAML.", show_default="no options"
+    ),
 ]
 PlainOption = Annotated[bool, typer.Option("--plain", help="Print lines of text instead of drawing.")]
 VerboseOption = Annotated[
@@ -136,14 +136,13 @@ def evaluate_command(
         raise ConfigError(f"--n-envs {n_envs} is more than {wanted}: some would have nothing to play.")
     with loading():
         from envmanager.training.policies.saved import SavedTraining, with_n_envs
-    output = output_for(Console(highlight=False), plain=plain or as_json)
-    trainings: list[SavedTraining] = []
-    options_of: list[ManagerOptions] = []
-    evaluations: dict[int, Evaluation] = {}
+    output = output_for(plain=plain or as_json)
+    courses: list[_Course] = []
     try:
-        with Notices(output, verbose=verbose), StopSignals(), output.drawing():
+        printing = prints_on_stderr() if as_json else nullcontext()
+        with printing, Notices(output.show_notice, verbose=verbose), StopSignals(), output.drawing():
             leave_cores()
-            trainings += [SavedTraining.open(run, checkpoint) for run in runs]
+            trainings = [SavedTraining.open(run, checkpoint) for run in runs]
             if seeds is not None and any(training.plan.parameters for training in trainings):
                 output.show_notice(
                     "note", "with --seeds, episodes begin without the training's environment parameters."
@@ -155,22 +154,18 @@ def evaluate_command(
                     raise _without_tasks(options)
                 if restarts is not None:
                     options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
-                options_of.append(options)
-            tasks_given = None if given is None else seeded(given, seed)
-            _play(trainings, options_of, tasks_given, n_episodes, seed, output, evaluations, prints=not as_json)
+                courses.append(_Course(training, options))
+            _play(courses, None if given is None else seeded(given, seed), n_episodes, seed, output, prints=not as_json)
     finally:
-        if evaluations:  # of all runs
+        if any(course.evaluation is not None for course in courses):  # then all are
             table, told = [], []
-            for number, (run, training) in enumerate(zip(runs, trainings, strict=True)):
-                evaluation, options = evaluations[number], options_of[number]
-                table.append(({"run": str(run), "checkpoint": training.path.name}, evaluation))
-                facts = {
-                    "run": str(run),
-                    "env": options.env_name,
-                    "checkpoint": str(training.path),
-                    "n_steps": training.n_steps,
-                }
-                told.append(facts | {"seed": seed, "n_envs": options.n_envs, **_figures(evaluation)})
+            for run, course in zip(map(str, runs), courses, strict=True):
+                training, options, evaluation = course.training, course.options, course.evaluation
+                assert evaluation is not None
+                table.append(({"run": run, "checkpoint": training.path.name}, evaluation))
+                facts: dict[str, Any] = {"run": run, "env": options.env_name, "checkpoint": str(training.path)}
+                facts |= {"n_steps": training.n_steps, "seed": seed, "n_envs": options.n_envs}
+                told.append(facts | _figures(evaluation))
             data = json_safe(told[0] if len(told) == 1 else {"runs": told})
             if as_json:
                 print(json.dumps(data, indent=1, allow_nan=False))
@@ -180,59 +175,67 @@ def evaluate_command(
                 write_json(out, data)
 
 
+@attrs.define
+class _Course:
+    """A training that is evaluated in a manager with ``options``. The evaluation is None until it has been played."""
+
+    training: SavedTraining
+    options: ManagerOptions
+    evaluation: Evaluation | None = None
+
+
 def _play(
-    trainings: Sequence[SavedTraining],
-    options_of: Sequence[ManagerOptions],
+    courses: Sequence[_Course],
     tasks: Sequence[Task] | None,
     n_episodes: int,
     seed: int,
     output: PlainOutput,
-    evaluations: dict[int, Evaluation],
     *,
     prints: bool,
 ) -> None:
-    """Evaluate trainings and store their ``evaluations`` by number. Those with equal ``options_of`` share a manager.
+    """Evaluate trainings and store their evaluations. Those with equal options share a manager.
 
     ``tasks``: the given tasks; None: play ``n_episodes``. ``prints``: whether to print. If an error or a signal ends
     this after an episode has begun, each training has an evaluation too, which says what was not played.
     """
-    progress = EpisodeProgress(output, n_episodes * len(trainings))
-    width = max(len(str(training.path)) for training in trainings)
+    progress = EpisodeProgress(output, n_episodes * len(courses))
+    width = max(len(str(course.training.path)) for course in courses)
 
-    def store(number: int, evaluation: Evaluation) -> None:
-        evaluations[number] = evaluation
-        path = f"{trainings[number].path!s:<{width}}" if len(trainings) > 1 else ""
+    def store(course: _Course, evaluation: Evaluation) -> None:
+        course.evaluation = evaluation
+        path = f"{course.training.path!s:<{width}}" if len(courses) > 1 else ""
         for line in _lines(evaluation, path) if prints else ():
             output.line(line, indent=NAMES)
 
-    def curriculum(number: int) -> Curriculum | None:
-        return None if tasks is not None else trainings[number].curriculum(seed=seed)
-
     try:
-        for first, options in enumerate(options_of):
-            alike = [number for number, own in enumerate(options_of) if own == options]
-            if alike[0] != first:
+        for first in courses:
+            options = first.options
+            alike = [course for course in courses if course.options == options]
+            if alike[0] is not first:
                 continue
-            what = f"checkpoint {trainings[first].path}" if len(alike) == 1 else f"{len(alike)} checkpoints"
+            what = f"checkpoint {first.training.path}" if len(alike) == 1 else f"{len(alike)} checkpoints"
             start = f"{options.env_name}: {what}, {count(options.n_envs, 'environment')}, manager {options.kind}"
             output.line(start) if prints else print_text(start, sys.stderr)
-            with make_manager(options) as made:
+            with first.training.logged(options, "evaluate") as kept, make_manager(kept) as made:
                 if tasks is not None and not made.begins_on_demand:
                     raise _without_tasks(options)
-                policies_of = [trainings[number].policies_for(made.behavior_specs) for number in alike]
-                for number, policies in zip(alike, policies_of, strict=True):
+                policies_of = [course.training.policies_for(made.behavior_specs) for course in alike]
+                for course, policies in zip(alike, policies_of, strict=True):
                     played: Mapping[str, Any] = {"tasks": tasks}
                     if tasks is None:
-                        played = episodes_for(made, n_episodes, seed, curriculum(number))
-                    evaluation = evaluate_until(progress.show, made, policies, **played, on_cut=partial(store, number))
+                        played = episodes_for(made, n_episodes, seed, course.training.curriculum(seed=seed))
+                    evaluation = evaluate_until(progress.show, made, policies, **played, on_cut=partial(store, course))
                     assert evaluation is not None
-                    store(number, evaluation)
+                    store(course, evaluation)
                     progress.n_before += n_episodes
+            if prints and kept.log_dir is not None and os.path.isdir(kept.log_dir):  # else nothing was printed
+                output.line(f"{'output':<{NAMES}}{kept.log_dir}")
     except BaseException as error:
-        for number, training in enumerate(trainings) if evaluations else ():
-            if number not in evaluations:
-                own = tasks if tasks is not None else tasks_for(n_episodes, seed, curriculum(number))
-                store(number, Evaluation.of_tasks(own, training.behaviors, None, error))
+        if any(course.evaluation is not None for course in courses):
+            for course in courses:
+                if course.evaluation is None:
+                    own = tasks or tasks_for(n_episodes, seed, course.training.curriculum(seed=seed))
+                    store(course, Evaluation.of_tasks(own, course.training.behaviors, None, error))
         raise
 
 
@@ -262,6 +265,7 @@ def _figures(evaluation: Evaluation) -> dict[str, Any]:
             "length": _spread_of(evaluation.lengths_of[behavior]),
             "returns": returns,
             "lengths": evaluation.lengths_of[behavior],
+            "measures": evaluation.means_of_measures(behavior),
         }
         for behavior, returns in evaluation.returns_of.items()
         if returns
@@ -295,6 +299,7 @@ def play_command(
         float | None, typer.Option(min=1, help="Frames per second of the video; the environment's own if unset.")
     ] = None,
     env: OtherEnvOption = None,
+    options: OptionsOption = None,
 ) -> None:
     """Play episodes greedily with the policies of a training run, and show them in a window or in a video.
 
@@ -305,6 +310,7 @@ def play_command(
     with loading():
         from envmanager.training.policies.playing import FRAMES, WINDOW, has_display, play, require_video
         from envmanager.training.policies.saved import SavedTraining
+    given = options_of(options)
     leave_cores()
     if not has_display():
         os.environ.setdefault("MUJOCO_GL", "egl")  # MuJoCo's own default needs a screen
@@ -316,9 +322,9 @@ def play_command(
     training = SavedTraining.open(directory, checkpoint)
     show = Show(training.name, video, fps)
     mode = WINDOW if video is None else FRAMES
-    with Notices(PlainOutput()), StopSignals():
+    with Notices(PlainOutput().show_notice), StopSignals():
         print_text(f"{training.manager_options(env=env).env_name}: checkpoint {training.path} plays")
-        play(training, n_episodes=episodes, mode=mode, on_episode=show.ended, seed=seed, env=env)
+        play(training, n_episodes=episodes, mode=mode, on_episode=show.ended, seed=seed, env=env, reset_options=given)
         show.finish()
 
 
@@ -387,6 +393,7 @@ def export_command(
     checkpoint: CheckpointOption = "latest",
     opset: Annotated[int, typer.Option(help="The version of ONNX's operators, 11 to 20.")] = 17,
     env: OtherEnvOption = None,
+    options: OptionsOption = None,
 ) -> None:
     """Export a training run's greedy policies for other programs, and check that the exported ones act the same.
 
@@ -398,6 +405,7 @@ def export_command(
         from envmanager.training.policies import exporting
         from envmanager.training.policies.saved import SavedTraining
     exporting.check_format(to, opset)
+    given = options_of(options)
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime sends usage data
     leave_cores()
     training = SavedTraining.open(directory, checkpoint)
@@ -415,12 +423,12 @@ def export_command(
         check_out(files[policy.behavior])
     for policy in policies:
         file = files[policy.behavior]
-        with Notices(PlainOutput()), StopSignals():
+        with Notices(PlainOutput().show_notice), StopSignals():
             exported = exporting.export_policy(
                 policy,
                 file,
                 to=to,
-                observations=exporting.record(training, policy.behavior, n=N_CHECKED, env=env),
+                observations=exporting.record(training, policy.behavior, n=N_CHECKED, env=env, reset_options=given),
                 opset=opset,
                 ticks_per_action=exporting.ticks_per_action_of(training),
             )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,8 +20,9 @@ import attrs
 import numpy as np
 
 from envmanager.adapters.choosing import ADAPTERS, VECTORS, build_group
+from envmanager.adapters.names import base_names
 from envmanager.adapters.resets import Resetter
-from envmanager.adapters.rows import FLAGS, flag
+from envmanager.adapters.rows import flag
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, Begin, Steps, only_agents
 from envmanager.data.trees import Tree, snapshot
@@ -40,11 +40,8 @@ class Runner(Protocol):
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the environment, in its thread if it has one. Return the result, or an awaitable of it."""
 
-    async def await_server(self, error: ConnectionError) -> None:
-        """Wait before the next try of the first reset, which raised ``error``. Raises it if it is too late."""
-
-    def has_connected(self) -> None:
-        """Take note that the first reset has succeeded."""
+    async def run_reset(self, reset: Callable[..., Any], *args: Any) -> Any:
+        """Call ``reset`` as ``run`` does, and return its awaited result. Await a server that is gone or full."""
 
 
 class SharedRows:
@@ -68,13 +65,8 @@ class SharedRows:
 def spaces_of(env: Any) -> tuple[Any, Any]:
     """Return the observation space and the action space of Gymnasium, each None if the environment declares none."""
     declared = [getattr(env, name, None) for name in ("observation_space", "action_space")]
-    known = [each if "gymnasium.spaces.space.Space" in names_of(type(each)) else None for each in declared]
+    known = [each if "gymnasium.spaces.space.Space" in base_names(each) else None for each in declared]
     return known[0], known[1]
-
-
-def names_of(kind: type) -> list[str]:
-    """Return the full names of a class and its base classes."""
-    return [f"{cls.__module__}.{cls.__qualname__}" for cls in kind.__mro__]
 
 
 class AwaitedEnvironment(EnvGroup):
@@ -93,8 +85,6 @@ class AwaitedEnvironment(EnvGroup):
         self._agent_id = only_agents(self.env_ids)
         self._agent_id.flags.writeable = False
         self._options: Mapping[str, Any] | None = None
-        self.begun_at: float | None = None
-        """Time (monotonic seconds) at which the first reset has succeeded."""
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
@@ -132,40 +122,20 @@ class AwaitedEnvironment(EnvGroup):
             if not rests:
                 result = snapshot(result)  # the reset may overwrite its parts
                 seed, options = (None, self._options) if begin is None else (begin.seed, begin.options)
-                first = await self._reset(seed, options)
+                first = await self.runner.run_reset(self._reset, seed, options)
         shared.rows.rests, shared.first = rests, first
         steps = shared.rows.joined([result])[BEHAVIOR]
         return self._own(steps, acting=np.zeros(1, np.bool_) if rests else None)
 
     async def _begun(self, seed: int | None, options: Mapping[str, Any] | None) -> Steps:
         """Begin an episode. Return its first observation."""
-        first = await self._reset(seed, options)
+        first = await self.runner.run_reset(self._reset, seed, options)
         self._shared.first = first  # after the wait, in which other environments use it
         return self._own(self._shared.rows.reset(seeds=[None], options=None)[BEHAVIOR])
 
-    async def _reset(self, seed: int | None, options: Mapping[str, Any] | None) -> Any:
-        """Return the result of the environment's ``reset``. A server that is gone or full is awaited before the first.
-
-        Later, a ConnectionError means that the environment has lost its session, so it is raised.
-        """
-        while True:
-            given = None if options is None else dict(options)
-            try:
-                result = self.runner.run(self._call_reset, seed, given)
-                while inspect.isawaitable(result):
-                    result = await result
-            except ConnectionError as error:
-                if self.begun_at is not None:
-                    raise
-                await self.runner.await_server(error)
-            else:
-                if self.begun_at is None:
-                    self.begun_at = time.monotonic()
-                    self.runner.has_connected()
-                return result
-
-    def _call_reset(self, seed: int | None, options: Mapping[str, Any] | None) -> Any:
-        return self._shared.reset_of(self._env, seed=seed, options=options)
+    def _reset(self, seed: int | None, options: Mapping[str, Any] | None) -> Any:
+        given = None if options is None else dict(options)
+        return self._shared.reset_of(self._env, seed=seed, options=given)
 
     def _own(self, steps: AgentSteps, acting: np.ndarray | None = None) -> Steps:
         """Return a copy of ``steps``, which are in the shared rows, as the steps of this environment."""
@@ -182,10 +152,8 @@ def _has_ended(result: Any, casting: Any) -> bool:
     """Return whether a result of ``step`` ends the episode. False for no such result, which ``joined`` refuses."""
     if not isinstance(result, tuple) or len(result) != 5:
         return False
-    terminated, truncated = result[2:4]
-    if terminated.__class__ not in FLAGS or truncated.__class__ not in FLAGS:
-        terminated, truncated = flag(terminated, "terminated", casting), flag(truncated, "truncated", casting)
-    return bool(terminated or truncated)
+    terminated, truncated = flag(result[2], "terminated", casting), flag(result[3], "truncated", casting)
+    return terminated or truncated
 
 
 @attrs.frozen
@@ -197,7 +165,7 @@ class SessionFactory(GroupFactory):
     def build(self, made: list[Any], env_ids: list[int]) -> EnvGroup:
         """Return an AwaitedEnvironment for what is like a Gymnasium environment, else the group of its adapter."""
         (env,) = made
-        names = names_of(type(env))
+        names = base_names(env)
         is_other = any(name in names for name in (*ADAPTERS, *VECTORS, "envmanager.environment.Environment"))
         has_methods = callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
         if (is_other and _GYMNASIUM not in names) or not has_methods:

@@ -39,7 +39,6 @@ first of many commands, which takes both threads more time than the commands do.
 _HOLD_SHARE = 0.01
 """Share of the duration of a step for which its response may wait for others."""
 _LONGEST_HOLD_S = 0.004
-"""Maximum time (s) for which a response waits for others."""
 _LEAST_HOLD_S = 0.0005
 """Time (s) that is too short for a timer. Then the response waits for those of the same moment only."""
 _LONG_S = 5.0
@@ -47,6 +46,7 @@ _LONG_S = 5.0
 _REST_S = 0.2
 """Time (s) in which tasks that environments have left behind may end after they were cancelled."""
 
+_RUN = asyncio.Handle._run.__code__  # calls every callback, and so each part of a task
 _abandoned: set[asyncio.Task[Any]] = set()
 """Tasks that did not end when they were cancelled. They are kept, because Python reports pending ones that it frees."""
 
@@ -111,7 +111,6 @@ class LoopThread:
         """Lock held while the loop is rung, and while the socket is closed, after which another gets its number."""
         self._finishing: asyncio.Task[None] | None = None
         self._end = threading.Lock()
-        """Lock that the thread releases when it ends."""
         self._end.acquire()
         self.thread = threading.Thread(target=self._run, name="envmanager-asyncio", daemon=True)
         try:
@@ -157,9 +156,11 @@ class LoopThread:
         frame = sys._current_frames().get(self.thread.ident or 0)
         if frame is None or frame.f_code.co_filename == selectors.__file__:
             return None  # the loop waits, perhaps for its turn while another thread keeps Python's lock
-        while frame.f_back is not None and frame.f_back.f_code.co_filename not in self._own_files:
-            frame = frame.f_back
-        if frame is self._suspect:
+        inner = None
+        while frame is not None and frame.f_code is not _RUN and frame.f_code.co_filename not in self._own_files:
+            inner, frame = frame, frame.f_back
+        frame = None if frame is None else inner or frame  # None: the loop's own code, whose frames are always there
+        if frame is not None and frame is self._suspect and frame.f_code.co_filename != __file__:
             where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
             task = asyncio.current_task(self.loop)
             owners = [each.worker_id for each in list(self.members) if task is not None and each.owns(task)]

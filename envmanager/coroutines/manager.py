@@ -56,8 +56,6 @@ class SessionHost(WorkerHost):
         super().__init__()
         self.factories = factories
         self._options = options
-        self._slots = 0
-        """Number of ``slot`` numbers (see EnvContext) assigned so far."""
 
     def open(self, context: HostContext) -> None:
         super().open(context)
@@ -74,8 +72,7 @@ class SessionHost(WorkerHost):
             self.workers[worker_id].retire()
         entry, options, queue = self.context.entries[worker_id], self._options, self.step_queue
         loop = queue.loop
-        factory = SessionFactory.of(self.factories, entry, options, self._slots, known=loop.shared)
-        self._slots += 1
+        factory = SessionFactory.of(self.factories, entry, options, known=loop.shared)
         plan = WorkerPlan(worker_id=worker_id, env_ids=entry.env_ids, generation=generation, timeouts=options.timeouts)
         entry.times.count_after = _COUNT_AFTER
         session = Session(plan, loop, queue, self.context.events, entry.times)
@@ -86,10 +83,7 @@ class SessionHost(WorkerHost):
         return {worker.worker_id: start_report(worker.recv()) for worker in self.workers}
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        attributes = self.context.entries[worker_id].attributes
-        self.workers[worker_id].begin_again(
-            config, [(name, values, rows) for (name, rows), values in attributes.items()]
-        )
+        self.workers[worker_id].begin_again(config, self.context.entries[worker_id].attributes.values())
         return None
 
     def is_gone(self, worker_id: int) -> bool:

@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import CoroutineType
 from typing import Any
 
@@ -38,14 +39,13 @@ from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
 from envmanager.hosts.life import Alarm, State, WorkerLife, WorkerPlan
 from envmanager.kernel.host import ResponseSource
 from envmanager.kernel.table import Entry
-from envmanager.observe.events import Abandoned, Event, EventLog, LoopBlocked
+from envmanager.observe.events import Abandoned, EventLog, LoopBlocked
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import Timeouts
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 
 _STEP, _FAILED, _START = CommandName.STEP, CommandName.FAILED, CommandName.START
 _AWAITED = (CommandName.RESET, *STEPPING)
-"""Commands whose results are awaited."""
 _MOST_STARTING = 32
 """Number of sessions that start at the same time without a pause between them."""
 _PAUSE_S = 0.002
@@ -59,7 +59,6 @@ _TRY_S = 0.002
 _LASTING_S = 10.0
 """Time (s) that a connection lasts at least if its loss says nothing of its environment, but of the server."""
 _LAST_TRY_S = 1.0
-"""Time (s) for the last try of a reset without a server."""
 
 _OUR_FILES = (__file__, environment.__file__)
 """Files whose frames lie between the loop and an environment's code."""
@@ -74,11 +73,11 @@ class Session(WorkerLife):
     _server_until: float | None = None
     """Time (monotonic seconds) until which the first reset waits for a server, if it has had to."""
     _error: Exception | None = None
-    """The failure that it has reported last."""
     _is_late = False
     """Whether the environment has not been closed in time."""
-    _n_tries = 0
-    """Number of times that the first reset has raised a ConnectionError."""
+    _begun_at: float | None = None
+    """Time (monotonic seconds) at which the first reset has succeeded."""
+    _try_s = _FIRST_TRY_S
 
     def __init__(
         self, plan: WorkerPlan, loop: LoopThread, queue: SessionQueue, events: EventLog, times: WorkerTimes
@@ -91,29 +90,25 @@ class Session(WorkerLife):
         self._begins: Any = None
         # On the loop.
         self.task: asyncio.Task[None] | None = None
-        """Task that obeys commands; None while there are none."""
         self.ending: asyncio.Task[None] | None = None
         self.group: EnvGroup | None = None
         self._guest = 0
         """Id of the environment; 0 before it was made."""
         self._orders: deque[Order] | None = None
-        """Commands that came while another was carried out."""
         self._thread: OwnThread | None = None
         self._n_reported = 0
-        """Number of behaviors whose specs were sent with a response."""
 
     # In the trainer's thread.
 
     def send(self, name: str, payload: Any = None) -> None:
         command = name if name.__class__ is CommandName else CommandName(name)
         if command is CommandName.BEGIN:
-            self._begins = payload
+            self._begins = [*(self._begins or ()), *payload]
             return
         self.ticket = ticket = self.ticket + 1
         deadline = time.monotonic() + self._timeouts_s[command]
-        begins = None
+        begins, self._begins = self._begins, None
         if command in STEPPING:
-            begins, self._begins = self._begins, None
             self.await_response(ticket, _STEP, deadline)
         else:
             asked, self.answer = self.asked, None  # one of before, which an interrupt has kept from being taken
@@ -226,11 +221,11 @@ class Session(WorkerLife):
         group = self.group
         if group is None:
             return EnvironmentResponse(command, self.worker_id, await self._start(payload))
-        if not isinstance(group, AwaitedEnvironment):
-            assert self._thread is not None
-            return await self._thread.run(self._obey, group, command, payload, begins)  # type: ignore[no-any-return]
         if begins is not None and group.on_demand is not None:
             group.on_demand.add(begins)
+        if not isinstance(group, AwaitedEnvironment):
+            assert self._thread is not None
+            return await self._thread.run(self._obey, group, command, payload)  # type: ignore[no-any-return]
         if command in _AWAITED:
             result = await COMMANDS[command](group, payload)
         else:
@@ -273,13 +268,35 @@ class Session(WorkerLife):
             phase=phase_of(command),
             type_name=type(error).__qualname__,
             cause=str(error),
-            timeout_s=self._timeouts_s[_START] if group.begun_at is None else 0.0,
-            is_charged=group.begun_at is None or time.monotonic() - group.begun_at < _LASTING_S,
+            timeout_s=self._timeouts_s[_START] if self._begun_at is None else 0.0,
+            is_charged=self._begun_at is None or time.monotonic() - self._begun_at < _LASTING_S,
         )
         lost.__cause__ = error
         return EnvironmentResponse(_FAILED, self.worker_id, lost)
 
-    async def await_server(self, error: ConnectionError) -> None:
+    async def run_reset(self, reset: Callable[..., Any], *args: Any) -> Any:
+        """Call ``reset`` as ``run`` does, and return its awaited result. Before the first result, await the server.
+
+        Later, a ConnectionError means that the environment has lost its session, so it is raised.
+        """
+        while True:
+            try:
+                result = self.run(reset, *args)
+                while inspect.isawaitable(result):
+                    result = await result
+            except ConnectionError as error:
+                if self._begun_at is not None:
+                    raise
+                await self._await_server(error)
+            else:
+                if self._begun_at is None:
+                    self._begun_at = time.monotonic()
+                    self._queue.waiting.discard(self)
+                    if self.worker_id in self._queue.servers.missed_by:
+                        self._queue.tell(self, self._queue.servers.note_back, self.worker_id)
+                return result
+
+    async def _await_server(self, error: ConnectionError) -> None:
         """Wait before the next try of the first reset, which raised ``error``. Raises it if it is too late."""
         now = time.monotonic()
         if self._server_until is None:
@@ -287,20 +304,13 @@ class Session(WorkerLife):
             for each in (self.awaited, self.asked):
                 each.deadline = max(each.deadline, self._server_until + _LAST_TRY_S)
             self._queue.waiting.add(self)
-            self._queue.tell(self, error)
+            self._queue.tell(self, self._queue.servers.note_gone, self.worker_id, error)
         left_s = self._server_until - now
         if left_s <= 0:
             raise error
-        longest_s = max(_LONGEST_TRY_S, _TRY_S * len(self._queue.waiting))
-        delay_s = min(longest_s, _FIRST_TRY_S * 2.0 ** min(self._n_tries, 20)) * random.uniform(0.5, 1.0)
-        self._n_tries += 1
+        delay_s = self._try_s * random.uniform(0.5, 1.0)
+        self._try_s = min(2 * self._try_s, max(_LONGEST_TRY_S, _TRY_S * len(self._queue.waiting)))
         await asyncio.sleep(min(delay_s, left_s))
-
-    def has_connected(self) -> None:
-        """Take note that the first reset has succeeded."""
-        self._queue.waiting.discard(self)
-        if self.worker_id in self._queue.servers.missed_by:
-            self._queue.tell(self, None)
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
         return task in (self.task, self.ending)
@@ -331,7 +341,8 @@ class Session(WorkerLife):
             self._thread.stop()
         if left or (self._is_late and self._thread is not None):
             what = "coroutine" if self._thread is None else "thread"
-            self._queue.tell(self, Abandoned(worker_id=self.worker_id, generation=self.generation, what=what))
+            event = Abandoned(worker_id=self.worker_id, generation=self.generation, what=what)
+            self._queue.tell(self, self._events.add, event)
         self._orders = None
         if not self._is_late:
             self.group = None
@@ -355,9 +366,7 @@ class Session(WorkerLife):
         self._n_reported = len(report.specs)
         return report
 
-    def _obey(self, group: EnvGroup, command: CommandName, payload: Any, begins: Any) -> EnvironmentResponse:
-        if begins is not None and group.on_demand is not None:
-            group.on_demand.add(begins)
+    def _obey(self, group: EnvGroup, command: CommandName, payload: Any) -> EnvironmentResponse:
         result = COMMANDS[command](group, payload)
         if command in _AWAITED and not group.returns_new_arrays:
             result = {behavior: steps.copy() for behavior, steps in result.items()}
@@ -375,8 +384,8 @@ class Session(WorkerLife):
 
 
 Arrived = tuple[Session, int, Any, int, int]
-"""Session, ticket, response, duration and end of a command (ns). With the ticket 0, news in place of a response:
-an event, the ConnectionError of a first reset that is to be tried again, or None once a first reset has succeeded."""
+"""Session, ticket, response, duration and end of a command (ns). With the ticket 0, a function in place of a response:
+the trainer's thread calls it."""
 
 
 class SessionQueue(ResponseSource):
@@ -395,7 +404,6 @@ class SessionQueue(ResponseSource):
         self._owner_pid = os.getpid()
         self._arrived: deque[Arrived] = deque()
         self._ready: list[EnvironmentResponse] = []
-        """Responses to deliver that the manager has not taken yet."""
         self._bell = threading.Lock()
         """Lock that is released to wake up the trainer's thread, and acquired to wait for that."""
         self._bell.acquire()
@@ -404,7 +412,6 @@ class SessionQueue(ResponseSource):
         """Function that rings in the event loop of a pool."""
         self._n_wanted = 1
         self._n_started = 0
-        """Number of sessions that have started."""
         self._stopping = threading.RLock()
         self._loops = [LoopThread(self._ring, _OUR_FILES)]
 
@@ -420,9 +427,9 @@ class SessionQueue(ResponseSource):
             busy_ns = 0
         session.loop.ring_soon(busy_ns * 1e-9)
 
-    def tell(self, session: Session, news: Any) -> None:
-        """Add news about a session, as ``Arrived`` describes."""
-        self._arrived.append((session, 0, news, 0, 0))
+    def tell(self, session: Session, function: Callable[..., object], *args: Any) -> None:
+        """Make the trainer's thread call a function, which takes note of news about a session."""
+        self._arrived.append((session, 0, partial(function, *args), 0, 0))
         self._is_urgent = True
         session.loop.ring_soon(0.0)
 
@@ -456,14 +463,10 @@ class SessionQueue(ResponseSource):
             self._wait(1, _PAUSE_S)
 
     def take(self) -> Sequence[EnvironmentResponse]:
-        self._pump()
         now = time.monotonic()
         if now >= self._watch_at:
             self._watch(now)
-        if now >= self.alarm.at:
-            self._end_late(now)
-        ready, self._ready = self._ready, []
-        return ready
+        return self.get(0, now)
 
     def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
         while True:
@@ -531,20 +534,11 @@ class SessionQueue(ResponseSource):
         while arrived:
             session, ticket, response, busy_ns, ended_ns = arrived.popleft()
             if not ticket:
-                self._note(session, response)
+                response()
                 continue
             accepted = session.accept(ticket, response, busy_ns, ended_ns)
             if accepted is not None:
                 self._ready.append(accepted)
-
-    def _note(self, session: Session, news: Any) -> None:
-        """Take note of news about a session."""
-        if isinstance(news, Event):
-            self._events.add(news)
-        elif news is not None:
-            self.servers.note_gone(session.worker_id, news)
-        else:
-            self.servers.note_back(session.worker_id)
 
     def _watch(self, now: float) -> None:
         """Add events for loops that are blocked."""
@@ -573,16 +567,13 @@ class SessionQueue(ResponseSource):
 
     def _end_late(self, now: float) -> None:
         """End all sessions whose response is late, and find the earliest deadline of the others."""
-        earliest = math.inf
         for session in self.sessions.values():
             awaited = session.awaited
             if awaited.deadline <= now:
                 assert awaited.command is not None
                 error = session.timed_out(awaited.command)
                 self._ready.append(EnvironmentResponse(_FAILED, session.worker_id, error))
-            elif awaited.deadline < earliest:
-                earliest = awaited.deadline
-        self.alarm.at = earliest
+        self.alarm.at = min((session.awaited.deadline for session in self.sessions.values()), default=math.inf)
 
     # The end, in any thread.
 
@@ -604,6 +595,6 @@ class SessionQueue(ResponseSource):
         for loop in self._loops:
             loop.join(max(0.0, deadline - time.monotonic()))
         for _, ticket, news, *_ in list(self._arrived):
-            if not ticket and isinstance(news, Event):
-                self._events.add(news)
+            if not ticket:
+                news()
         self._arrived.clear()

@@ -148,7 +148,8 @@ def checked_actions(
     try:
         checked = check_batch(spec.action, action, n, "action", strict, foreign)
     except SpecMismatch as error:
-        raise BadAction(f"{what}: {error}. Nothing was sent; the manager is unchanged.") from error
+        clip = " Clip it." if error.got.startswith("as ") and error.expected.startswith("float") else ""
+        raise BadAction(f"{what}: {error}.{clip} Nothing was sent; the manager is unchanged.") from error
     if checked.__class__ is np.ndarray:
         return checked.copy() if checked is action or checked.base is not None else checked
     given = {id(leaf) for leaf in leaves(action)}

@@ -49,7 +49,7 @@ class EnvIndex:
         """Sorted ids of all environments, int64[n_envs], read-only because batches share this array."""
         self.all_env_ids.flags.writeable = False
         rows_of = {n: np.arange(n) for n in set(map(len, self.blocks))}
-        self._all_groups = [
+        self.all_groups = [
             EnvsOfWorker(worker_id, rows_of[len(block)], slice(block[0], block[0] + len(block)))
             for worker_id, block in enumerate(self.blocks)
         ]
@@ -57,13 +57,13 @@ class EnvIndex:
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
         """Return the number of ``env_ids``, and the ids grouped by worker. Raises ``error`` for invalid ids."""
         everything = self.all_env_ids
-        if env_ids is everything or (  # an array of all ids in order, which is what most callers pass
+        if (  # an array of all ids in order, which is what most callers pass
             env_ids.__class__ is np.ndarray
             and env_ids.shape == everything.shape
             and env_ids.dtype.kind in "iu"
             and (env_ids == everything).all()
         ):
-            return self.n_envs, self._all_groups
+            return self.n_envs, self.all_groups
         ids, numbers = self.checked(env_ids, error)
         if self._hosts_one_each:
             row_0 = self._row_0

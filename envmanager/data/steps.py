@@ -292,38 +292,31 @@ class Batch:
     of_tasks: tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None] = (None, None, None)
 
     @classmethod
-    def of(cls, steps: AgentSteps, env_ids: np.ndarray | None = None, *, is_view: bool = True) -> Batch:
-        """Return a batch that shares the arrays of ``steps``. Each environment in ``steps`` must have one agent.
+    def of(
+        cls, steps: AgentSteps, env_ids: np.ndarray | None = None, is_view: bool = True, copies: bool = False
+    ) -> Batch:
+        """Return a batch of ``steps``, in which each environment must have one agent.
 
-        ``env_ids``: env_id of each row, or None to use ``steps.env_id``. ``is_view``: see ``Batch``.
+        ``env_ids``: env_id of each row, or None to use ``steps.env_id``. ``is_view``: see ``Batch``. The arrays are
+        copied if ``copies``, else they are shared.
         """
-        return cls(
-            steps.env_id if env_ids is None else env_ids,
-            steps.obs,
-            steps.reward,
-            steps.terminated,
-            steps.truncated,
-            None,
-            steps.final_obs,
-            steps.info,
-            steps.reset_info,
-            is_view,
-        )
-
-    @classmethod
-    def copied(cls, steps: AgentSteps, env_ids: np.ndarray | None = None) -> Batch:
-        """Return a batch with copies of the arrays of ``steps``. ``env_ids``: as in ``Batch.of``."""
         obs, final_obs = steps.obs, steps.final_obs
+        reward, terminated, truncated = steps.reward, steps.terminated, steps.truncated
+        if copies:
+            obs = obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs)
+            final_obs = None if final_obs is None else copy_tree(final_obs)
+            reward, terminated, truncated = reward.copy(), terminated.copy(), truncated.copy()
         return cls(
             steps.env_id if env_ids is None else env_ids,
-            obs.copy() if obs.__class__ is np.ndarray else copy_tree(obs),
-            steps.reward.copy(),
-            steps.terminated.copy(),
-            steps.truncated.copy(),
+            obs,
+            reward,
+            terminated,
+            truncated,
             None,
-            None if final_obs is None else copy_tree(final_obs),
+            final_obs,
             steps.info,
             steps.reset_info,
+            is_view and not copies,
         )
 
     @classmethod
@@ -349,7 +342,7 @@ class Batch:
 
     @property
     def first(self) -> np.ndarray:
-        """Whether each row has the first observation of an episode that began on demand, and is no step: bool[n]."""
+        """Whether each row is no step: the first observation of an episode that a reset or a task began: bool[n]."""
         return np.zeros(len(self.env_ids), np.bool_) if self.of_tasks[0] is None else self.of_tasks[0]
 
     @property
@@ -448,7 +441,10 @@ class Lost:
 
 
 class Transitions(NamedTuple):
-    """Arrays with one row per step of an agent. ``next_obs`` is the final observation if the episode ended."""
+    """Arrays with one row per action of an agent. ``next_obs`` is the final observation if the episode ended.
+
+    ``reward`` is the sum until the agent acts again or ends, also of steps in which others acted.
+    """
 
     obs: Tree
     action: Tree
@@ -459,8 +455,8 @@ class Transitions(NamedTuple):
     agent_id: np.ndarray
 
 
-_NO_TASKS: Mapping[int, int] = {}
-"""Shared by StepInfos without tasks. Not a MappingProxyType, which cannot be pickled."""
+_NOTHING: Mapping[Any, Any] = {}
+"""Shared by StepInfos without tasks or waiting actions. Not a MappingProxyType, which cannot be pickled."""
 
 
 @attrs.define(eq=False)
@@ -480,7 +476,11 @@ class StepInfo:
     worker_id: int
     lost: Lost | None = None
     specs: BehaviorSpecs = attrs.field(factory=dict, repr=False)
-    of_tasks: tuple[Mapping[int, int], Mapping[int, int]] = attrs.field(default=(_NO_TASKS, _NO_TASKS), repr=False)
+    of_tasks: tuple[Mapping[int, int], Mapping[int, int]] = attrs.field(default=(_NOTHING, _NOTHING), repr=False)
+    waiting: Mapping[str, Transitions] = attrs.field(default=_NOTHING, repr=False)
+    """Actions before the last, with the rewards so far, of agents that have neither ended nor acted again since."""
+    still_waiting: Mapping[str, Transitions] = attrs.field(default=_NOTHING, init=False, repr=False)
+    """``waiting`` of the worker's next StepInfo, set when the policies are called."""
 
     @property
     def tasks(self) -> Mapping[int, int]:
@@ -499,27 +499,48 @@ class StepInfo:
         return attrs.evolve(self, previous=previous, current=current)
 
     def transitions(self, behavior: str = "default") -> Transitions:
-        """Return the transitions of one behavior, with a row for each agent that acted and is in the current steps.
+        """Return the transitions of one behavior that are complete now: their agents act again, or have ended.
 
-        There are 0 rows right after a reset, if the worker was replaced, and if no agent of the behavior acted.
+        While an agent waits for its turn, its rewards are added to its last action. An agent that leaves without an
+        end is truncated. There are 0 rows right after a reset, and if the worker was replaced.
         """
-        if self.previous is None or self.actions is None or self.lost is not None:
-            return self._no_transitions(behavior)
-        before, now, taken = self.previous.get(behavior), self.current.get(behavior), self.actions.get(behavior)
-        if before is None or now is None or taken is None:
-            return self._no_transitions(behavior)
-        obs, action = before.obs, taken.action
-        if before.acting is not None or not np.array_equal(before.agent_id, now.agent_id):
+        made, is_complete = self._joined(behavior)
+        return made if is_complete is None else _rows_of(made, is_complete)
+
+    def keep_waiting(self, behavior: str) -> None:
+        """Add the actions of agents of ``behavior`` that wait for their turn to ``still_waiting``."""
+        made, is_complete = self._joined(behavior)
+        if is_complete is not None and not is_complete.all():
+            self.still_waiting = {**self.still_waiting, behavior: _rows_of(made, ~is_complete)}
+
+    def _joined(self, behavior: str) -> tuple[Transitions, np.ndarray | None]:
+        """Return the actions of one behavior with what came of them, and which of them are complete (None: all)."""
+        before = None if self.previous is None or self.lost is not None else self.previous.get(behavior)
+        taken = None if self.actions is None else self.actions.get(behavior)
+        now, waiting = self.current.get(behavior), self.waiting.get(behavior)
+        if before is None or taken is None or (now is None and waiting is None):
+            return self._no_transitions(behavior), None
+        obs, action, earned = before.obs, taken.action, None
+        now = before.take(np.zeros(0, np.int64)) if now is None else now
+        all_act = before.acting is None and now.acting is None
+        if not all_act or waiting is not None or not np.array_equal(before.agent_id, now.agent_id):
             acted = before.acting_rows
+            ids, obs, earned = before.agent_id[acted], take_rows(obs, acted), np.zeros(len(acted), np.float32)
+            if waiting is not None:
+                now = _with_those_that_left(now, before, waiting.agent_id)
+                ids, earned = np.append(ids, waiting.agent_id), np.append(earned, waiting.reward)
+                obs = concat_rows([obs, waiting.obs]) if len(acted) else waiting.obs
+                action = concat_rows([action, waiting.action]) if len(acted) else waiting.action
             place = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
-            ids = before.agent_id[acted].tolist()
-            joined = [(k, place[agent_id]) for k, agent_id in enumerate(ids) if agent_id in place]
+            joined = [(k, place[agent_id]) for k, agent_id in enumerate(ids.tolist()) if agent_id in place]
             in_acted, in_now = np.array(joined, np.int64).reshape(-1, 2).T
-            obs, action, now = take_rows(obs, acted[in_acted]), take_rows(action, in_acted), now.take(in_now)
-        next_obs = now.obs
+            obs, action, now = take_rows(obs, in_acted), take_rows(action, in_acted), now.take(in_now)
+            earned = earned[in_acted] + now.reward
+        next_obs, reward = now.obs, now.reward if earned is None else earned
         if now.final_obs is not None:
             next_obs = with_rows(next_obs, np.flatnonzero(now.ended), now.final_obs)
-        return Transitions(obs, action, now.reward, next_obs, now.terminated, now.truncated, now.agent_id)
+        made = Transitions(obs, action, reward, next_obs, now.terminated, now.truncated, now.agent_id)
+        return made, None if now.acting is None else now.acting | now.ended
 
     def _no_transitions(self, behavior: str) -> Transitions:
         """Return 0 transitions. Shapes and dtypes come from the behavior's spec or, if it is unknown, this StepInfo."""
@@ -533,6 +554,18 @@ class StepInfo:
             action = nothing if taken is None else copy_tree(take_rows(taken.action, slice(0)))
         flags = np.zeros(0, np.bool_), np.zeros(0, np.bool_)
         return Transitions(obs, action, np.zeros(0, np.float32), copy_tree(obs), *flags, np.zeros(0, np.int64))
+
+
+def _rows_of(made: Transitions, chosen: np.ndarray) -> Transitions:
+    return Transitions(*(take_rows(each, chosen) for each in made))
+
+
+def _with_those_that_left(now: AgentSteps, before: AgentSteps, agent_ids: np.ndarray) -> AgentSteps:
+    """Return ``now`` with a truncated row, as last seen, for each of ``agent_ids`` that is in ``before`` alone."""
+    left = before.take(np.flatnonzero(np.isin(before.agent_id, agent_ids) & ~np.isin(before.agent_id, now.agent_id)))
+    no, yes = np.zeros(len(left), np.bool_), np.ones(len(left), np.bool_)
+    last = AgentSteps(left.agent_id, left.obs, np.zeros(len(left), np.float32), no, yes, left.obs, no)
+    return concat_steps([now, last]) if len(left) else now
 
 
 def concat_steps(parts: list[AgentSteps]) -> AgentSteps:

@@ -72,9 +72,11 @@ def as_numpy(leaf: Any) -> np.ndarray:
 
 def copy_leaf(leaf: Any) -> Any:
     """Return a copy of an array, on the same device."""
-    if is_foreign(leaf):
-        return leaf.clone() if hasattr(leaf, "clone") else leaf.copy()
-    return np.copy(leaf)
+    if not is_foreign(leaf):
+        return np.copy(leaf)
+    if hasattr(leaf, "at"):  # JAX, whose own ``copy`` is compiled for each shape
+        return sys.modules["jax"].device_put(leaf, leaf.device, may_alias=False)
+    return leaf.clone() if hasattr(leaf, "clone") else leaf.copy()
 
 
 def copy_tree(tree: Tree) -> Tree:
@@ -125,7 +127,26 @@ def take_rows(tree: Tree, rows: Any) -> Tree:
     """Return a tree with only the rows at ``rows`` of every array. If ``rows`` is a slice, NumPy arrays are views."""
     if tree.__class__ is np.ndarray:
         return tree[rows]
-    return map_tree(lambda leaf: leaf[rows], tree)
+    return map_tree(lambda leaf: _take_of_jax(leaf, rows) if hasattr(leaf, "at") else leaf[rows], tree)
+
+
+SMALL_BYTES = 1 << 20
+"""Size up to which an array of JAX is changed on the host. JAX compiles for each number of rows, for up to 0.1 s."""
+
+
+def _take_of_jax(leaf: Any, rows: Any) -> Any:
+    """Return ``leaf[rows]``. Of a large array, a power of two of rows is taken on the device, and cut on the host."""
+    chosen, jax = np.arange(len(leaf))[rows], sys.modules["jax"]
+    if not chosen.ndim or len(leaf.devices()) > 1:
+        return leaf[rows]
+    if leaf.nbytes > SMALL_BYTES and chosen.size:
+        leaf, chosen = jax.numpy.take(leaf, _padded(chosen), axis=0, mode="clip"), np.arange(len(chosen))
+    return jax.device_put(np.asarray(leaf)[chosen], leaf.device)
+
+
+def _padded(rows: np.ndarray) -> np.ndarray:
+    """Return ``rows``, repeated until their number is a power of two."""
+    return np.resize(rows, (1 << (len(rows) - 1).bit_length(), *rows.shape[1:]))
 
 
 def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
@@ -134,11 +155,15 @@ def with_rows(tree: Tree, rows: Any, values: Tree) -> Tree:
 
 
 def _with_rows(leaf: Any, new: Any, rows: Any) -> Any:
-    if hasattr(leaf, "at"):  # JAX
-        return leaf.at[rows].set(new)
-    copied = copy_leaf(leaf)
-    copied[rows] = sys.modules["torch"].as_tensor(new, device=leaf.device) if is_foreign(leaf) else new
-    return copied
+    is_jax = hasattr(leaf, "at")
+    if is_jax and len(new) and (leaf.nbytes > SMALL_BYTES or len(leaf.devices()) > 1):
+        sources = np.arange(len(leaf))
+        sources[rows] = np.arange(len(leaf), len(leaf) + len(new))
+        both = sys.modules["jax"].numpy.concatenate([leaf, _padded(as_numpy(new))])
+        return both.take(sources, axis=0, mode="clip")
+    copied = np.array(leaf) if is_jax else copy_leaf(leaf)
+    copied[rows] = sys.modules["torch"].as_tensor(new, device=leaf.device) if is_foreign(copied) else new
+    return sys.modules["jax"].device_put(copied, leaf.device) if is_jax else copied
 
 
 def concat_rows(trees: list[Tree]) -> Tree:

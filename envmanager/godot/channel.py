@@ -30,17 +30,17 @@ class EngineChannel(Channel):
 
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__()
-        self.hello: Hello | None = None
-        """Hello message of the engine; None until the engine has connected."""
+        self.hello: Hello | None = None  # hello message of the engine; None until the engine has connected
         self.last_ticket = 0
         """Ticket of the last command, used to compute the full tickets of frames, which arrive modulo 2**32."""
         self.on_aside: Callable[[Frame, int], None]
         """Callback for note and busy frames, which answer no command. It receives the frame and the full ticket."""
         self.on_hung_up: Callable[[], None] = lambda: None
         """Callback that runs when the engine has closed the connection."""
+        self.fails_to_start: Callable[[], bool] = lambda: False
+        """Callback that runs while no engine has connected, and returns whether the engine is not worth waiting for."""
         self._lobby: Lobby | None = None
-        self._waiting: list[bytes] = []
-        """Commands to send once the engine has connected."""
+        self._waiting: list[bytes] = []  # commands to send once the engine has connected
         self._reader = self.reader_class(FROM_ENGINE - {Kind.HELLO}, max_frame_bytes=max_frame_bytes)
 
     def await_engine(self, lobby: Lobby, pidfd: int) -> None:
@@ -95,6 +95,8 @@ class EngineChannel(Channel):
         """Accept the engine if it has connected, and send the queued commands. Return whether it was accepted."""
         arrival = lobby.look()
         if arrival is None:
+            if self.fails_to_start():
+                self.refuse("a script error before the engine had connected")
             return False
         self.on_moved(self.fd, arrival.fd)
         self.fd, self.hello = arrival

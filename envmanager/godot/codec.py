@@ -5,9 +5,8 @@
     {behavior: tree of [n, …]} ── encode_step ──▶ body of step      u32 sections | behavior, n, every action array | …
     {behavior: AgentSteps} ◀── StepsDecoder ── body of steps        busy, sections | rows, observations, … | … | infos
 
-In most steps no agent joins or leaves, no episode ends, and all agents act. The frames of such steps differ only in
-the time, observations and rewards. ``PlainFrame`` checks that all other bytes are unchanged, and reads observations
-and rewards at known offsets. Any other frame is read block by block.
+In most steps no agent joins or leaves, no episode ends, and all agents act. ``PlainFrame`` reads the frames of such
+steps, which differ only in the time, observations and rewards. Any other frame is read block by block.
 
 The rule: a body is checked completely before any part of it is returned. Returned arrays may be views of the body, so
 each body needs its own buffer at an address that is a multiple of 8. ``FrameReader`` allocates such buffers.
@@ -33,20 +32,16 @@ from envmanager.data.trees import Tree, leaves, leaves_like
 from envmanager.godot.frames import BadFrame, parse_json
 from envmanager.godot.messages import MAX_AGENTS, MAX_NUMBERS, ArrayLayout, BehaviorLayout, EngineSpecs, listed
 
-SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4
-"""Flags of a section of a steps frame: same rows as before, some episodes ended, all agents need an action."""
-TERMINATED, TRUNCATED, ACTING = 1, 2, 4
-"""Bits of a row: the episode terminated, the episode was truncated, the agent needs an action."""
+SAME_ROWS, SOME_ENDED, ALL_ACT = 1, 2, 4  # flags of a section: same rows, some episodes ended, all agents need actions
+TERMINATED, TRUNCATED, ACTING = 1, 2, 4  # bits of a row; ACTING: the agent needs an action
 
 COUNT = struct.Struct("<I")
-STEP_SECTION = struct.Struct("<HHI")
-"""Head of a section of a step frame: number of the behavior, 0, number of rows."""
-STEPS_HEAD = struct.Struct("<II")
-"""Head of a steps frame: time in µs that the engine took, number of sections."""
-STEPS_SECTION = struct.Struct("<HBBI")
-"""Head of a section of a steps frame: number of the behavior, flags, 0, number of rows."""
+STEP_SECTION = struct.Struct("<HHI")  # head of a section of a step frame: number of the behavior, 0, number of rows
+STEPS_HEAD = struct.Struct("<II")  # head of a steps frame: time in µs that the engine took, number of sections
+STEPS_SECTION = struct.Struct("<HBBI")  # number of the behavior, flags, 0, number of rows
 
 _REWARD = ArrayLayout("reward", np.dtype(np.float32), (), 1)
+_REWARD_SPEC = ArraySpec()
 _BITS = ArrayLayout("bits", np.dtype(np.uint8), (), 1)
 _ROW = ArrayLayout("row", np.dtype(np.uint32), (2,), 2)
 _ALL_ACTING = bytes([ACTING]) * MAX_AGENTS
@@ -112,8 +107,7 @@ class StepsDecoder:
         self.specs = specs
         self._first_ids = only_agents(env_ids)
         self._infos = infos
-        self._rows: dict[int, _Rows] = {}
-        """Rows of the last section of each behavior, by the behavior's number."""
+        self._rows: dict[int, _Rows] = {}  # rows of the last section of each behavior, by the behavior's number
         self._distinct: list[_Rows] = []
         """Rows of each section of the last frame, which passed the check that no agent occurs twice."""
         self._plain: PlainFrame | None = None
@@ -253,7 +247,6 @@ class _Section:
         return Acting(len(order), np.argsort(order))
 
     def sorted_steps(self) -> AgentSteps:
-        """Return the steps, sorted by environment."""
         return self.steps if self.rows.order is None else self.steps.take(self.rows.order)
 
 
@@ -284,8 +277,7 @@ def _dicts(given: Any, n: int, where: str) -> list[dict[str, Any]]:
     return [each or {} for each in found]
 
 
-_Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
-"""Name, shape and dtype of an array, and its offset in a body."""
+_Place = tuple[str, tuple[int, ...], np.dtype[Any], int]  # name, shape and dtype of an array, and its offset in a body
 
 
 class Cursor:
@@ -295,8 +287,7 @@ class Cursor:
     """
 
     def __init__(self, body: Any) -> None:
-        self.where = ""
-        """Clause for error messages that names the behavior being read; empty outside of sections."""
+        self.where = ""  # clause for error messages that names the behavior being read; empty outside of sections
         self.arrays_read: list[_Place] = []
         self._body = memoryview(body)
         self._at = 0
@@ -328,7 +319,6 @@ class Cursor:
         return flat.reshape(n, *layout.shape) if layout.shape else flat
 
     def block(self, n_bytes: int, what: str) -> memoryview:
-        """Return a view of the next block, which has ``n_bytes`` bytes. ``what`` names the block in errors."""
         at = self._advance(n_bytes, what)
         return self._body[at : at + n_bytes]
 
@@ -356,7 +346,6 @@ class PlainFrame:
     """
 
     def __init__(self, body: Any, sections: Sequence[_Section], arrays_read: Sequence[_Place]) -> None:
-        """Prepare to read frames like ``body``, from which ``sections`` and ``arrays_read`` were decoded."""
         self.acting = {section.behavior.name: Acting(len(section.steps)) for section in sections}
         self._size = len(body)
         self._known: list[tuple[int, bytes]] = []
@@ -395,9 +384,6 @@ class PlainFrame:
                 np.zeros(len(agent_id), np.bool_),
             )
         return found
-
-
-_REWARD_SPEC = ArraySpec()
 
 
 def bad_numbers(specs: EngineSpecs, steps: Steps) -> tuple[tuple[int, ...], SpecMismatch] | None:

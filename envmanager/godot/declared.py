@@ -24,16 +24,14 @@ import attrs
 from envmanager.errors import ConfigError, UsageError
 from envmanager.godot.games import protocol_of
 from envmanager.godot.manager import GodotEnvManager
-from envmanager.options import RestartPolicy, Timeouts
+from envmanager.options import RestartPolicy
 
 _logger = logging.getLogger("envmanager")
 Tables = dict[str, dict[str, Any]]
 Path = tuple[str, ...]
 
-TRAINER = "ppo"
-"""Kind of trainer of a behavior that declares none."""
+TRAINER = "ppo"  # kind of trainer of a behavior that declares none
 _OF_TRAINING: dict[str, Path] = {
-    "steps": ("training", "steps"),
     "random_seed": ("training", "seed"),
     "environments": ("manager", "n_envs"),
     "engines": ("manager", "n_workers"),
@@ -42,21 +40,16 @@ _OF_TRAINING: dict[str, Path] = {
     "ticks_per_action": ("manager", "engine", "ticks_per_action"),
     "round_steps": ("training", "rounds", "steps"),
     "round_learners": ("training", "rounds", "train"),
-    "checkpoint_every": ("training", "checkpoint_every"),
-    "evaluation_episodes": ("training", "evaluation_episodes"),
-    "parameters": ("training", "parameters"),
     "more": ("training",),
     "manager": ("manager",),
-}
-"""Place in a config of each field of EnvManagerTraining."""
+}  # place in a config of each field of EnvManagerTraining, if not ``training.FIELD``
 _OF_SAMPLERS: dict[str, dict[str, Any]] = {
     "uniform": {"min": ("minimum", 0.0), "max": ("maximum", 1.0)},
     "log_uniform": {"min": ("minimum", 0.0), "max": ("maximum", 1.0)},
     "normal": {"mean": ("mean", 0.0), "std": ("std", 1.0)},
     "choice": {"values": ("values", [])},
     "multi_range_uniform": {"ranges": ("values", [])},
-}
-"""Options of each sampler, with the field of EnvManagerLesson that has it, and that field's default."""
+}  # options of each sampler, with the field of EnvManagerLesson that has it, and its default
 
 
 @attrs.frozen
@@ -129,7 +122,7 @@ def _at(tables: Any, path: Path) -> Any:
     return tables
 
 
-def declared(env: str, engine: Mapping[str, Any] | None = None, *, start_s: float = 60.0) -> Declaration:
+def declared(env: str, engine: Mapping[str, Any]) -> Declaration:
     """Start an engine with the game ``env``, and return what its scene declares.
 
     ``engine``: fields of EngineOptions, by name. Raises UsageError if there is no such game or engine, and WorkerError
@@ -142,14 +135,10 @@ def declared(env: str, engine: Mapping[str, Any] | None = None, *, start_s: floa
     if is_project and not (folder / "addons" / "envmanager" / "declared.gd").is_file():
         _logger.warning(
             "the addon in %s is older than this library, which does not learn from it what the scene says about its "
-            "training: `envmanager godot install-addon %s` updates it.",
-            env,
-            env,
-        )
-    alone = {**(engine or {}), "window": False, "attach": None, "isolate": False}
-    with GodotEnvManager(
-        env, 1, engine=alone, restarts=RestartPolicy(0), timeouts=Timeouts(start_s=start_s)
-    ) as manager:
+            "training: `envmanager godot install-addon %s` updates it.", env, env,
+        )  # fmt: skip
+    alone = {**engine, "window": False, "attach": None, "isolate": False}
+    with GodotEnvManager(env, 1, engine=alone, restarts=RestartPolicy(0)) as manager:
         return parse(manager.declared, tuple(manager.behavior_specs))
 
 
@@ -172,8 +161,7 @@ def parse(told: Mapping[str, Any], behaviors: tuple[str, ...]) -> Declaration:
     return Declaration(behaviors, tables, places)
 
 
-_OPTION = {"trainer": "kind", "learns": "frozen"}
-"""Option of a trainer for fields of EnvManagerBehavior that have another name."""
+_OPTION = {"trainer": "kind", "learns": "frozen"}  # fields of EnvManagerBehavior with another name
 
 
 def _where(told: Mapping[str, Any]) -> str:
@@ -198,7 +186,8 @@ def _add_training(told: Mapping[str, Any], tables: Tables, places: dict[Path, st
         if field == "round_learners":
             value = [[name.strip() for name in entry.split(",")] for entry in value]
         elif field == "parameters":
-            drawn = {each["name"]: _values(each) for each in value if not _is_constant(each)}
+            varied = (each for each in value if each.get("sampler") or each.get("lessons"))  # the game has the others
+            drawn = {each["name"]: _values(each) for each in varied}
             places |= {(*path, name): f"parameter {name!r} of {where}" for name in drawn}
             value = drawn
         _put(tables, path, value)
@@ -208,16 +197,9 @@ def _add_training(told: Mapping[str, Any], tables: Tables, places: dict[Path, st
 
 
 def _put(tables: Tables, path: Path, value: Any) -> None:
-    table: dict[str, Any] = tables
-    for name in path[:-1]:
-        table = table.setdefault(name, {})
-    inner = table.get(path[-1])
-    table[path[-1]] = _laid_under(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
-
-
-def _is_constant(parameter: Mapping[str, Any]) -> bool:
-    """Return whether the game reads the same value in each episode, for which the trainer need not do anything."""
-    return not parameter.get("sampler") and not parameter.get("lessons")
+    for name in reversed(path):
+        value = {name: value}
+    tables |= _laid_under(tables, value)
 
 
 def _values(parameter: Mapping[str, Any]) -> Any:

@@ -4,36 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import secrets
 import shutil
-import subprocess
 import tempfile
 import time
 from functools import cached_property, partial
 from pathlib import Path
-from subprocess import DEVNULL
 from typing import Any, ClassVar
 
 from envmanager.data.seeding import derive_seed
 from envmanager.errors import UsageError
 from envmanager.godot.engine_link import EngineLink, EnginePlan
-from envmanager.godot.games import Game, command_for, find_game, import_command
+from envmanager.godot.games import UNFINISHED, Game, command_for, find_game, import_command
 from envmanager.godot.options import GodotOptions, check_json
+from envmanager.hosts.descriptors import wait_for
+from envmanager.hosts.link import SIGKILL
 from envmanager.hosts.link_host import LinkHost, Resources
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.spin import spin_ns
 from envmanager.kernel.host import EnvWorker
 from envmanager.kernel.table import Entry
 from envmanager.options import ResetConfig
+from envmanager.processes.starting import execute
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 from envmanager.system.machine import count_cores
 
-LONG_SPIN_NS = 1_000_000
-"""Maximum time that a trainer with a core to itself polls before it sleeps. Longer than a step of 64 arenas."""
+LONG_SPIN_NS = 1_000_000  # how long a trainer with a core to itself polls: longer than a step of 64 arenas
+_logger = logging.getLogger("envmanager")
 _QUIET_S = 2.0  # without a new imported file: the import of a project of Godot 3 counts as over
-_ENGINE_SEEDS = 2**31
-"""Offset added to a worker_id to derive its engine's own seed, used until the first reset. It exceeds all env_ids."""
+_MOST_QUIET = 10  # times that, if no file was imported at all
+_ENGINE_SEEDS = 2**31  # added to a worker_id to derive its engine's own seed; exceeds all env_ids
 
 
 def engines_may_spin(n_engines: int) -> bool:
@@ -60,6 +63,7 @@ class EngineHost(LinkHost[EngineLink]):
     options: GodotOptions
 
     def _make_resources(self) -> Resources[EngineLink]:
+        self._told: set[str] = set()
         self._scratch = scratch = Path(tempfile.mkdtemp(prefix="envmanager-godot-"))  # for the games' files
         poller: Poller[EngineLink] = Poller(spin_ns=trainer_spin_ns(len(self.context.entries)))
         give_back = partial(shutil.rmtree, scratch, ignore_errors=True)
@@ -88,6 +92,7 @@ class EngineHost(LinkHost[EngineLink]):
             cores={cores[worker_id % len(cores)]} if options.engine.pin else set(cores),
             seed=derive_seed(seed, _ENGINE_SEEDS + worker_id, entry.generation),
             may_spin=not is_attached and engines_may_spin(len(self.context.entries)),
+            told=self._told,
         )
         return self.care_for(lambda: self.link_class(plan, self.context.events, entry.times))
 
@@ -123,28 +128,52 @@ class EngineHost(LinkHost[EngineLink]):
 
 
 def _import_assets(game: Game, within_s: float) -> None:
-    """Import a project's assets if necessary. Raises UsageError if the import takes more than ``within_s`` seconds."""
+    """Import a project's assets if necessary. Raises UsageError if the import takes more than ``within_s`` seconds.
+
+    The import ends with this program. If it is cut, the next start imports the project again.
+    """
     if import_command(game) is None:
         return
-    folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    deadline = time.monotonic() + within_s
-    try:
+    imported = game.path / ".import"
+    with contextlib.ExitStack() as undo:
+        folder = os.open(game.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        undo.callback(os.close, folder)
         fcntl.flock(folder, fcntl.LOCK_EX)
         if (command := import_command(game)) is None:  # another program has done it meanwhile
             return
-        imported, written_ns = game.path / ".import", 0
-        with subprocess.Popen(command, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL) as importing:
-            while importing.poll() is None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    importing.wait(_QUIET_S)
-                before_ns, written_ns = written_ns, imported.stat().st_mtime_ns if imported.is_dir() else 0
-                is_quiet = game.major < 4 and written_ns == before_ns != 0
-                if time.monotonic() > deadline or (is_quiet and _has_imported(game.path)):
-                    importing.kill()
-        if time.monotonic() > deadline:
-            raise UsageError(f"{game.path} was not imported within {within_s:g} s: open it in the editor once.")
-    finally:
-        os.close(folder)
+        _logger.warning("%s is imported before its first start, which may take a minute", game.path)
+        if game.major < 4:
+            with contextlib.suppress(OSError):  # a folder that cannot be written stays as it is
+                imported.mkdir(exist_ok=True)
+                (imported / UNFINISHED).touch()
+        nowhere = undo.enter_context(open(os.devnull, "wb"))
+        try:
+            with defer_interrupts():
+                deadline = time.monotonic() + max(within_s, 60.0)  # on a busy machine a program starts slowly
+                process = execute(command, os.environ, nowhere.fileno(), os.sched_getaffinity(0), deadline)
+                undo.callback(process.release)
+                undo.callback(process.signal, SIGKILL)
+        except OSError as error:
+            raise UsageError(f"{game.path} cannot be imported: {error}. Open it in the editor once.") from error
+        deadline = time.monotonic() + within_s
+        begun_ns = written_ns = imported.stat().st_mtime_ns if imported.is_dir() else 0
+        n_quiet, has_ended, is_over = 0, False, False
+        while not has_ended and not is_over:
+            with allow_interrupts():
+                has_ended = bool(wait_for([process.pidfd], min(_QUIET_S, deadline - time.monotonic())))
+            if game.major < 4 and imported.is_dir():
+                before_ns, written_ns = written_ns, imported.stat().st_mtime_ns
+                n_quiet = n_quiet + 1 if written_ns == before_ns else 0
+                is_over = n_quiet >= (1 if written_ns != begun_ns else _MOST_QUIET) and _has_imported(game.path)
+            if not has_ended and not is_over and time.monotonic() > deadline:
+                raise UsageError(
+                    f"{game.path} was not imported within {within_s:g} s (timeouts.start_s); the next start tries "
+                    "again. Give it more time, or open the project in the editor once."
+                )
+        if has_ended and process.exit_name() != "EXIT(0)":
+            _logger.warning("the import of %s ended by %s; the next start tries again", game.path, process.exit_name())
+            return
+    (imported / UNFINISHED).unlink(missing_ok=True)
 
 
 def _has_imported(project: Path) -> bool:

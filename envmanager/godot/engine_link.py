@@ -8,8 +8,8 @@ connects to the link's Lobby, a listening socket, when it is ready.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -20,24 +20,13 @@ from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import STEPPING, Begin, CommandName, EnvironmentResponse, StartReport, Steps, phase_of
 from envmanager.errors import EnvManagerError, EnvRaised
+from envmanager.godot import messages
 from envmanager.godot.channel import EngineChannel
 from envmanager.godot.codec import StepsDecoder, bad_numbers, encode_step
 from envmanager.godot.engine_log import EngineLog
 from envmanager.godot.frames import BadFrame, Frame, Kind, TooLarge, pack
 from envmanager.godot.lobby import Lobby
-from envmanager.godot.messages import (
-    EngineError,
-    EngineSpecs,
-    begin_body,
-    call_body,
-    configure_body,
-    read_error,
-    read_note,
-    read_specs,
-    read_values,
-    reset_body,
-    reset_on_demand_body,
-)
+from envmanager.godot.messages import EngineError, EngineSpecs
 from envmanager.godot.options import GodotOptions
 from envmanager.hosts import descriptors
 from envmanager.hosts.life import WorkerPlan
@@ -50,21 +39,17 @@ from envmanager.processes.starting import Process, execute
 
 ADDRESS, TOKEN = "ENVMANAGER_ADDRESS", "ENVMANAGER_TOKEN"
 """Environment variables with the trainer's address and the token to send. Without ADDRESS a game plays by heuristic."""
-_STEP, _RESET, _FAILED = CommandName.STEP, CommandName.RESET, CommandName.FAILED
-_ANSWERS = {CommandName.START: Kind.SPECS, _RESET: Kind.STEPS, _STEP: Kind.STEPS}
-"""Kind of the frame that answers a command if it succeeds. Commands that are not listed get a VALUE frame."""
+_START, _STEP, _RESET, _FAILED = CommandName.START, CommandName.STEP, CommandName.RESET, CommandName.FAILED
+_ANSWERS = {_START: Kind.SPECS, _RESET: Kind.STEPS, _STEP: Kind.STEPS}  # kinds of frames; any other answer is a VALUE
 _CALLS: dict[CommandName, Callable[..., tuple[Any, ...]]] = {
     CommandName.CALL: lambda name, args, rows, kwargs: ("method", name, rows, args, kwargs),
     CommandName.GET_ATTR: lambda name, rows: ("get", name, rows),
     CommandName.SET_ATTR: lambda name, values, rows: ("set", name, rows, values),
     CommandName.RENDER: lambda *rows: ("render", None, rows),
-}
-"""Functions that convert the payload of a command to the arguments of ``call_body``."""
-_NO_DISPLAY = re.compile("X11 Display is not available|Unable to create DisplayServer")
-_NEEDS_DISPLAY = """A window (engine.window: true) needs a display, and the engine could open none. On a machine without
-one run this program with xvfb-run (apt-get install xvfb libgl1-mesa-dri), or leave out engine.window."""
-_MOST_BUSY = 10
-"""Number of busy frames that may extend the deadline of one request; further ones are ignored."""
+}  # from the payload of a command to the arguments of ``call_body``
+_FORGIVE = "If the game plays on after it, engine.script_errors: warn makes such an error a warning.\n"
+_logger = logging.getLogger("envmanager")
+_MOST_BUSY = 10  # number of busy frames that may extend the deadline of one request; further ones are ignored
 
 
 @attrs.frozen(kw_only=True)
@@ -79,6 +64,8 @@ class EnginePlan(WorkerPlan):
     seed: int
     may_spin: bool
     """Whether the engine may spin for a moment while it waits for the next request."""
+    told: set[str] = attrs.field(factory=set)
+    """Subjects of the warnings that were logged, such as places of script errors. The engines of a host share it."""
 
 
 class AttachedGame:
@@ -99,15 +86,12 @@ class AttachedGame:
             os.eventfd_write(self.pidfd, 1)
 
     def core_wait_ns(self) -> int:
-        """Return 0 as the time (ns) spent waiting for a core, because the game's process is unknown."""
         return 0
 
     def exit_name(self) -> str:
-        """Return "EOF", because only the end of the connection can be observed."""
         return "EOF"
 
     def release(self) -> None:
-        """Close ``pidfd``. A second call does nothing."""
         self.pidfd = descriptors.close(self.pidfd)
 
 
@@ -128,21 +112,21 @@ class EngineLink(Link):
         options, engine = plan.options, plan.options.engine
         channel = self.channel_class(max_frame_bytes=engine.max_frame_mb << 20)
         super().__init__(plan, channel, events, times)
-        channel.on_aside = self._take_aside
+        channel.on_aside, channel.fails_to_start = self._take_aside, self._fails_to_start
         self.decoder = self
         self._plan = plan
         self._steps = StepsDecoder(EngineSpecs((), {}), plan.env_ids)
         """Decoder of steps frames. It has no specs until the engine has started."""
         self._of_null: EngineError | None = None
         """Error in the last answer if a script's null may be its cause, else None."""
-        self.declared: Mapping[str, Any] = {}
-        """What the scene declares about its training, once the engine has started."""
+        self.declared: Mapping[str, Any] = {}  # what the scene declares about its training, once the engine has started
         self._n_called = self._n_busy = 0
         with contextlib.ExitStack() as undo:
             self._log = EngineLog(None if engine.attach else options.log_dir, plan.worker_id, plan.generation)
             undo.callback(self._log.close)
             lobby = self.lobby_class(engine.attach)
             undo.callback(lobby.close)
+            lobby.watch_writes(self._log.write_fd)
             self.process = AttachedGame(channel) if engine.attach else self.launch(plan, lobby)
             self._log.started()
             undo.pop_all()
@@ -163,30 +147,32 @@ class EngineLink(Link):
     # Commands.
 
     def announce(self, begins: Sequence[Begin]) -> None:
-        body = begin_body(begins, self._plan.options.engine.parameters)
+        body = messages.begin_body(begins, self._plan.options.engine.parameters)
         self.channel.push(pack(Kind.BEGIN, 0, body), time.monotonic() + self._timeouts_s[_STEP])
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> bytes:
         if command in STEPPING:
             actions = payload if command is _STEP else {}  # some rows are none: all arenas move together
             kind, body = Kind.STEP, encode_step(self._steps.specs, actions, self._steps.acting)
-        elif command is CommandName.START:
+        elif command is _START:
             plan, kind = self._plan, Kind.CONFIGURE
-            body = configure_body(plan.options, arenas=len(plan.env_ids), seed=plan.seed, may_spin=plan.may_spin)
+            body = messages.configure_body(
+                plan.options, arenas=len(plan.env_ids), seed=plan.seed, may_spin=plan.may_spin
+            )
         elif command is _RESET:
             parameters, kind = self._plan.options.engine.parameters, Kind.RESET
             if payload.__class__ is list:  # of Begin: from now on, episodes begin on demand
-                body = reset_on_demand_body(payload, parameters)
+                body = messages.begin_body(payload, parameters, seeds=None, arenas=None)
             else:
                 config = ResetConfig.of(payload)
                 seeds = derive_seeds(config.seed, self.env_ids, config.generation)
-                body = reset_body(seeds, {**parameters, **(config.options or {})})
+                body = messages.reset_body(seeds, {**parameters, **(config.options or {})})
         elif command is CommandName.CLOSE:
             kind, body = Kind.CLOSE, b""
         else:
             what, name, rows, *args = _CALLS[command](*payload)
             self._n_called = len(rows)
-            kind, body = Kind.CALL, call_body(what, name, rows, *args)
+            kind, body = Kind.CALL, messages.call_body(what, name, rows, *args)
         self.channel.last_ticket = ticket
         self._n_busy = 0
         return pack(kind, ticket, body)
@@ -197,10 +183,6 @@ class EngineLink(Link):
             self.process.signal()
 
     # Responses.
-
-    def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """Return the "failed" response that reports ``error``."""
-        return EnvironmentResponse(_FAILED, self.worker_id, error)
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
         """Decode a message. Return the response, or a failure if a script printed an error or the message is invalid.
@@ -214,16 +196,39 @@ class EngineLink(Link):
         except BadFrame as error:
             self.channel.refuse(str(error))
             return self.failed(self.broke_protocol(asked))
-        printed, of_null = self._log.new_error(), self._of_null
+        printed, of_null = self._new_error(asked), self._of_null
         if printed is None or (response.name is _FAILED and (of_null is None or printed.line is None)):
             return response
         arena = None if of_null is None else of_null.arena
         return self.failed(self._raised(attrs.evolve(printed, arena=arena), asked))
 
+    def _forgives(self, during: CommandName | None) -> bool:
+        forgives = self._plan.options.forgives
+        return forgives == "all" or (forgives == "start" and during is _START)
+
+    def _new_error(self, during: CommandName | None) -> EngineError | None:
+        """Return the first script error printed since the last call. Errors that are forgiven are logged instead."""
+        errors = self._log.new_errors()
+        if not self._forgives(during):
+            return errors[0] if errors else None
+        for error in errors:
+            place = f"{error.script}:{error.line}" if error.line else str(error)
+            self._warn(place, f"a script error, after which the game goes on (told once for each line): {error}")
+        return None
+
+    def _warn(self, about: str, text: str) -> None:
+        if about not in self._plan.told:
+            self._plan.told.add(about)
+            _logger.warning("worker %d: %s", self.worker_id, text)
+
+    def _fails_to_start(self) -> bool:
+        """Return whether a script has printed an error that ends the start. The error stays unread."""
+        return self._log.has_error() and not (self._forgives(_START) and self._new_error(_START) is None)
+
     def _decoded(self, message: Message, asked: CommandName) -> EnvironmentResponse:
         """Convert a message to the response to the command ``asked``. Raises BadFrame for an invalid answer."""
         if message.code == Kind.ERROR:
-            error = read_error(message.data, len(self.env_ids))
+            error = messages.read_error(message.data, len(self.env_ids))
             if error.broken is not None:
                 return self._mismatched(self._env_ids_of(error), SpecMismatch(*error.broken), asked)
             self._of_null = None if error.traceback else error
@@ -234,22 +239,21 @@ class EngineLink(Link):
             steps, busy_us = self._steps.decode(message.data, after_reset=asked is _RESET)
             message.busy_ns = busy_us * 1000
             return self._stepped(self._steps.specs, steps, asked)
-        if asked is CommandName.START:
+        if asked is _START:
             try:
-                specs = read_specs(message.data)
+                specs = messages.read_specs(message.data)
             except TooLarge as too_large:
                 advice = "Observe less, or put fewer arenas into each engine: n_workers is the number of engines.\n"
                 return self.failed(self._raised(EngineError(str(too_large), type="TooLarge"), asked, advice))
             self._steps = StepsDecoder(specs, self.env_ids, infos=self._plan.options.infos)
             self.declared = specs.declared
+            if hint := self._log.hint():
+                self._warn(hint, hint)
             report = StartReport(
-                specs.behavior_specs,
-                specs.max_agents,
-                partial_actions=True,
-                begins_on_demand=specs.begins_on_demand,
+                specs.behavior_specs, specs.max_agents, partial_actions=True, begins_on_demand=specs.begins_on_demand
             )
             return EnvironmentResponse(asked, self.worker_id, report)
-        values = read_values(message.data, self._n_called)
+        values = messages.read_values(message.data, self._n_called)
         return EnvironmentResponse(asked, self.worker_id, None if asked is CommandName.SET_ATTR else values)
 
     def _stepped(self, specs: EngineSpecs, steps: Steps, asked: CommandName) -> EnvironmentResponse:
@@ -269,6 +273,8 @@ class EngineLink(Link):
     def _raised(self, error: EngineError, asked: CommandName | None, advice: str = "") -> EnvRaised:
         """Return an EnvRaised that reports an engine's error. ``asked`` is the pending command, or None if idle."""
         traceback = error.traceback
+        if asked is _START:
+            advice += "\n".join(filter(None, (self._log.hint(), _FORGIVE if error.line else "")))
         if error.script and not traceback:
             line = "" if error.line is None else f", line {error.line}"
             function = f", in {error.function}" if error.function else ""
@@ -293,7 +299,7 @@ class EngineLink(Link):
 
     def _printed_error(self, during: CommandName | None) -> EnvManagerError | None:
         """If a script has printed a new error, kill the engine and return the error; else return None."""
-        error = self._log.new_error()
+        error = self._new_error(during)
         if error is None:
             return None
         self.kill()
@@ -302,7 +308,7 @@ class EngineLink(Link):
     def _take_aside(self, frame: Frame, ticket: int) -> None:
         """Record a note frame as an event. Restart a pending command's timeout at each of its first ten busy frames."""
         if frame.kind is Kind.NOTE:
-            name, data = read_note(frame.body)
+            name, data = messages.read_note(frame.body)
             self._events.add(Note(worker_id=self.worker_id, generation=self.generation, name=name, data=data))
         elif ticket in (self.awaited.ticket, self.asked.ticket) and self._n_busy < _MOST_BUSY:
             self._n_busy += 1
@@ -320,5 +326,4 @@ class EngineLink(Link):
     def output_tail(self) -> str:
         if isinstance(self.process, AttachedGame) and self.channel.hello is None:
             return f"no game has connected to {self._plan.options.engine.attach}: {self.lobby_class.how_to_play}"
-        tail = self._log.tail()
-        return f"{tail.rstrip()}\n{_NEEDS_DISPLAY}" if _NO_DISPLAY.search(tail) else tail
+        return f"{self._log.tail()}\n{self._log.hint()}".strip()

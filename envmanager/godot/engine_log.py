@@ -23,6 +23,17 @@ _GODOT_3 = re.compile(
     r"SCRIPT ERROR: (?:(?P<function>[\w.@<>]+): )?(?P<text>.*)\n\s*At: (?P<script>.*?):(?P<line>\d{1,9})"
 )
 
+_HINTS = {
+    re.compile(b"X11 Display is not available|Unable to create DisplayServer"): (
+        "A window (engine.window: true) needs a display, and the engine could open none. On a machine without\n"
+        "one run this program with xvfb-run (apt-get install xvfb libgl1-mesa-dri), or leave out engine.window."
+    ),
+    re.compile(rb"No loader found for resource: res://.*\.cs\b"): (
+        "The game has scripts in C#, and this engine is one without .NET, which cannot load them: name one with .NET\n"
+        '(Godot 4: the download ".NET"; Godot 3: "Mono") as engine.binary or $ENVMANAGER_GODOT.'
+    ),
+}
+
 
 class EngineLog:
     """A log of one engine's output. Call ``started`` after the engine has inherited ``write_fd``."""
@@ -46,27 +57,35 @@ class EngineLog:
         """Close ``write_fd`` in this process, after the engine has inherited the descriptor."""
         self.write_fd = descriptors.close(self.write_fd)
 
-    def new_error(self) -> EngineError | None:
-        """Return the first script error printed since the last call; None if there is none."""
+    def has_error(self) -> bool:
+        """Return whether a script error and its place have been printed since the last call of ``new_errors``."""
+        new = b"" if self._fd == descriptors.CLOSED else os.pread(self._fd, 1 << 20, self._read_to)
+        return new.partition(_MARK)[2].count(b"\n") > 1
+
+    def new_errors(self) -> list[EngineError]:
+        """Return the script errors printed since the last call, at most the first 16."""
         if self._fd == descriptors.CLOSED:
-            return None
+            return []
         size = os.fstat(self._fd).st_size
         if size == self._read_to:
-            return None
+            return []
         new = os.pread(self._fd, size - self._read_to, self._read_to) if size > self._read_to else b""
         self._read_to = size
         if size > _MOST_BYTES and self._may_cut:
             os.ftruncate(self._fd, 0)
             self._read_to = self._start = 0
-        at = new.find(_MARK)
-        return None if at < 0 else _parsed(new[at:].decode(errors="replace"))
+        return [_parsed((_MARK + each).decode(errors="replace")) for each in new.split(_MARK)[1:17]]
+
+    def hint(self) -> str:
+        """Return advice about what the engine printed first; an empty string if there is none, and after ``close``."""
+        head = b"" if self._fd == descriptors.CLOSED else os.pread(self._fd, 1 << 16, self._start)
+        return "\n".join(hint for pattern, hint in _HINTS.items() if pattern.search(head))
 
     def tail(self) -> str:
         """Return the end of the engine's output; an empty string after ``close``."""
         return "" if self._fd == descriptors.CLOSED else read_tail(self._fd, self._start)
 
     def close(self) -> None:
-        """Close the output file and ``write_fd``. A second call does nothing."""
         self.started()
         self._fd = descriptors.close(self._fd)
 

@@ -17,14 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PROTOCOL = (1, 0)
-"""Major and minor version. An engine with another major version is refused. Unknown keys in JSON bodies are ignored."""
+PROTOCOL = (1, 0)  # major, minor; another major is refused, unknown keys in JSON bodies are ignored
 
-HEADER = struct.Struct("<IBBHI")
-"""Fields of a frame's header: length of the body, kind, 0, 0, ticket."""
+HEADER = struct.Struct("<IBBHI")  # fields of a frame's header: length of the body, kind, 0, 0, ticket
 
-TICKETS = 2**32
-"""Modulus of the tickets in frames: a frame carries the command's ticket modulo this number."""
+TICKETS = 2**32  # modulus of the tickets in frames: a frame carries the command's ticket modulo this number
 
 
 class Kind(enum.IntEnum):
@@ -47,15 +44,12 @@ class Kind(enum.IntEnum):
 
 FROM_TRAINER = frozenset(kind for kind in Kind if kind >= 64)
 FROM_ENGINE = frozenset(Kind) - FROM_TRAINER
-WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE, Kind.BEGIN})
-"""Kinds that belong to no request, so their ticket is 0."""
+WITHOUT_TICKET = frozenset({Kind.HELLO, Kind.NOTE, Kind.BEGIN})  # kinds that belong to no request, so their ticket is 0
 
 HELLO_LIMIT = 64 << 10
 JSON_LIMIT = 1 << 20
-MAX_DEPTH = 32
-"""Maximum depth of nested lists and objects in JSON."""
-MAX_DIGITS = 20
-"""Maximum number of digits of a whole number in JSON, enough for any 64-bit integer."""
+MAX_DEPTH = 32  # maximum depth of nested lists and objects in JSON
+MAX_DIGITS = 20  # maximum number of digits of a whole number in JSON, enough for any 64-bit integer
 
 
 class BadFrame(Exception):
@@ -79,15 +73,11 @@ class Frame(NamedTuple):
 
 def limit_of(kind: Kind, max_frame_bytes: int) -> int:
     """Return the maximum body size (bytes) for a kind of frame: ``max_frame_bytes`` for the kinds that carry arrays."""
-    if kind in (Kind.STEPS, Kind.STEP):
-        return max_frame_bytes
-    if kind in (Kind.BUSY, Kind.CLOSE):
-        return 0
-    return HELLO_LIMIT if kind is Kind.HELLO else JSON_LIMIT
+    limits = dict.fromkeys((Kind.STEPS, Kind.STEP), max_frame_bytes) | dict.fromkeys((Kind.BUSY, Kind.CLOSE), 0)
+    return {**limits, Kind.HELLO: HELLO_LIMIT}.get(kind, JSON_LIMIT)
 
 
 def pack(kind: Kind, ticket: int = 0, body: bytes = b"") -> bytes:
-    """Return the bytes of one frame."""
     return HEADER.pack(len(body), kind, 0, 0, ticket % TICKETS) + body
 
 
@@ -98,13 +88,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 class FrameReader:
     """A parser that receives bytes in pieces of any size and returns frames.
 
-    Most of a large body can be received from a socket directly into the body's own buffer::
-
-        n = connection.recv_into(reader.space())
-        reader.received(n)
-        while (frame := reader.next()) is not None:
-            ...
-
+    Receive into ``space()``, which may be the body's own buffer; call ``received``, then ``next`` until there is none.
     A frame of a kind that is not in ``kinds`` raises BadFrame. The reader holds at most 64 KiB and one incomplete
     frame. It must not be used after a BadFrame.
     """
@@ -116,10 +100,8 @@ class FrameReader:
         self._limits = {kind: limit_of(kind, max_frame_bytes) for kind in kinds}
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
-        self._frame: Frame | None = None
-        """Frame whose body is incomplete."""
-        self._filled = 0
-        """Number of bytes of the incomplete body received so far."""
+        self._frame: Frame | None = None  # frame whose body is incomplete
+        self._filled = 0  # number of bytes of the incomplete body received so far
 
     def space(self) -> memoryview:
         """Return a buffer for the next received bytes. Raises RuntimeError if ``next`` must be called first."""
@@ -211,11 +193,6 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def _is_shallow(message: dict[str, Any]) -> bool:
-    level: list[Any] = [message]
-    for _ in range(MAX_DEPTH):
-        below = [child for each in level for child in (each.values() if isinstance(each, dict) else each)]
-        level = [child for child in below if isinstance(child, dict | list)]
-        if not level:
-            return True
-    return False
+def _is_shallow(value: dict[str, Any] | list[Any], depth: int = MAX_DEPTH) -> bool:
+    children = value.values() if isinstance(value, dict) else value
+    return depth > 0 and all(_is_shallow(child, depth - 1) for child in children if isinstance(child, dict | list))

@@ -6,9 +6,6 @@
     "game.pck" ── an exported pack            ├──▶ Game ── EngineOptions ──▶ command line
     "game.x86_64" ── an exported game         │
     "demo:coin_chase" ── copied from here ────┘
-
-A missing game, or a missing engine for it, is reported before the game is started. Installing the addon changes the
-folder ``addons/envmanager`` of a project, and adds the addon's autoload to ``project.godot``.
 """
 
 from __future__ import annotations
@@ -27,32 +24,29 @@ from envmanager.errors import NotWritten, UsageError
 from envmanager.godot.options import EngineOptions, Protocol
 from envmanager.observe.files import reporting, write_atomically
 
-VARIABLE = "ENVMANAGER_GODOT"
-"""Environment variable with the path of the engine, used if a config has no ``engine.binary``."""
-BY_MAJOR = {4: ("godot4", "godot"), 3: ("godot3-server", "godot3", "godot")}
-"""Names of executables to look for on PATH, by major version of Godot; the first one found is used."""
+VARIABLE = "ENVMANAGER_GODOT"  # path of the engine, if a config has no ``engine.binary``
+BY_MAJOR = {4: ("godot4", "godot"), 3: ("godot3-server", "godot3", "godot")}  # programs to look for on PATH
 HOW_TO_GET = {
-    4: "Download it from https://godotengine.org/download, or (Debian sid) `apt-get install godot4`",
+    4: "Download it from https://godotengine.org/download, or (Debian sid) `apt-get install godot`",
     3: "`apt-get install godot3-server` brings it on Debian and Ubuntu",
 }
-DEFAULT_TICKS_PER_SECOND = 60
-"""Godot's default number of physics ticks per second, for projects that do not set it."""
-THREADS = "worker_pool/max_threads"
-"""Project setting of Godot 4: number of threads that compute the physics."""
-_ADDON, _PLUGIN = b"addons/envmanager/bridge.gd", b"addons/godot_rl_agents/sync.gd"
-"""Scripts whose presence identifies games of this library and of godot_rl_agents."""
+DEFAULT_TICKS_PER_SECOND = 60  # Godot's default number of physics ticks per second, for projects that do not set it
+THREADS = "worker_pool/max_threads"  # project setting of Godot 4: number of threads that compute the physics
+_ADDON, _PLUGIN = b"addons/envmanager/bridge.gd", b"addons/godot_rl_agents/sync.gd"  # of this library, of godot_rl
 AUTOLOAD = 'EnvManager="*res://addons/envmanager/bridge.gd"'
+_PLUGINS = {4: ("PackedStringArray", '"res://addons/envmanager/plugin.cfg"'), 3: ("PoolStringArray", '"envmanager"')}
+"""Type of the list of enabled plugins in project.godot, and the addon's entry in it, by major version of Godot."""
+_SCANNED = "editor/filesystem_cache"  # begin of the path, below .godot, of what Godot 4 writes when all is imported
+UNFINISHED = "envmanager-unfinished"  # file in .import while a project of Godot 3 is imported, and after a cut
 HERE = Path(__file__).parent
 NOT_SHIPPED = shutil.ignore_patterns(".godot", ".import", "addons", "*.uid")
-_PACK = b"GDPC"
-"""The first bytes of an exported pack."""
+_PACK = b"GDPC"  # the first bytes of an exported pack
 _TICKS = re.compile(r"^common/physics_(?:ticks_per_second|fps)\s*=\s*(\d{1,9})", re.MULTILINE)
 DEMO = "demo:"
 _IMPORTED = {
     *(".import", ".png", ".jpg", ".jpeg", ".svg", ".webp", ".bmp", ".tga", ".exr", ".hdr", ".wav", ".ogg", ".mp3"),
     *(".glb", ".gltf", ".obj", ".dae", ".fbx", ".ttf", ".otf", ".csv"),
-}
-"""Suffixes of files that Godot 3 imports."""
+}  # suffixes of files that Godot 3 imports
 
 
 @attrs.frozen
@@ -75,9 +69,8 @@ def find_game(env: str, options: EngineOptions, scratch: Path) -> Game:
     path = Path(env).expanduser().resolve()
     if env.startswith(DEMO):
         major, binary = find_engine(options.binary)
-        name = env.removeprefix(DEMO)
-        path = copy_demo(name, major, scratch / name)
-        (path / ".godot").mkdir(exist_ok=True)  # a demo has nothing that Godot 4 would have to import for a second
+        path = copy_demo(name := env.removeprefix(DEMO), major, scratch / name)
+        (path / ".godot" / _SCANNED).mkdir(parents=True, exist_ok=True)  # a demo has nothing worth an import
     elif not path.exists():
         raise UsageError(
             f"there is no Godot game {env!r}: name a folder with project.godot, a .pck, an exported game, or one of "
@@ -182,7 +175,6 @@ def version_of(binary: str) -> str | None:
 
 
 def command_for(game: Game, options: EngineOptions) -> list[str]:
-    """Return the command line that starts the engine with the game and these options."""
     command = [game.binary]
     if game.path.is_dir():
         command += ["--path", str(game.path)]
@@ -213,10 +205,15 @@ def import_command(game: Game) -> list[str] | None:
     """Return the command that imports a project's images, sounds and classes; None if no import is needed.
 
     A fresh clone of a Godot 4 project needs an import, because ``.godot`` is not committed. Projects of Godot 3 list
-    their classes in ``project.godot``, so they need an import only for files such as images.
+    their classes in ``project.godot``, so they need an import only for files such as images. An import that was cut is
+    needed again.
     """
-    imported = game.path / (".godot" if game.major >= 4 else ".import")
-    if not game.path.is_dir() or imported.exists():
+    imported = game.path / ".import"
+    if game.major >= 4:
+        is_whole = any((game.path / ".godot").glob(f"{_SCANNED}*"))
+    else:
+        is_whole = imported.exists() and not (imported / UNFINISHED).exists()
+    if not game.path.is_dir() or is_whole:
         return None
     files = set(game.path.rglob("*")) - set((game.path / "addons" / "envmanager").rglob("*"))  # our icons may wait
     if game.major < 4 and not any(path.suffix in _IMPORTED for path in files):
@@ -229,7 +226,6 @@ def import_command(game: Game) -> list[str] | None:
 
 
 def demos() -> tuple[str, ...]:
-    """Return the names of the demo games."""
     return tuple(sorted(folder.name for folder in (HERE / "demos").iterdir()))
 
 
@@ -249,7 +245,7 @@ def major_of(project: Path) -> int:
 
 
 def install_addon(project: Path | str) -> Path:
-    """Install or update the addon in the folder of a project. Return the addon's folder.
+    """Install or update the addon in the folder of a project, and enable its plugin. Return the addon's folder.
 
     Adds the autoload ``EnvManager`` to ``project.godot`` if it is missing. Raises UsageError if the folder is not
     a project, or if it has another autoload named ``EnvManager``. Raises NotWritten if a file cannot be written.
@@ -260,12 +256,23 @@ def install_addon(project: Path | str) -> Path:
     there, is_ours = _find_autoload(project)
     if there and not is_ours:
         raise UsageError(f"{file} has an autoload of the name EnvManager already: {there}. Give it another name.")
+    kind, plugin = _PLUGINS[major]
+    enabled = re.search(rf"^enabled\s*=\s*{kind}\(\s*([^)]*?)\s*\)", text, re.MULTILINE)
+    if enabled is None:
+        text = _with_line(text, "editor_plugins", f"enabled={kind}({plugin})")
+    elif not re.search(r'"(res://addons/envmanager/plugin\.cfg|envmanager)"', enabled[1]):
+        text = text.replace(enabled[0], f"enabled={kind}({', '.join(filter(None, (enabled[1], plugin)))})")
     if not there:
-        text, n = re.subn(r"^\[autoload\][ \t]*$", f"[autoload]\n\n{AUTOLOAD}", text, count=1, flags=re.MULTILINE)
-        text = text if n else f"{text.rstrip()}\n\n[autoload]\n\n{AUTOLOAD}\n"
+        text = _with_line(text, "autoload", AUTOLOAD)
     to = copy_addon(major, project)
     write_atomically(file, text)
     return to
+
+
+def _with_line(text: str, section: str, line: str) -> str:
+    """Return the text of a project.godot with ``line`` in a section, which is added if it is missing."""
+    text, n = re.subn(rf"^\[{section}\][ \t]*$", f"[{section}]\n\n{line}", text, count=1, flags=re.MULTILINE)
+    return text if n else f"{text.rstrip()}\n\n[{section}]\n\n{line}\n"
 
 
 def _find_autoload(project: Path) -> tuple[str, bool]:

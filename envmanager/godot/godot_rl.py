@@ -8,8 +8,6 @@
 An engine is one environment. The AIControllers in training mode are its agents, and their policy names are its
 behaviors. The protocol has no tickets, so answers are matched to commands by their order. The protocol has no token, so
 the first program that connects to an engine's port is accepted as the engine.
-
-Commands that the protocol cannot express raise UsageError. The seed of a reset is ignored, with a warning.
 """
 
 from __future__ import annotations
@@ -41,14 +39,10 @@ from envmanager.hosts.wire import Message
 from envmanager.options import ResetConfig
 from envmanager.processes.starting import Process
 
-_HANDSHAKE = {"type": "handshake", "major_version": "0", "minor_version": "7"}
-"""Message with the version of the protocol. The plugin only warns if the version differs."""
-_ONE_POLICY = "shared_policy"
-"""The plugin's default policy name. Plugins before 0.7 send no names."""
-_ANSWERS = {CommandName.START: "env_info"}
-"""Type of the message that answers a command, if it is not the command's name."""
-_MISFITS = (LookupError, TypeError, ValueError, OverflowError)
-"""Errors that Python and NumPy raise for unexpected values in JSON."""
+_HANDSHAKE = {"type": "handshake", "major_version": "0", "minor_version": "7"}  # the plugin only warns if it differs
+_ONE_POLICY = "shared_policy"  # the plugin's default; plugins before 0.7 send no names
+_ANSWERS = {CommandName.START: "env_info"}  # type of the answer, if it is not the command's name
+_MISFITS = (LookupError, TypeError, ValueError, OverflowError)  # raised for unexpected values in JSON
 _CANNOT = "an engine with a game of godot_rl_agents"
 _logger = logging.getLogger("envmanager")
 
@@ -71,7 +65,7 @@ class GodotRLLobby(Lobby):
     how_to_play = "play it in the editor; its port is 11008 unless the project's Main Run Args have another --port=N"
 
     def look(self) -> Arrival | None:
-        self._accept()
+        super().look()
         for fd in self._pending:
             self._forget(fd)
             return Arrival(fd, Hello(PROTOCOL, token=""))
@@ -85,8 +79,7 @@ class GodotRLChannel(EngineChannel):
 
     def __init__(self, *, max_frame_bytes: int) -> None:
         super().__init__(max_frame_bytes=max_frame_bytes)
-        self.asked: deque[int] = deque()
-        """Tickets of the unanswered commands, oldest first."""
+        self.asked: deque[int] = deque()  # tickets of the unanswered commands, oldest first
 
     def _ticket_of(self, frame: Frame) -> int:
         if not self.asked:
@@ -233,8 +226,7 @@ class GodotRLLink(EngineLink):
     channel_class = GodotRLChannel
     lobby_class = GodotRLLobby
     channel: GodotRLChannel
-    _agents = Agents(0, EngineSpecs((), {}), {})
-    """Agents of the game; empty until the engine has started."""
+    _agents = Agents(0, EngineSpecs((), {}), {})  # agents of the game; empty until the engine has started
 
     def launch(self, plan: EnginePlan, lobby: Lobby) -> Process:
         port = lobby.address.rpartition(":")[2]

@@ -1,13 +1,13 @@
-"""A listener on the loopback address that accepts the connection of one engine.
+"""A listener on the loopback address that accepts the connection of one engine, whose first message is its hello.
 
-The first message of an engine is its hello. The hello of an engine that the trainer starts must contain the listener's
-token. A connection with any other hello is closed, and the engine can still connect after that. A game that the user
-plays in the editor has no token, so a listener that waits for such a game accepts any valid hello.
+The hello of an engine that the trainer starts must have the listener's token, else its connection is closed. A game
+that the user plays in the editor has no token, so a listener that waits for such a game accepts any valid hello.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import hmac
 import logging
@@ -21,8 +21,8 @@ from envmanager.godot.frames import BadFrame, FrameReader, Kind
 from envmanager.godot.messages import Hello, read_hello
 from envmanager.hosts import descriptors
 
-_MOST_PENDING = 16
-"""Maximum number of connections without a hello. When one more arrives, the oldest is closed."""
+_MOST_PENDING = 16  # connections without a hello; one more closes the oldest
+_IN_MODIFY = 2
 _logger = logging.getLogger("envmanager")
 
 
@@ -56,24 +56,34 @@ class Lobby:
                 f"cannot listen for a game at 127.0.0.1:{port}: {reason}. {taken} another address as engine.attach."
             ) from error
         listener.setblocking(False)
-        self.address = "{}:{}".format(*listener.getsockname())
-        """Host and port that the engine must connect to."""
+        self.address = "{}:{}".format(*listener.getsockname())  # host and port that the engine must connect to
         self.token = secrets.token_hex(16)
         self._wants_token = attach is None
         self._listener = listener
-        self._pending: dict[int, FrameReader] = {}
-        """Readers of the connections without a hello, by descriptor."""
+        self._notices = descriptors.CLOSED
+        self._pending: dict[int, FrameReader] = {}  # readers of the connections without a hello, by descriptor
         self._epoll = descriptors.make_waiter()
         self._epoll.register(descriptors.register(listener.fileno()), descriptors.READABLE)
         self.fd = self._epoll.fileno()
         if attach is not None:
             _logger.warning("waiting for a game at %s: %s", self.address, self.how_to_play)
 
+    def watch_writes(self, fd: int) -> None:
+        """Make ``self.fd`` readable after each write to the file ``fd`` too, if the system has an inotify to spare."""
+        libc = ctypes.CDLL(None)
+        notices = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if notices >= 0:
+            self._notices = descriptors.register(notices)
+            libc.inotify_add_watch(notices, f"/proc/self/fd/{fd}".encode(), _IN_MODIFY)
+            self._epoll.register(notices, descriptors.READABLE)
+
     def look(self) -> Arrival | None:
         """Accept connections and read hellos, without blocking. Return the engine, or None until its hello arrives."""
         for fd, _ in self._epoll.poll(0):
             if fd == self._listener.fileno():
                 self._accept()
+            elif fd == self._notices:
+                os.read(fd, 1 << 16)
             elif fd in self._pending:
                 hello = self._read_hello(fd)
                 if hello is not None:
@@ -121,7 +131,7 @@ class Lobby:
     def close(self) -> None:
         """Close the listener and the connections that have sent no hello. A second call does nothing."""
         if self.fd != descriptors.CLOSED:
-            for fd in (*self._pending, self._listener.detach()):
+            for fd in (*self._pending, self._listener.detach(), self._notices):
                 descriptors.close(fd)
             descriptors.forget(self.fd)
             self._epoll.close()

@@ -30,8 +30,7 @@ from envmanager.system.machine import count_cores
 if TYPE_CHECKING:
     from envmanager.godot.engine_host import EngineHost
 
-_LEAST_ARENAS = 16
-"""Minimum number of arenas per engine if ``n_workers`` is "auto" and there are several engines."""
+_LEAST_ARENAS = 16  # minimum number of arenas per engine if ``n_workers`` is "auto" and there are several engines
 
 
 class GodotEnvManager(EnvManager):

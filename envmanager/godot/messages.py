@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,10 +24,8 @@ Body = bytes | bytearray | memoryview
 
 MAX_BEHAVIORS = 64
 MAX_AGENTS = 65_536
-MAX_NUMBERS = 2**24
-"""Maximum number of elements of one array."""
-MAX_DIMENSIONS = 16
-"""Maximum number of dimensions of one agent's array; NumPy allows at least 32."""
+MAX_NUMBERS = 2**24  # maximum number of elements of one array
+MAX_DIMENSIONS = 16  # maximum number of dimensions of one agent's array; NumPy allows at least 32
 
 DTYPES = {name: np.dtype(name) for name in ("float32", "int32", "uint8", "int64", "float64")}
 """Dtypes of arrays. This library's Godot addon does not use the last two."""
@@ -70,7 +68,6 @@ class EngineSpecs:
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:
-        """Specs of the behaviors, by name."""
         return {behavior.name: behavior.spec for behavior in self.behaviors}
 
 
@@ -104,11 +101,10 @@ def configure_body(options: GodotOptions, *, arenas: int, seed: int, may_spin: b
             "arenas": arenas,
             "ticks_per_action": engine.ticks_per_action or DEFAULT_TICKS_PER_ACTION,
             "seed": seed,
-            "isolate": engine.isolate,
-            "shown": engine.shown,
             "infos": options.infos,
-            "scene": engine.scene,
             "may_spin": may_spin,
+            "forgives": options.forgives,
+            **{name: getattr(engine, name) for name in ("isolate", "shown", "scene")},
         }
     )
 
@@ -121,31 +117,19 @@ def reset_body(seeds: Sequence[int | None], options: Mapping[str, Any] | None) -
     return dump_json({"seeds": list(seeds), "options": dict(options or {}), "arenas": None})
 
 
-def reset_on_demand_body(begins: Sequence[Begin], options: Mapping[str, Any]) -> bytes:
-    """Return the body of a reset frame after which the trainer begins every episode; only those of ``begins`` begin.
+def begin_body(begins: Sequence[Begin], options: Mapping[str, Any], **more: None) -> bytes:
+    """Return the body of a frame with episodes to begin: a begin frame, or a reset frame with ``more`` fields.
 
     ``options``: defaults of the options. Raises ValueError or TypeError for options that are not JSON values.
     """
-    return dump_json({"seeds": None, "options": {}, "arenas": None, "begins": _begun(begins, options)})
-
-
-def begin_body(begins: Sequence[Begin], options: Mapping[str, Any]) -> bytes:
-    """Return the body of a begin frame: episodes to begin with the step that follows. Arguments: see a reset."""
-    return dump_json({"begins": _begun(begins, options)})
-
-
-def _begun(begins: Sequence[Begin], options: Mapping[str, Any]) -> list[Any]:
-    return [[begin.row, begin.at_once, begin.seed, {**options, **(begin.options or {})}] for begin in begins]
+    begun = [[begin.row, begin.at_once, begin.seed, {**options, **(begin.options or {})}] for begin in begins]
+    return dump_json({**more, "begins": begun})
 
 
 def call_body(
-    what: Literal["method", "get", "set", "render"],
-    name: str | None,
-    arenas: Sequence[int],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    what: str, name: str | None, arenas: Sequence[int], args: Sequence[Any] = (), kwargs: Any = None
 ) -> bytes:
-    """Return the body of a call frame. For "set", ``args`` has one value per arena. For "render", ``name`` is ignored.
+    """Return the body of a call frame. ``what`` is "method", "get", "set" (one value per arena) or "render" (no name).
 
     Raises ValueError or TypeError for arguments that are not JSON values.
     """
@@ -317,7 +301,6 @@ _KINDS: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 
 
 def _typed(value: Any, kind: type, what: str) -> Any:
-    """Return ``value``. Raises BadFrame if it is not of type ``kind``."""
     if not isinstance(value, kind):
         raise BadFrame(f"{what} should be {_KINDS[kind]}, but is {describe_value(value)}")
     return value

@@ -39,7 +39,8 @@ READABLE = 1
 CLOSED = -1
 """Sentinel that replaces a closed descriptor, because another file may reuse the number."""
 _registered: set[int] = set()
-_LONGEST_WAIT_S = 3600.0
+LONGEST_WAIT_S = 3600.0
+"""Maximum timeout (s) of one system call that waits, which has a limit. Longer waits make several calls."""
 _STDERR = 2
 _SLICE_S = 0.1
 """Maximum duration in seconds of one ``select`` on Windows, where a Ctrl-C does not end it."""
@@ -64,7 +65,7 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
     """
     if not hasattr(select, "poll"):
         to_read, to_write = list(readable), list(writable)
-        deadline = time.monotonic() + min(timeout_s, _LONGEST_WAIT_S)
+        deadline = time.monotonic() + min(timeout_s, LONGEST_WAIT_S)
         while True:
             left_s = max(0.0, deadline - time.monotonic())
             ready = select.select(to_read, to_write, [], min(left_s, _SLICE_S))
@@ -76,7 +77,7 @@ def wait_for(readable: Iterable[int], timeout_s: float, *, writable: Iterable[in
     poll = select.poll()
     for fd, mask in wanted.items():
         poll.register(fd, mask)
-    return {fd for fd, _ in poll.poll(min(max(0.0, timeout_s), _LONGEST_WAIT_S) * 1000)}
+    return {fd for fd, _ in poll.poll(min(max(0.0, timeout_s), LONGEST_WAIT_S) * 1000)}
 
 
 class Waiter:

@@ -9,7 +9,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import CoroutineType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
 
 def make_contexts(
-    env_ids: Sequence[int], *, worker_id: int, generation: int, first_slot: int, seed: int | None, log_dir: str | None
+    env_ids: Sequence[int], *, worker_id: int, generation: int, seed: int | None, log_dir: str | None
 ) -> list[EnvContext]:
-    """Return one EnvContext per environment of a worker. The values of ``slot`` count up from ``first_slot``."""
+    """Return one EnvContext per environment of a worker."""
     seeds = derive_seeds(seed, env_ids, generation)
     return [
-        EnvContext(env_id, worker_id, generation, first_slot + place, own_seed, log_dir, len(env_ids))
-        for place, (env_id, own_seed) in enumerate(zip(env_ids, seeds, strict=True))
+        EnvContext(env_id, worker_id, generation, seed=own_seed, log_dir=log_dir, n_envs=len(env_ids))
+        for env_id, own_seed in zip(env_ids, seeds, strict=True)
     ]
 
 
@@ -53,18 +52,12 @@ class GroupFactory:
     """A function of the user's script. When unpickled, it shares the globals of the factories' functions."""
 
     @classmethod
-    def of(
-        cls, factories: Sequence[Any], entry: Entry, options: KindOptions, first_slot: int, **more: Any
-    ) -> GroupFactory:
-        """Return the factory for a worker's current generation. ``factories`` has one per env of the manager.
-
-        ``more``: fields of a subclass.
-        """
+    def of(cls, factories: Sequence[Any], entry: Entry, options: KindOptions, **more: Any) -> GroupFactory:
+        """Return the factory for a worker's current generation. ``factories``: all of the manager. ``more``: fields."""
         contexts = make_contexts(
             entry.env_ids,
             worker_id=entry.worker_id,
             generation=entry.generation,
-            first_slot=first_slot,
             seed=options.seed,
             log_dir=options.log_dir,
         )
@@ -80,51 +73,36 @@ class GroupFactory:
     def __call__(self) -> EnvGroup:
         """Make the environments and return their group. If this fails, close those already made and raise an error."""
         made: list[Any] = []
-        own_pid = os.getpid()
-        raised = partial(env_raised, worker_id=self.contexts[0].worker_id, phase="start")
+        env_ids: list[int] = []
+        own_pid, is_making = os.getpid(), True
         try:
             for factory, context in zip(self.factories, self.contexts, strict=True):
-                try:
-                    made.append(call_factory(factory, context))
-                except _OF_THE_FACTORY:
-                    raise
-                except (Exception, SystemExit) as error:
-                    if isinstance(error, SystemExit) and os.getpid() != own_pid:
-                        raise  # the end of a fork that the factory has made
-                    env_ids = [context.env_id]
-                    missing = is_missing(error) and import_failure(error, f"env {context.env_id}", extra=None)
-                    raise missing or raised(error, env_ids=env_ids) from error
+                env_ids = [context.env_id]
+                made.append(call_factory(factory, context))
                 if holds_all_of(made[0], self.factories):
                     break
-            env_ids = [context.env_id for context in self.contexts]
-            try:
-                group = self.build(made, env_ids)
-            except _OF_THE_FACTORY:
-                raise
-            except Exception as error:
-                raise raised(error, env_ids=env_ids) from error
-        except BaseException:
-            if os.getpid() == own_pid:  # else this is a fork made by a factory, and the parent closes them
-                for environment in made:
-                    try:
-                        closing = getattr(environment, "close", lambda: None)()
-                        if isinstance(closing, CoroutineType):
-                            closing.close()  # never awaited, as the environment has never been used
-                    except (Exception, SystemExit):
-                        traceback.print_exc()  # only the first error is raised
-            raise
-        return group
+            env_ids, is_making = [context.env_id for context in self.contexts], False
+            return self.build(made, env_ids)
+        except BaseException as error:
+            is_fork = os.getpid() != own_pid  # made by a factory; the parent closes the environments
+            for environment in () if is_fork else made:
+                try:
+                    closing = getattr(environment, "close", lambda: None)()
+                    if isinstance(closing, CoroutineType):
+                        closing.close()  # never awaited, as the environment has never been used
+                except (Exception, SystemExit):
+                    traceback.print_exc()  # only the first error is raised
+            is_of_environment = isinstance(error, Exception) or (isinstance(error, SystemExit) and not is_fork)
+            if isinstance(error, UsageError | ImportFailed) or not is_of_environment:
+                raise  # other errors of this library come from a manager inside the environment
+            missing = is_making and is_missing(error) and import_failure(error, f"env {env_ids[0]}", extra=None)
+            worker_id = self.contexts[0].worker_id
+            described = describe_failure if isinstance(error, SpecMismatch) else env_raised
+            raise missing or described(error, worker_id=worker_id, env_ids=env_ids, phase="start") from error
 
     def build(self, made: list[Any], env_ids: list[int]) -> EnvGroup:
         """Return the group of the environments that were ``made``."""
         return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
-
-
-_OF_THE_FACTORY = (UsageError, ImportFailed, SpecMismatch)
-"""Errors of this library about a factory or its environment, raised unchanged.
-
-Other errors of this library are wrapped in EnvRaised, because they come from a manager inside the environment.
-"""
 
 
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:

@@ -17,7 +17,7 @@ import functools
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -28,8 +28,6 @@ from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ResetConfig, Timeouts
 from envmanager.system.machine import advice
-
-_NEVER = math.inf
 
 
 class State(enum.IntEnum):
@@ -56,12 +54,12 @@ class Await:
         self.ticket = 0
         """Ticket of the command; 0 if no response is awaited, or only the worker's end."""
         self.command: CommandName | None = None
-        self.deadline = _NEVER
+        self.deadline = math.inf
         """Time (monotonic seconds) at which the worker counts as hung."""
 
     def clear(self) -> None:
         """Await no response. One that arrives afterwards is discarded."""
-        self.ticket, self.command, self.deadline = 0, None, _NEVER
+        self.ticket, self.command, self.deadline = 0, None, math.inf
 
 
 class Alarm:
@@ -70,7 +68,7 @@ class Alarm:
     __slots__ = ("at", "has_unread")
 
     def __init__(self) -> None:
-        self.at = _NEVER
+        self.at = math.inf
         """Time (monotonic seconds) of the next check for late responses. Never later than the earliest deadline."""
         self.has_unread = False
         """Whether a worker's ``recv`` may have read messages that the poller has not taken."""
@@ -111,7 +109,6 @@ class WorkerLife(ABC):
         self.state = State.STARTING
         self.times = times
         self.ticket = 0
-        """Ticket of the last command."""
         self.awaited = Await()
         """Command whose end the poller awaits: a step, one of a replacement's first commands, or "close"."""
         self.asked = Await()
@@ -168,7 +165,7 @@ class WorkerLife(ABC):
 
     # Replacements. The poller awaits the responses to their first commands, so that no call blocks on them.
 
-    def begin_again(self, config: ResetConfig, attributes: Sequence[Any]) -> None:
+    def begin_again(self, config: ResetConfig, attributes: Iterable[Any]) -> None:
         """Schedule the first commands of a replacement: a "set_attr" for each of ``attributes``, and its reset.
 
         Each is sent after the response to the one before. The poller delivers the response to the reset.
@@ -187,6 +184,10 @@ class WorkerLife(ABC):
         return None
 
     # The end.
+
+    def failed(self, error: EnvManagerError) -> EnvironmentResponse:
+        """Return the "failed" response that reports ``error``."""
+        return EnvironmentResponse(CommandName.FAILED, self.worker_id, error)
 
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """Kill a worker that did not respond in time. Return the error to report."""

@@ -57,9 +57,6 @@ class WorkerProcess(Protocol):
 class ResponseDecoder(Protocol):
     """A converter of one worker's messages to responses."""
 
-    def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """Return the "failed" response that reports ``error``."""
-
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
         """Convert ``message``, the answer to the command ``asked``, to a response. A step may be in ``slot``."""
 
@@ -86,7 +83,8 @@ class Link(WorkerLife):
         super().__init__(plan, events, times)
         self.channel = channel
         self.begins = b""
-        """Pickle of the episodes to begin, which the next step carries behind its own pickle."""
+        """Pickle of ``_begins``, the episodes to begin, which the next step carries behind its own pickle."""
+        self._begins: Sequence[Begin] = ()
         self._core_wait_ns = 0
 
     # Commands.
@@ -112,7 +110,8 @@ class Link(WorkerLife):
         self.channel.push(message, deadline)
 
     def announce(self, begins: Sequence[Begin]) -> None:
-        """Let the worker know which episodes it is to begin. A step follows."""
+        """Let the worker know which episodes it is to begin, after those that wait for a step already."""
+        self._begins = begins = [*self._begins, *begins] if self.begins else begins
         plain = [tuple(begin) for begin in begins]  # tuples take cloudpickle a tenth of the time
         has_options = any(begin.options is not None for begin in begins)
         self.begins = dumps_command(plain) if has_options else pickle.dumps(plain)
@@ -127,33 +126,30 @@ class Link(WorkerLife):
 
     def recv(self) -> EnvironmentResponse:
         """Await and return the response to the last non-step command, or a "failed" response if the worker fails."""
-        try:
-            return self._received()
-        finally:
-            self.asked.ticket = 0  # a response that arrives after an interrupt or a timeout is discarded as late
-            self.alarm.has_unread = True
-
-    def _received(self) -> EnvironmentResponse:
         channel, asked, command = self.channel, self.asked, self.asked.command
         assert command is not None
-        while True:
-            gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))
-            with channel.lock:
-                has_read = channel.pump()  # before a death or timeout is reported, because the last response counts
-            if has_read:
-                asked.deadline = max(asked.deadline, time.monotonic() + WHILE_BYTES_COME_S)
-            message = self.take(asked.ticket)
-            if message is not None:
-                return self._response(message, command)
-            if channel.broken:
-                return self.decoder.failed(self.broke_protocol(command))
-            if gone:
-                return self.decoder.failed(self.died(command))
-            left_s = asked.deadline - time.monotonic()
-            if left_s <= 0:
-                return self.decoder.failed(self.timed_out(command))
-            with allow_interrupts():
-                descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
+        try:
+            while True:
+                gone = self.state is State.GONE or bool(descriptors.wait_for([self.process.pidfd], 0))
+                with channel.lock:
+                    has_read = channel.pump()  # before a death or timeout is reported, as the last response counts
+                if has_read:
+                    asked.deadline = max(asked.deadline, time.monotonic() + WHILE_BYTES_COME_S)
+                message = self.take(asked.ticket)
+                if message is not None:
+                    return self.command_response(message, command)
+                if channel.broken:
+                    return self.failed(self.broke_protocol(command))
+                if gone:
+                    return self.failed(self.died(command))
+                left_s = asked.deadline - time.monotonic()
+                if left_s <= 0:
+                    return self.failed(self.timed_out(command))
+                with allow_interrupts():
+                    descriptors.wait_for(channel.watched_fds(), left_s + 0.001)
+        finally:
+            asked.ticket = 0  # a response that arrives after an interrupt or a timeout is discarded as late
+            self.alarm.has_unread = True
 
     def take(self, ticket: int) -> Message | None:
         """Remove and return the message with this ticket, or None if it has not arrived. Discard outdated messages."""
@@ -167,7 +163,7 @@ class Link(WorkerLife):
                 self.discard(message.ticket)
         return found
 
-    def _response(self, message: Message, command: CommandName) -> EnvironmentResponse:
+    def command_response(self, message: Message, command: CommandName) -> EnvironmentResponse:
         """Decode the response to a command other than a step. The first success sets the state to RUNNING."""
         with self.channel.lock:
             is_first = message.code != self.FAILED and self.state is State.STARTING
@@ -191,10 +187,6 @@ class Link(WorkerLife):
         """Return the fraction of the time since the worker became ready that it has spent waiting for a free core."""
         waited_ns = self.process.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.perf_counter_ns() - self._ready_ns)))
-
-    def response_at_start(self, message: Message, command: CommandName) -> EnvironmentResponse | None:
-        """Decode the response to ``command``, one of a replacement's first, and go on as ``first_response`` says."""
-        return self.first_response(self._response(message, command))
 
     # The end.
 

@@ -18,6 +18,7 @@ from typing import Any, Generic
 
 import attrs
 
+from envmanager.adapters.factories import check_travel
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
 from envmanager.errors import ManagerClosed, UsageError
 from envmanager.hosts import descriptors
@@ -32,7 +33,7 @@ from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig
 from envmanager.system.interrupts import defer_interrupts
-from envmanager.system.machine import absolute, advice
+from envmanager.system.machine import absolute, advice, memory_bytes
 
 _DESCRIPTORS_PER_WORKER = 5
 """Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log or,
@@ -94,25 +95,19 @@ class Resources(Generic[AnyLink]):
         if os.getpid() != self._owner_pid:
             return  # the workers do not belong to a forked copy of the trainer
         with self._lock:
-            if self._is_closed:
-                return
             try:
                 self.stop()
             finally:
                 with defer_interrupts():
-                    self._give_back()
-
-    def _give_back(self) -> None:
-        if self._is_closed:  # by a signal handler, in the middle of another close()
-            return
-        self._is_closed = True
-        for link in self._links:
-            link.kill()  # all at once, so that their ends are waited for together
-        for link in list(self._links):
-            self.drop(link)
-        self.poller.close()
-        for give_back in self._more_to_give_back:
-            give_back()
+                    if not self._is_closed:
+                        self._is_closed = True
+                        for link in self._links:
+                            link.kill()  # all at once, so that their ends are waited for together
+                        for link in list(self._links):
+                            self.drop(link)
+                        self.poller.close()
+                        for give_back in self._more_to_give_back:
+                            give_back()
 
     def stop(self) -> None:
         """Stop all workers within ``close_s`` seconds, but release nothing. Wait if another thread is stopping them."""
@@ -155,8 +150,6 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         if options.log_dir is not None:
             options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may change its directory
         self.options = options
-        self._slots = 0
-        """Number of ``slot`` numbers (see EnvContext) assigned to environments of all generations so far."""
 
     def open(self, context: HostContext) -> None:
         super().open(context)
@@ -181,6 +174,8 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         """Start the process of a worker and return the worker, without waiting until it has started."""
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:
+        if not self.workers:
+            check_travel(self.factories)
         if generation > 0 and worker_id < self._n_links:
             self._resources.retire(self.workers[worker_id])
         elif generation > 0:
@@ -196,9 +191,8 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         return worker
 
     def group_factory(self, entry: Entry) -> GroupFactory:
-        """Return the factory of the environments of a worker's current generation, with new ``slot`` numbers."""
-        first_slot, self._slots = self._slots, self._slots + len(entry.env_ids)
-        return GroupFactory.of(self.factories, entry, self.options, first_slot)
+        """Return the factory of the environments of a worker's current generation."""
+        return GroupFactory.of(self.factories, entry, self.options)
 
     def plan_of(self, entry: Entry, kind: Callable[..., Any] = WorkerPlan, **more: Any) -> Any:
         """Return the plan with which to start a worker's current generation: ids, time limits, and ``more`` fields."""
@@ -211,10 +205,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         if worker_id >= self._n_links:
             return super().begin_again(worker_id, config)
-        attributes = self.context.entries[worker_id].attributes
-        self.workers[worker_id].begin_again(
-            config, [(name, values, rows) for (name, rows), values in attributes.items()]
-        )
+        self.workers[worker_id].begin_again(config, self.context.entries[worker_id].attributes.values())
         return None
 
     def check_can_travel(self, payload: Any) -> None:
@@ -228,7 +219,9 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         if entry.worker_id >= self._n_links:
             return known
         worker = self.workers[entry.worker_id]
-        return attrs.evolve(known, pid=worker.process.pid, core_wait_share=worker.core_wait_share())
+        pid = worker.process.pid
+        in_use = 0 if pid is None else memory_bytes(pid)
+        return attrs.evolve(known, pid=pid, core_wait_share=worker.core_wait_share(), memory_bytes=in_use)
 
     def _links(self) -> list[AnyLink]:
         return self.workers[: self._n_links]

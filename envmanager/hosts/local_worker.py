@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import numpy as np
 
 from envmanager.data.steps import (
@@ -33,18 +34,16 @@ from envmanager.data.steps import (
 from envmanager.data.trees import leaves, map_tree
 from envmanager.errors import EnvManagerError
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
-from envmanager.hosts.wire import describe_failure
 from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes
-from envmanager.system.interrupts import allow_interrupts
+from envmanager.system.interrupts import allow_interrupts, levels
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 _logger = logging.getLogger("envmanager")
 _STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandName.FAILED
-
 
 _MAX_KEPT = 3
 """Maximum number of buffers that are kept for reuse. The trainer may hold any number of older ones."""
@@ -89,57 +88,41 @@ def _on_the_same_memory(array: np.ndarray) -> np.ndarray:
     return same
 
 
+@attrs.define(eq=False, slots=False)
 class LocalWorker:
-    """A worker whose environments run in the trainer's process."""
+    """A worker whose environments run in the trainer's process. ``start`` makes them.
 
-    def __init__(
-        self,
-        worker_id: int,
-        factory: GroupFactory,
-        times: WorkerTimes,
-        events: EventLog,
-        *,
-        rotates: bool,
-        lends: bool = False,
-    ) -> None:
-        """Store the arguments; ``start`` makes the environments. With ``rotates``, they write into three buffers in
-        turn, so a StepInfo is valid until the next one. With ``lends``, large observations are lent without a copy.
-        """
-        self.worker_id = worker_id
-        self.times = times
-        self.group: Any = None  # an EnvGroup, once started
-        self._factory = factory
-        self._events = events
-        self._n_reported = 0
-        """Number of behaviors whose specs were sent with a response."""
-        self._rotates = rotates
-        self._lends = lends
-        self.accepts_device_arrays = False
-        """Whether observations and actions in PyTorch or JAX arrays are passed on without conversion to NumPy."""
-        self._asked: tuple[CommandName, Any] | None = None
-        self._step: tuple[CommandName, Any] | None = None
-        """Command and payload of the step that was sent and has not ended, if any."""
-        self._has_begun = False
-        """Whether ``_step`` has begun. If still true when another method is called, an interrupt cut the step short."""
-        self._stepped: EnvironmentResponse | None = None
-        """Response to a step that has ended, not yet returned."""
-        self._next_buffer: Callable[[], RowBuffer] | None = None
-        """Function that returns the buffer for the next step."""
-        self._lent: LentBuffers | None = None
-        self._user_code = allow_interrupts()
+    With ``rotates``, they write into three buffers in turn, so a StepInfo is valid until the next one. With ``lends``,
+    large observations are lent without a copy.
+    """
+
+    worker_id: int
+    _factory: GroupFactory
+    times: WorkerTimes
+    _events: EventLog
+    _rotates: bool = attrs.field(kw_only=True)
+    _lends: bool = attrs.field(default=False, kw_only=True)
+    group: Any = attrs.field(default=None, init=False)  # an EnvGroup, once started
+    _n_reported: int = attrs.field(default=0, init=False)
+    """Number of behaviors whose specs were sent with a response."""
+    accepts_device_arrays: bool = attrs.field(default=False, init=False)
+    """Whether observations and actions in PyTorch or JAX arrays are passed on without conversion to NumPy."""
+    _asked: tuple[CommandName, Any] | None = attrs.field(default=None, init=False)
+    _step: tuple[CommandName, Any] | None = attrs.field(default=None, init=False)
+    """Command and payload of the step that was sent and has not ended, if any."""
+    _has_begun: bool = attrs.field(default=False, init=False)
+    """Whether ``_step`` has begun. If still true when another method is called, an interrupt cut the step short."""
+    _stepped: EnvironmentResponse | None = attrs.field(default=None, init=False)
+    """Response to a step that has ended, not yet returned."""
+    _next_buffer: Callable[[], RowBuffer] | None = attrs.field(default=None, init=False)
+    _lent: LentBuffers | None = attrs.field(default=None, init=False)
+    _user_code: allow_interrupts = attrs.field(factory=allow_interrupts, init=False)
 
     def start(self) -> StartReport:
         """Make the environments and return their report. Raises the same errors as the start of a worker process."""
         asked_ns = time.perf_counter_ns()
         generation = self._factory.contexts[0].generation
-        try:
-            self.group = self._factory()
-        except (Exception, SystemExit) as error:
-            env_ids = [context.env_id for context in self._factory.contexts]
-            failure = describe_failure(error, worker_id=self.worker_id, env_ids=env_ids, phase="start")
-            if failure is error:
-                raise  # an error cannot be its own cause
-            raise failure from error
+        self.group = self._factory()
         self.times.started(asked_ns, time.perf_counter_ns(), generation=generation)
         self._events.add(Started(worker_id=self.worker_id, generation=generation, pid=None, start_s=self.times.start_s))
         report: StartReport = COMMANDS[CommandName.START](self.group, None)
@@ -193,23 +176,19 @@ class LocalWorker:
 
     def recv(self) -> EnvironmentResponse:
         """Carry out the stored command and return its response. Make the environments first if there are none yet."""
-        if self._asked is None:
-            raise RuntimeError("recv() without send()")
+        assert self._asked is not None
         (name, payload), self._asked = self._asked, None
         try:
             if self.group is None:
                 self.start()
         except EnvManagerError as error:
             return EnvironmentResponse(_FAILED, self.worker_id, error)
-        started_ns = time.perf_counter_ns()
         lent = self._lent if name is CommandName.RESET else None
         if lent is not None:
             self.group.offer_rows(lent.next())
         response = self._obey(name, payload)
         if lent is not None and response.name is not _FAILED:
             response.payload = lent.delivered(response.payload)
-        ended_ns = time.perf_counter_ns()
-        self.times.responded(name, ended_ns - started_ns, ended_ns)
         return response
 
     def take_step(self) -> Sequence[EnvironmentResponse]:
@@ -226,10 +205,7 @@ class LocalWorker:
                 if self._next_buffer is not None:  # before _has_begun, because a MemoryError here cuts no step short
                     self.group.offer_rows(self._next_buffer())
                 self._has_begun = True
-                started_ns = time.perf_counter_ns()
                 response = self._obey(*self._step)
-                ended_ns = time.perf_counter_ns()
-                self.times.stepped(ended_ns - started_ns, ended_ns)
             self._stepped, self._step, self._has_begun = response, None, False
         response = self._stepped
         if self._lent is not None and response.name is not _FAILED:  # after a MemoryError, the next call tries again
@@ -238,20 +214,28 @@ class LocalWorker:
         return (response,)
 
     def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
-        group = self.group
-        self._user_code.begin()
+        group, began_ns = self.group, time.perf_counter_ns()
+        n_levels = self._user_code.begin()
         try:
             result = group.step(payload) if name is _STEP else COMMANDS[name](group, payload)
         except BaseException as error:
-            self._user_code.end()
+            if n_levels:
+                del levels[n_levels:]
             if isinstance(error, KeyboardInterrupt):
                 raise
-            return self._failed(error, name)
-        self._user_code.end()
-        response = EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
-        if len(group.behavior_specs) != self._n_reported:
-            response.specs = dict(group.behavior_specs)
-            self._n_reported = len(response.specs)
+            response = self._failed(error, name)
+        else:
+            if n_levels:
+                del levels[n_levels:]
+            response = EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
+            if len(group.behavior_specs) != self._n_reported:
+                response.specs = dict(group.behavior_specs)
+                self._n_reported = len(response.specs)
+        ended_ns = time.perf_counter_ns()
+        if name is _STEP or name is _STEP_ROWS:
+            self.times.stepped(ended_ns - began_ns, ended_ns)
+        else:
+            self.times.responded(name, ended_ns - began_ns, ended_ns)
         return response
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
@@ -262,6 +246,7 @@ class LocalStepQueue(ResponseSource):
     """The step queue of a manager with a local worker. Responses of worker processes usually come first.
 
     ``workers`` is the manager's own list of workers. The local worker, or its replacement, is at index ``worker_id``.
+    Without ``others``, all workers are local.
     """
 
     steps_when_asked = True
@@ -275,11 +260,13 @@ class LocalStepQueue(ResponseSource):
     def take(self) -> Sequence[EnvironmentResponse]:
         """Return ready responses of worker processes and, once all have responded, the local worker's step response."""
         if self._others is None:
-            return self._workers[self._worker_id].take_step()  # type: ignore[no-any-return]
+            if len(self._workers) == 1:
+                return self._workers[0].take_step()  # type: ignore[no-any-return]
+            return [response for worker in self._workers for response in worker.take_step()]
         if self._n_of_others < len(self._workers) - 1:
-            taken = self._others.take()
-            self._n_of_others += len(taken)
-            return taken
+            of_others = self._others.take()
+            self._n_of_others += len(of_others)
+            return of_others
         own = self._take_own()  # first, so that after an interrupt the others' responses are still in the queue
         return [*own, *self._others.take()]
 

@@ -32,13 +32,9 @@ from envmanager.system.interrupts import allow_interrupts
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-_LONGEST_WAIT_S = 3600.0
-"""Maximum timeout passed to epoll, which has a limit. Longer waits call epoll several times."""
 _WATCH_EVERY_S = 0.01
 """Interval (s) of checks for deaths and timeouts while responses keep arriving, so that a busy queue hides neither."""
 _STEP = CommandName.STEP
-_FIRST = (CommandName.START, CommandName.SET_ATTR, CommandName.RESET)
-"""Commands to a replacement before its first step."""
 
 AnyLink = TypeVar("AnyLink", bound=Link)
 
@@ -56,7 +52,6 @@ class Poller(ResponseSource, Generic[AnyLink]):
         self.links: dict[int, AnyLink] = {}
         """Links by worker_id. A replacement overwrites its predecessor."""
         self.arrived: list[EnvironmentResponse] = []
-        """Responses that the manager has not taken yet."""
         self.epoll = descriptors.make_waiter()
         self._has_epoll = self.epoll.fileno() != descriptors.CLOSED
         self.bell_fd, self._ring_fd = descriptors.socket_pair()
@@ -134,7 +129,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             if not self._spinner.spin(self.look):
                 if not self._is_woken:
                     left_s = max(0.0, min(deadline, self._alarm.at) - time.monotonic())
-                    self._watch(min(left_s + 0.001, _LONGEST_WAIT_S))
+                    self._watch(min(left_s + 0.001, descriptors.LONGEST_WAIT_S))
                 self._spinner.slept()
             if not self.arrived and (self._is_woken or time.monotonic() >= deadline):
                 break
@@ -209,7 +204,10 @@ class Poller(ResponseSource, Generic[AnyLink]):
         message = link.take(link.awaited.ticket) if link.channel.messages else None
         if message is None:
             return
-        response = link.response_at_start(message, command) if command in _FIRST else link.step_response(message)
+        if command is None or command is _STEP:
+            response: EnvironmentResponse | None = link.step_response(message)
+        else:  # one of a replacement's first commands
+            response = link.first_response(link.command_response(message, command))
         if response is not None:
             self.arrived.append(response)
             if link.state is State.GONE:  # killed, because the response broke the protocol
@@ -243,7 +241,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
     def _note_end(self, link: AnyLink, describe: Callable[[Any], EnvManagerError]) -> None:
         during = link.awaited.command
         self.forget(link)
-        self.arrived.append(link.decoder.failed(describe(during)))
+        self.arrived.append(link.failed(describe(during)))
 
     def _note_death(self, link: AnyLink) -> None:
         if link in self.retiring:

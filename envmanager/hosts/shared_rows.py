@@ -116,10 +116,7 @@ class Block:
         return cls(layout, map_memory(fd, cls(layout).size_bytes))
 
     def make_private(self, fd: int) -> None:
-        """Remap ``fd`` as copy-on-write in a forked process, so that its writes stay private. The arrays stay valid.
-
-        Raises OSError on failure.
-        """
+        """Remap ``fd`` as copy-on-write in a forked process, so that its writes stay private. Raises OSError."""
         flags, address = mmap.MAP_PRIVATE | _MAP_FIXED, ctypes.addressof(self.memory)
         if _libc().mmap(address, len(self.memory), mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) != address:
             raise OSError(ctypes.get_errno(), "the shared memory cannot be replaced by a copy")

@@ -17,23 +17,28 @@ Bytes without it are skipped in the step pipe. In a connection they are a violat
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import attrs
-import cloudpickle
 
+from envmanager.adapters.factories import pickled, why_unpicklable
+from envmanager.adapters.names import base_names
 from envmanager.data.specs import BehaviorSpecs, SpecConflict, SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse, Steps, phase_of
-from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, UsageError
+from envmanager.errors import BadObservation, EnvManagerError, EnvRaised, UsageError, Where
 from envmanager.hosts import descriptors
 from envmanager.hosts.shared_rows import FULL, IN_MEMORY, SharedRows
 from envmanager.importing import is_missing
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 COMMAND = struct.Struct("<QBBHIQ")
 """Header of a command: ticket, command code, slot, flags, and the lengths of a pickled list of Begin and of the pickle
@@ -59,26 +64,19 @@ WITH_SPECS = 16
 """Message flag: the pickle is ``(payload, specs)``. ``specs`` maps all behaviors to specs, or is None if unchanged."""
 
 
-class Undecoded(bytes):
-    """The pickle of a command's payload. The worker unpickles it during the command, so an error fails the command."""
-
-
 def dumps(value: Any) -> bytes:
-    """Return the pickle of ``value``. Falls back to cloudpickle if pickle fails, for example for a local class."""
+    """Return the pickle of ``value``, by value where pickle alone fails, for example for a local class."""
     try:
         return pickle.dumps(value, protocol=5)
     except Exception:
-        return cloudpickle.dumps(value, protocol=5)  # type: ignore[no-any-return]
+        return pickled(value)
 
 
 def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
     """Return a step's flags and pickle, or None if no pickle is needed. ``flags`` come from ``SharedRows.put``."""
     if not flags:
         return WITH_SPECS, dumps((dict(steps), specs))
-    infos = {}
-    for name, own in steps.items():
-        if own.info is not None:
-            infos[name] = (own.info, own.reset_info)
+    infos = {name: (own.info, own.reset_info) for name, own in steps.items() if own.info is not None}
     return (flags | WITH_SPECS, dumps((infos, specs))) if infos or specs is not None else None
 
 
@@ -90,9 +88,9 @@ def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, by
 def dumps_command(payload: Any) -> bytes:
     """Return the pickle of a command's payload. Raises UsageError if it cannot be pickled."""
     try:
-        return cloudpickle.dumps(payload, protocol=5)  # type: ignore[no-any-return]
+        return pickled(payload)
     except Exception as error:
-        raise UsageError(f"this cannot be sent to a worker, because it cannot be pickled: {error}") from error
+        raise UsageError(f"this cannot be sent to a worker, because {why_unpicklable(payload, error)}") from error
 
 
 _UNKNOWN_ID = "gymnasium.error.UnregisteredEnv"
@@ -104,39 +102,34 @@ EnvRecipe(…, imports=['my_envs']) in Python), or import it inside env_factory.
 """
 
 
-def describe_failure(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvManagerError:
+def describe_failure(error: BaseException, **where: Unpack[Where]) -> EnvManagerError:
     """Return an EnvManagerError that reports ``error``, which was raised by code in a worker.
 
     In the phase "start", the library's own errors (no adapter, no such environment) are returned unchanged. Otherwise a
     violated spec becomes a BadObservation, and any other error becomes an EnvRaised.
     """
-    if phase == "start" and isinstance(error, EnvManagerError):
+    if where["phase"] == "start" and isinstance(error, EnvManagerError):
         return error
     if isinstance(error, SpecMismatch | SpecConflict):
-        return BadObservation(
-            worker_id=worker_id, env_ids=env_ids, phase=phase, path=error.path, expected=error.expected, got=error.got
-        )
-    return env_raised(error, worker_id=worker_id, env_ids=env_ids, phase=phase)
+        return BadObservation(path=error.path, expected=error.expected, got=error.got, **where)
+    return env_raised(error, **where)
 
 
-def env_raised(error: BaseException, *, worker_id: int, env_ids: Sequence[int], phase: str) -> EnvRaised:
+def env_raised(error: BaseException, **where: Unpack[Where]) -> EnvRaised:
     """Return an EnvRaised caused by ``error``. It quotes the traceback, unless a start failed for lack of a library."""
     try:
         text = str(error) or repr(error)
     except Exception as broken:  # an error in __str__ must not hide the first one
         text = f"(its text cannot be shown: {type(broken).__name__})"
     # If a library is missing, an environment may raise an error that says so, which needs no traceback.
-    says_what_to_install = phase == "start" and is_missing(error.__cause__)
+    says_what_to_install = where["phase"] == "start" and is_missing(error.__cause__)
     lines = [] if says_what_to_install else traceback.format_exception(type(error), error, error.__traceback__)
-    is_unknown_id = _UNKNOWN_ID in (f"{cls.__module__}.{cls.__qualname__}" for cls in type(error).__mro__)
     raised = EnvRaised(
-        worker_id=worker_id,
-        env_ids=env_ids,
-        phase=phase,
         type_name=type(error).__qualname__,
         cause=text,
         remote_traceback="".join(lines),
-        advice=_ADVICE if is_unknown_id else "",
+        advice=_ADVICE if _UNKNOWN_ID in base_names(error) else "",
+        **where,
     )
     raised.__cause__ = error
     return raised
@@ -146,11 +139,10 @@ def dumps_failure(error: EnvManagerError) -> bytes:
     """Return the pickle of an error, with its cause if possible. An unpicklable error becomes an EnvManagerError."""
     original = None
     if error.__cause__ is not None:
-        try:
-            original = dumps(error.__cause__)
-            pickle.loads(original)
-        except Exception:  # it may contain a lock, or its constructor may take two arguments
-            original = None
+        with contextlib.suppress(Exception):  # it may contain a lock, or its constructor may take two arguments
+            cause = dumps(error.__cause__)
+            pickle.loads(cause)
+            original = cause
     try:
         return pickle.dumps((error, original), protocol=5)
     except Exception:  # a user's subclass of our errors
@@ -161,10 +153,8 @@ def loads_failure(data: bytes) -> EnvManagerError:
     """Return the error pickled by ``dumps_failure``, with its cause if the cause was sent and can be unpickled."""
     error, original = pickle.loads(data)
     if original is not None:
-        try:
+        with contextlib.suppress(Exception):  # only the worker can import its class
             error.__cause__ = pickle.loads(original)
-        except Exception:  # only the worker can import its class
-            error.__cause__ = None
     return error  # type: ignore[no-any-return]
 
 
@@ -222,8 +212,8 @@ class Channel:
 
     # Out.
 
-    def push(self, message: Any, deadline: float) -> None:
-        """Write a command. Stop early at the deadline or if the worker has ended; a later wait reports the failure.
+    def push(self, message: Any, deadline: float) -> Any:
+        """Write a command, and return what was not written. Stop early at the deadline or if the worker has ended.
 
         ``deadline`` is in monotonic seconds. If it has passed, the write does not block and may be incomplete.
 
@@ -237,18 +227,17 @@ class Channel:
                 left = left[descriptors.write(self.fd, left) :]
             except BlockingIOError:
                 pass
-            except OSError:  # the worker is gone
-                return
-            if not left:
-                return
+            except OSError:  # the worker is gone, which a later wait reports
+                break
             left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                return
+            if not left or left_s <= 0:
+                break
             ready = descriptors.wait_for(self.watched_fds(), left_s + 0.001, writable=[self.fd])
             with self.lock:
                 self.pump()
             if self.pidfd in ready:
-                return
+                break
+        return left
 
     # In.
 
@@ -315,10 +304,6 @@ class Decoder:
         slots = [] if worker_rows is None else worker_rows.full
         self._full = [EnvironmentResponse(CommandName.STEP, self._worker_id, steps) for steps in slots]
 
-    def failed(self, error: EnvManagerError) -> EnvironmentResponse:
-        """Return the "failed" response that reports ``error``."""
-        return EnvironmentResponse(CommandName.FAILED, self._worker_id, error)
-
     def record(self, slot: int, flags: int, n_ended: int) -> EnvironmentResponse:
         """Return the response to a step entirely in shared memory. ``flags``, ``n_ended``: from ``SharedRows.put``."""
         if flags & FULL and not n_ended:
@@ -329,17 +314,15 @@ class Decoder:
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
         """Convert a message to the response to the command ``asked``. A step may be in ``slot`` of shared memory."""
         if message.code == FAILED_CODE:
-            return self.failed(loads_failure(message.data))
+            return EnvironmentResponse(CommandName.FAILED, self._worker_id, loads_failure(message.data))
         if not message.data:  # a step without anything but its rows in shared memory
             return self.record(slot, message.flags, message.n_ended)
         try:
             payload = pickle.loads(message.data)
         except Exception as error:  # pickle cannot call the constructor, or only the worker has the class
             text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
-            phase = phase_of(asked)
-            return self.failed(
-                env_raised(RuntimeError(text), worker_id=self._worker_id, env_ids=self._env_ids, phase=phase)
-            )
+            where = Where(worker_id=self._worker_id, env_ids=self._env_ids, phase=phase_of(asked))
+            return EnvironmentResponse(CommandName.FAILED, self._worker_id, env_raised(RuntimeError(text), **where))
         payload, specs = payload if message.flags & WITH_SPECS else (payload, None)
         if message.flags & IN_MEMORY and self._worker_rows is not None:
             infos, payload = payload, dict(self._worker_rows.read(slot, message.flags, message.n_ended))

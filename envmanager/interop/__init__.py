@@ -31,10 +31,13 @@ __all__ = ["MlagentsEnvManager", "as_sb3_vec_env", "as_vector_env"]
 def as_vector_env(manager: EnvManager, *, autoreset_mode: AutoresetMode | str = "NextStep") -> ManagerVectorEnv:
     """Return ``manager`` as a ``gymnasium.vector.VectorEnv`` with the same results, seeds and infos as a SyncVectorEnv.
 
-    ``autoreset_mode``: an ``AutoresetMode`` or its value, ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``. The infos
-    of environments are included if the manager has ``infos=True``. Raises UsageError for several behaviors, an unknown
-    mode, Gymnasium before 1.1, and ``"Disabled"`` with environments that cannot begin episodes on demand. If an
-    environment has several agents, ``reset`` raises UsageError. Raises MissingExtra if Gymnasium is not installed.
+    Raises UsageError for several behaviors, an unknown mode, Gymnasium before 1.1, and ``"Disabled"`` with environments
+    that cannot begin episodes on demand; MissingExtra without Gymnasium. Where an environment has several agents,
+    ``reset`` raises UsageError.
+
+    Args:
+        manager: The manager, which needs ``infos=True`` for the environments' infos. Closed with the result.
+        autoreset_mode: An ``AutoresetMode`` or its value: ``"NextStep"``, ``"SameStep"`` or ``"Disabled"``.
     """
     with needed_by("as_vector_env", extra="gymnasium"):
         gymnasium = importlib.import_module("gymnasium")
@@ -53,9 +56,12 @@ def __getattr__(name: str) -> Any:
 def as_sb3_vec_env(manager: EnvManager) -> ManagerVecEnv:
     """Return ``manager`` as a Stable-Baselines3 ``VecEnv`` with the same results, seeds and infos as a ``DummyVecEnv``.
 
-    The infos of environments are included if the manager has ``infos=True``. The entries that Stable-Baselines3 adds
-    (``terminal_observation``, ``TimeLimit.truncated``) are always included. Raises UsageError for several behaviors. If
-    an environment has several agents, ``reset`` raises UsageError. Raises MissingExtra without Stable-Baselines3.
+    Raises UsageError for several behaviors, MissingExtra without Stable-Baselines3. Where an environment has several
+    agents, ``reset`` raises UsageError.
+
+    Args:
+        manager: The manager, which needs ``infos=True`` for the environments' infos. Closed with the result. The
+            entries that Stable-Baselines3 adds (``terminal_observation``, ``TimeLimit.truncated``) are always there.
     """
     with needed_by("as_sb3_vec_env", extra=None):
         importlib.import_module("stable_baselines3")

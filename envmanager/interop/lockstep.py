@@ -75,11 +75,9 @@ class Lockstep:
         Raises BadAction if the actions do not fit the action spec, and UsageError if a step is pending.
         """
         self._require_no_pending_step()
-        if env_ids is None:
-            self.manager.send(actions, np.arange(self.n_envs))
-        else:
-            self.manager.send(self._actions_of(actions, env_ids), env_ids)
-        self._acting = np.arange(self.n_envs) if env_ids is None else env_ids
+        acting = np.arange(self.n_envs) if env_ids is None else env_ids
+        self.manager.send(actions if env_ids is None else self._actions_of(actions, env_ids), acting)
+        self._acting = acting
 
     def receive(self) -> Batch:
         """Wait for the pending step. Return its Batch. Raises UsageError if no step is pending or a row is missing."""

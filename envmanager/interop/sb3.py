@@ -24,13 +24,15 @@ with needed_by("as_sb3_vec_env", extra=None):
     from stable_baselines3.common.vec_env import VecEnv
 
 Indices = int | Iterable[int] | None
+_OF_AN_END = ("episode", "terminal_observation")  # which a lost step must not have again
 
 
 class ManagerVecEnv(VecEnv):  # type: ignore[misc]
     """The VecEnv that ``as_sb3_vec_env`` returns. Its attribute ``manager`` is the wrapped EnvManager.
 
     If a worker is replaced, the episodes of its environments end with reward 0. Their infos have ``"lost": True``,
-    ``TimeLimit.truncated`` true, and the most recently returned observation as ``terminal_observation``.
+    ``TimeLimit.truncated`` true, the most recently returned observation as ``terminal_observation``, and what else the
+    environments' infos have: the last values of this environment, which ``VecMonitor`` may ask for.
     """
 
     metadata: dict[str, Any]
@@ -58,7 +60,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         """Begin a new episode in all environments and return the first observations. Discards a pending step."""
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         batch = self._lockstep.reset(seeds, self._options[0] or None)
-        self.reset_infos = list(step_infos(batch).values())
+        self.reset_infos = self._last_infos = list(step_infos(batch).values())
         self._reset_seeds()
         self._reset_options()
         return self._lockstep.batch_obs(batch.obs)
@@ -79,6 +81,10 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
         """
         batch = self._lockstep.receive()
         infos = list(step_infos(batch).values())
+        for row in np.flatnonzero(batch.lost).tolist():
+            keys = {key for info in (*self._last_infos, *infos) for key in info if key not in _OF_AN_END}
+            infos[row] = {**{key: self._last_infos[row].get(key) for key in keys}, **infos[row]}
+        self._last_infos = infos
         for info, is_truncated in zip(infos, (batch.truncated & ~batch.terminated).tolist(), strict=True):
             info["TimeLimit.truncated"] = is_truncated
         for env_id, obs in self._lockstep.final_obs(batch).items():

@@ -12,10 +12,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from envmanager.errors import ManagerClosed, UsageError
-from envmanager.observe.timing import Track
 from envmanager.system.interrupts import (
     Handler,
     allow_interrupts,
@@ -28,6 +27,9 @@ from envmanager.system.interrupts import (
     take_over,
     thread_id,
 )
+
+if TYPE_CHECKING:
+    from envmanager.observe.tracing import SpanTrack
 
 _SIGINT = int(signal.SIGINT)
 _LEAVE_S = 1.0
@@ -79,8 +81,7 @@ class Calls:
         self.in_progress: list[str] = []
         """Names of the calls in progress, outermost first."""
         self.named: dict[str, _Call] = {name: _Call(self, name) for name in (*_MOVES, *_QUESTIONS)}
-        """Context managers of the calls, by name."""
-        self._give_back = give_back
+        self.give_back = give_back
 
     def require_usable(self, what: str) -> None:
         """Raise UsageError in a forked process, and ManagerClosed after close(). ``what`` is the name of the call."""
@@ -106,7 +107,7 @@ class Calls:
             has_left = self.lock.acquire(timeout=_LEAVE_S)
             try:
                 if has_left and not self.in_progress:
-                    self._give_back()
+                    self.give_back()
                 elif stop is not None:
                     with allow_interrupts():
                         stop()
@@ -114,34 +115,9 @@ class Calls:
                 if has_left:
                     self.lock.release()
 
-    def draw_on(self, track: Track) -> None:
+    def draw_on(self, track: SpanTrack) -> None:
         """Record each later call as a span on ``track``, one of the timelines of the trace."""
         self.named.update({name: _DrawnCall(self, name, track) for name in self.named})
-
-    def leave(self) -> None:
-        """End a call during which the manager was closed. The outermost call also releases the manager's resources."""
-        self.in_progress.pop()
-        try:
-            if not self.in_progress:
-                self._give_back()
-        finally:
-            self.lock.release()
-            end_deferring()
-
-    def wait_for_turn(self, what: str) -> None:
-        """Acquire the lock for the call ``what``. Raises ManagerClosed if the manager is closed during the wait."""
-        while not self.lock.acquire(timeout=_TURN_S):
-            self.require_open(what)
-            with allow_interrupts():
-                pass
-
-    def refuse_inside_a_call(self, what: str) -> None:
-        """Raise UsageError, because the call ``what`` (a step or reset) was made inside another call."""
-        outer = self.in_progress[-1]
-        raise UsageError(
-            f"{what}() was called inside {outer}(), by a policy or an environment, and would mix up whose step is "
-            f"whose. Call it when {outer}() has returned."
-        )
 
 
 class _Call:
@@ -176,10 +152,17 @@ class _Call:
             levels[-1] += 1
         try:
             if not self._acquire(False):
-                calls.wait_for_turn(self._what)
+                while not self._acquire(timeout=_TURN_S):
+                    calls.require_open(self._what)
+                    with allow_interrupts():
+                        pass
             if self._in_progress and self._is_move:
+                outer = self._in_progress[-1]
                 self._release()
-                calls.refuse_inside_a_call(self._what)
+                raise UsageError(
+                    f"{self._what}() was called inside {outer}(), by a policy or an environment, and would mix up "
+                    f"whose step is whose. Call it when {outer}() has returned."
+                )
         except BaseException:
             end_deferring()
             raise
@@ -189,7 +172,13 @@ class _Call:
         """Release the lock after a call. Raises ManagerClosed after ``close()``, unless ``error`` is an interrupt."""
         calls = self._calls
         if calls.closed:
-            calls.leave()
+            self._in_progress.pop()
+            try:
+                if not self._in_progress:
+                    calls.give_back()
+            finally:
+                self._release()
+                end_deferring()
             if error is None or isinstance(error, Exception):
                 raise ManagerClosed(self._what) from error
             return
@@ -207,7 +196,7 @@ class _DrawnCall(_Call):
 
     __slots__ = ("_began_ns", "_track")
 
-    def __init__(self, calls: Calls, what: str, track: Track) -> None:
+    def __init__(self, calls: Calls, what: str, track: SpanTrack) -> None:
         super().__init__(calls, what)
         self._track = track
         self._began_ns: list[int] = []

@@ -20,50 +20,12 @@ from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import ResponseSource, WorkerHost
 from envmanager.kernel.recovery import Recovery
-from envmanager.kernel.table import Entry, WorkerTable
-from envmanager.kernel.tasks import TaskBook
+from envmanager.kernel.table import Entry, WorkerState, WorkerTable
 from envmanager.observe.timing import WaitTimes
 from envmanager.options import Wait
 
-_STEP = CommandName.STEP
+_STEP, _IN_FLIGHT, _READY = CommandName.STEP, WorkerState.IN_FLIGHT, WorkerState.READY
 _ALL = Wait.all()
-
-
-class _Lead:
-    """The rule ``max_lead`` during one call: steps of workers that are too far ahead of the slowest are held back."""
-
-    def __init__(self, table: WorkerTable, max_lead: int) -> None:
-        self._table = table
-        self._max_lead = max_lead
-        self._counted_at: tuple[int, int] | None = None
-        """Limit and ``table.n_withdrawn`` of the last count. The count goes on from there while they are the same."""
-        self._n_seen = self._n_held_back = 0
-
-    def offered(self) -> list[Entry]:
-        """Return the ready entries that are not held back, in the order of arrival."""
-        limit = self._table.slowest() + self._max_lead
-        offered = []
-        for entry in self._table.ready:
-            if entry.steps_since_reset < limit or entry.outbox[0].name is not _STEP:
-                offered.append(entry)
-        return offered
-
-    def count_held_back(self) -> int:
-        """Return the number of ready entries that are held back. Raises UsageError if no other can become ready."""
-        table = self._table
-        ready, limit = table.ready, table.slowest() + self._max_lead
-        if self._counted_at != (limit, table.n_withdrawn):
-            self._counted_at, self._n_seen, self._n_held_back = (limit, table.n_withdrawn), 0, 0
-        for entry in itertools.islice(reversed(ready), len(ready) - self._n_seen):
-            self._n_held_back += entry.steps_since_reset >= limit and entry.outbox[0].name is _STEP
-        self._n_seen = len(ready)
-        if self._n_held_back and self._n_held_back == table.n_waiting:
-            slowest = min(table.entries, key=lambda each: (not table.is_compared(each), each.steps_since_reset))
-            raise UsageError(
-                f"every worker in flight is max_lead={self._max_lead} steps ahead of the slowest: send actions to "
-                f"the environments of worker {slowest.worker_id}."
-            )
-        return self._n_held_back
 
 
 class Collector:
@@ -72,8 +34,6 @@ class Collector:
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls) -> None:
         self.source: ResponseSource
         self.host: WorkerHost
-        self.book: TaskBook | None = None
-        """Book of the episodes, if they begin on demand."""
         self.waits = WaitTimes()
         self._table = table
         self._recovery = recovery
@@ -89,41 +49,59 @@ class Collector:
         table = self._table
         self.receive(self.source.take())
         n_ready = len(table.ready)
-        lead = None if max_lead is None else _Lead(table, max_lead)
-        if (n_ready < wait.min_ready and n_ready < len(table.entries)) or lead is not None:
-            self._wait_for_more(wait, deadline, lead)
+        if (n_ready < wait.min_ready and n_ready < len(table.entries)) or max_lead is not None:
+            self._wait_for_more(wait, deadline, max_lead)
         if table.failures:
             entry = next(iter(table.failures))
             error = entry.outbox[0].payload
             table.delivered([entry])  # so it is raised only once; the others stay ready
             raise error
-        offered = table.ready if lead is None else lead.offered()
+        offered = table.ready if max_lead is None else self._offered(max_lead)
         return list(offered if wait.max_ready is None else itertools.islice(offered, wait.max_ready))
 
     def receive(self, responses: Sequence[EnvironmentResponse]) -> None:
         """Queue ``responses`` in their workers' outboxes, or record failures. Then start replacements that are due."""
-        if self._recovery.recycles:
-            for response in responses:
-                self._arrive(response)
-        else:
-            self._table.accept(responses, self._arrive)
+        entries, ready = self._table.entries, self._table.ready
+        usual = None if self._table.counts_each else _STEP
+        for response in responses:
+            entry = entries[response.worker_id]
+            if response.name is usual and entry.state is _IN_FLIGHT and response.specs is None:
+                entry.state, entry.outbox = _READY, (response,)
+                ready[entry] = None
+            else:
+                self._require_open()
+                self._recovery.arrive(response)
         if self._recovery.scheduled:
             self._require_open()
             self._recovery.start_due()
 
-    def _arrive(self, response: EnvironmentResponse) -> None:
-        self._require_open()
-        self._recovery.arrive(response)
+    def _offered(self, max_lead: int) -> list[Entry]:
+        """Return the ready entries whose step ``max_lead`` does not hold back, in the order of arrival.
 
-    def _wait_for_more(self, wait: Wait, deadline: float, lead: _Lead | None) -> None:
+        Raises UsageError if all workers in flight are held back, so that no other can become ready.
+        """
+        table = self._table
+        limit = table.slowest() + max_lead
+        offered = [
+            entry for entry in table.ready if entry.steps_since_reset < limit or entry.outbox[0].name is not _STEP
+        ]
+        if not offered and table.ready and len(table.ready) == table.n_waiting:
+            slowest = min(table.entries, key=lambda each: (not table.is_compared(each), each.steps_since_reset))
+            raise UsageError(
+                f"every worker in flight is max_lead={max_lead} steps ahead of the slowest: send actions to the "
+                f"environments of worker {slowest.worker_id}."
+            )
+        return offered
+
+    def _wait_for_more(self, wait: Wait, deadline: float, max_lead: int | None) -> None:
         """Wait for as many responses as ``wait`` needs, or until ``deadline``. Raises UsageError if none can arrive."""
         table = self._table
         if not table.n_waiting:
-            if self.book is not None and self.book.rests:
+            if table.book.rests:
                 return
             errors = [entry.error for entry in table.entries if entry.error is not None]
             if len(errors) < len(table.entries):
-                if lead is None and wait.max_lead is not None and table.n_dropped:
+                if max_lead is None and wait.max_lead is not None and table.n_dropped:
                     return  # a worker that was dropped has held the others back; the next step() sends them actions
                 raise UsageError("nothing is in flight: send() actions first.")
             cause = str(errors[0]).partition("\n")[0]
@@ -131,7 +109,7 @@ class Collector:
                 f"every worker has failed; call reset() to start them afresh. The first failure was: {cause}"
             )
         while True:
-            n_held_back = 0 if lead is None else lead.count_held_back()
+            n_held_back = 0 if max_lead is None else len(table.ready) - len(self._offered(max_lead))
             n_wanted = min(wait.min_ready, table.n_waiting - n_held_back) - (len(table.ready) - n_held_back)
             if n_wanted <= 0:
                 return

@@ -23,36 +23,34 @@ from envmanager.kernel.collecting import Collector
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import WorkerState, WorkerTable
-from envmanager.kernel.tasks import TaskBook
 from envmanager.options import ResetConfig
 
 
+@attrs.define(eq=False)
 class Commands:
     """The part of a manager that implements ``reset``, ``call``, ``get_attr``, ``set_attr`` and ``render``."""
 
-    def __init__(
-        self,
-        table: WorkerTable,
-        recovery: Recovery,
-        collector: Collector,
-        env_rows: EnvIndex,
-        calls: Calls,
-        seed: int | None,
-    ) -> None:
-        """``seed`` is used only for the first reset, and only if the config of that reset contains no seed."""
-        self.host: WorkerHost
-        self._table = table
-        self._recovery = recovery
-        self._collector = collector
-        self._env_rows = env_rows
-        self._calls = calls
-        self._seed = seed
+    _table: WorkerTable
+    _recovery: Recovery
+    _collector: Collector
+    _env_rows: EnvIndex
+    _calls: Calls
+    _seed: int | None
+    """Seed of the first reset if its config contains none."""
+    host: WorkerHost = attrs.field(init=False)
 
-    def checked(self, config: Any) -> tuple[Any, ResetConfig]:
+    def checked(self, config: Any, *, seed: Any, options: Any) -> tuple[Any, ResetConfig]:
         """Return the config to send to workers and its parsed form. The first reset uses the manager's seed by default.
 
-        Raises UsageError if ``config`` is invalid or cannot be sent, and worker 0's error if all workers were dropped.
+        Raises UsageError if ``config`` is invalid or cannot be sent, or if ``seed`` or ``options`` are given beside it,
+        and worker 0's error if all workers were dropped.
         """
+        if seed is not None or options is not None:
+            if config is not None:
+                raise UsageError(
+                    "reset takes a config, or seed= and options=, not both: put all of it into one of them."
+                )
+            config = ResetConfig(seed, options)
         parsed = ResetConfig.of(config, n_envs=self._env_rows.n_envs)
         if self._seed is not None and parsed.seed is None:
             config = parsed = attrs.evolve(parsed, seed=self._seed)
@@ -65,52 +63,45 @@ class Commands:
         if all(entry.is_dropped for entry in entries):
             entries[0].require_alive()
 
-    def reset(self, config: Any, parsed: ResetConfig, book: TaskBook | None) -> list[StepInfo]:
+    def reset(self, config: Any, parsed: ResetConfig) -> list[StepInfo]:
         """Reset or replace all workers except dropped ones. Return their first StepInfos in order of worker_id.
 
         If a worker fails and is neither replaced nor dropped, its error is raised after all workers have responded.
-        With a ``book``, episodes begin on demand from now on; the first ones are those that it draws.
+        If episodes begin on demand, the first ones are those that the table's book draws.
         """
         table, recovery, workers = self._table, self._recovery, self.host.workers
-        if book is not None:
-            book.draw_first()
-            self._calls.require_open("reset")
+        book = table.book
+        book.draw_first()
+        self._calls.require_open("reset")
         self._collector.drain()  # a failure does not matter: the reset revives the worker
         for entry in table.entries:
-            entry.actions, entry.batches, entry.ignores_action = None, (), False
+            entry.actions, entry.batches = None, ()
             if entry.times.track is not None:
                 entry.times.track.begin(entry.generation)  # the tasks from before the reset are over
-            entry.n_acting = len(entry.env_ids) if book is None else 0
-        table.note_all()
         self._require_some_worker()  # the drain may have dropped the last worker
         seed = recovery.last_config.seed if parsed.seed is None else parsed.seed
         recovery.last_config = attrs.evolve(parsed, seed=seed, options=snapshot(parsed.options))
         asked = []
         for entry in table.entries:
-            entry.previous_step, entry.keeps_seed = None, parsed.seed is not None
+            entry.previous_step, entry.keeps_seed, entry.is_old = None, parsed.seed is not None, False
             is_lost = self.host.is_gone(entry.worker_id) or not entry.has_attributes
             if entry.state is WorkerState.FAILED and is_lost:
                 recovery.revive(entry)
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
-        recovery.begins_of = None if book is None else book.first_of_replacement
-        recovery.drains = book is not None and book.given is not None
-        recovery.tasks_of = None if book is None else book.under_way
-        begins = None if book is None else book.first(asked, parsed.seed)
         for entry in asked:
             recovery.take_back(entry)
-            workers[entry.worker_id].send(CommandName.RESET, config if begins is None else begins[entry.worker_id])
+            workers[entry.worker_id].send(CommandName.RESET, book.first_of(entry, config, parsed.seed))
         responses = {entry.worker_id: table.with_specs_learned(workers[entry.worker_id].recv()) for entry in asked}
         for entry in asked:
             if responses[entry.worker_id].name is CommandName.FAILED:
                 error = responses.pop(entry.worker_id).payload
                 recovery.fail(entry, error)
-                if book is not None:
-                    book.lose(entry, error)
+                book.lose(entry, error)
         replacements, failure = self._collector.drain()
         for entry in table.entries:
             entry.ignores_action = entry.keeps_seed = False
-        table.note_all()
+            table.note(entry)
         if failure is not None:
             raise failure
         responses.update(replacements)
@@ -118,9 +109,8 @@ class Commands:
         for worker_id in sorted(responses):
             # Copied even with zero_copy: send and recv keep this StepInfo until the next reset.
             steps = {name: each.copy() for name, each in responses[worker_id].payload.items()}
-            infos.append(StepInfo(None, steps, None, worker_id, specs=table.specs))
-        for info in infos:
-            table.entries[info.worker_id].previous_step = info
+            table.entries[worker_id].previous_step = info = StepInfo(None, steps, None, worker_id, specs=table.specs)
+            infos.append(info)
         table.begin_counting()
         self._seed = None
         return infos

@@ -32,6 +32,8 @@ from envmanager.system.interrupts import allow_interrupts
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+    from envmanager.kernel.seats import Seats
+
 _LOOK_EVERY_S = 0.1
 """Interval in seconds at which a wait on a StepQueue looks for a Ctrl-C, and for a close() in another thread."""
 
@@ -70,10 +72,7 @@ class ResponseSource(ABC):
         """
 
     def listen(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
-        """Call ``ring`` in an event loop when responses arrive, until the returned function is called.
-
-        By default, never, and ``due_at`` is soon.
-        """
+        """Call ``ring`` in an event loop when responses arrive (by default never) until the returned one is called."""
         return lambda: None
 
     def due_at(self) -> float:
@@ -133,6 +132,8 @@ class HostContext:
     entries: Sequence[Entry]
     calls: Calls
     events: EventLog
+    seats: Callable[[], Seats]
+    """Returns the seats since the last reset."""
 
 
 class WorkerHost(ABC):
@@ -144,7 +145,6 @@ class WorkerHost(ABC):
     """Whether a worker writes its next step into the same arrays, so that the manager must copy them."""
 
     env_factory: Any = None
-    """Environment factory, as passed by the user."""
     factories: Sequence[Any] = ()
     """Factories of all environments, for hosts whose workers run Python environments."""
     steps_some_rows = True
@@ -199,8 +199,8 @@ class WorkerHost(ABC):
         Return the response to the reset, or the first failure, or None if these will arrive in the step queue.
         """
         worker: EnvWorker = self.workers[worker_id]
-        for (name, rows), values in self.context.entries[worker_id].attributes.items():
-            worker.send(CommandName.SET_ATTR, (name, values, rows))
+        for payload in self.context.entries[worker_id].attributes.values():
+            worker.send(CommandName.SET_ATTR, payload)
             response = worker.recv()
             if response.name is CommandName.FAILED:
                 return response
@@ -210,6 +210,12 @@ class WorkerHost(ABC):
     def is_gone(self, worker_id: int) -> bool:
         """Return whether a worker that failed cannot be reset, for instance because its process has ended."""
         return False
+
+    def lost(self, worker_id: int, error: Exception) -> None:  # noqa: B027  (only recordings need it)
+        """Take note that the episodes in a worker are lost, because it failed or is recycled. Does nothing by default.
+
+        Called when the manager decides so, before it asks anything else because of it.
+        """
 
     def now(self) -> float:
         """Return the time (monotonic seconds) by which the manager decides about replacements and timeouts of calls."""
@@ -252,7 +258,8 @@ class FakeHost(WorkerHost):
         return worker
 
     def await_start(self) -> dict[int, StartReport]:
-        return {}
+        reports = {worker.worker_id: getattr(worker, "report", None) for worker in self.workers}
+        return {worker_id: report for worker_id, report in reports.items() if isinstance(report, StartReport)}
 
     def close(self) -> None:
         pass

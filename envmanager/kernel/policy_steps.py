@@ -20,7 +20,6 @@ from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
-from envmanager.kernel.tasks import TaskBook
 from envmanager.options import Wait
 from envmanager.policy import Policy
 from envmanager.system.interrupts import allow_interrupts
@@ -34,8 +33,6 @@ class PolicyStepper:
 
     def __init__(self, table: WorkerTable, recovery: Recovery, calls: Calls, *, check_values: bool) -> None:
         self.host: WorkerHost
-        self.book: TaskBook | None = None
-        """Book of the episodes, if they begin on demand."""
         self.policies: dict[str, Policy] = {}
         self.takes_partial_actions = True
         """Whether every environment can step with actions for only some of its behaviors."""
@@ -59,10 +56,11 @@ class PolicyStepper:
             limit = table.slowest() + wait.max_lead
             held_back = [entry for entry in idle if entry.steps_since_reset >= limit]
             idle = [entry for entry in idle if entry.steps_since_reset < limit]
-        book = self.book
-        if book is not None:
-            held_back += [entry for entry in idle if book.rests_in(entry.worker_id)]
-            idle = [entry for entry in idle if not book.rests_in(entry.worker_id)]
+        book = table.book
+        seats = book.seats
+        if seats.n_acting < seats.n_envs:
+            held_back += [entry for entry in idle if seats.rests_in(entry.worker_id)]
+            idle = [entry for entry in idle if not seats.rests_in(entry.worker_id)]
         if not idle:
             self._returned = dict.fromkeys(held_back)
             return
@@ -90,13 +88,13 @@ class PolicyStepper:
                 if entry.state is not _IDLE:  # the worker failed in a call that the policy made
                     self._recovery.discard_action(entry)
                     continue
-                entry.actions, entry.n_envs_in_flight = actions, entry.n_acting
-                if book is not None:
+                entry.actions, entry.n_envs_in_flight = actions, seats.n_acting_in[entry.worker_id]
+                if seats.untold:
                     book.send_begins(entry.worker_id, workers[entry.worker_id])
                 workers[entry.worker_id].send(_STEP, payload)
                 sent.append(entry)
         finally:
-            table.move(sent, _IN_FLIGHT, ())
+            table.sent(sent)
         self._returned = dict.fromkeys(held_back)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
@@ -114,7 +112,7 @@ class PolicyStepper:
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
         """Return a StepInfo for each entry's next response, and mark these responses as delivered."""
-        infos = []
+        infos, specs = [], self._table.specs
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
             cut = None if entry.replacement is None else self._recovery.cut(entry)
@@ -124,8 +122,10 @@ class PolicyStepper:
                     current = {name: steps.copy() for name, steps in current.items()}
             else:
                 (current, lost), actions = cut, None
-            previous = None if before is None else before.current
-            infos.append(StepInfo(previous, current, actions, entry.worker_id, lost, self._table.specs))
+            info = StepInfo(None, current, actions, entry.worker_id, lost, specs)
+            if before is not None:
+                info.previous, info.waiting = before.current, before.still_waiting
+            infos.append(info)
         self._table.delivered(entries)
         self._returned.update(dict.fromkeys(entries))
         for entry, info in zip(entries, infos, strict=True):
@@ -155,7 +155,10 @@ def call_policies(
             if behavior in policies:
                 decides_for_all = steps.acting is None or steps.acting.all()
                 members.setdefault(behavior, []).append(share)
-                parts.setdefault(behavior, []).append(steps if decides_for_all else steps.take(steps.acting_rows))
+                if not decides_for_all:
+                    info.keep_waiting(behavior)
+                    steps = steps.take(steps.acting_rows)
+                parts.setdefault(behavior, []).append(steps)
     for behavior, own in parts.items():
         taken = _call(policies[behavior], behavior, own, specs.get(behavior), strict, foreign)
         if len(own) == 1:

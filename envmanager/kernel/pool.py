@@ -8,7 +8,8 @@
 
 All of it runs in the event loop of the coroutines. No task is made, and nothing waits for a response in a call.
 The rule: each environment is free, or held by one episode, or in a worker that is in use for neither: one that has yet
-to respond to an episode that was left, or is being replaced, or was given up.
+to respond to an episode that was left, or is being replaced, or was given up. A worker that is to be recycled gets no
+episodes, unless none goes on for long: those that it plays may wait for the one that waits for it.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envmanager.data.specs import BehaviorSpec, object_array
+from envmanager.data.specs import ArraySpec, BehaviorSpec, object_array
 from envmanager.data.steps import Batch
 from envmanager.data.trees import is_foreign, map_tree, take_rows
 from envmanager.errors import BadAction, LostEpisode, ManagerClosed, UsageError, WorkerError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.recovery import Recovery
-from envmanager.kernel.table import Entry, WorkerState, WorkerTable
+from envmanager.kernel.seats import SeatState
+from envmanager.kernel.table import RECYCLED, Entry, WorkerState, WorkerTable
 from envmanager.kernel.tasks import TaskBook
 from envmanager.options import Wait
 from envmanager.system.interrupts import defer_interrupts
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _NOW = Wait.any(timeout_s=0)
+PATIENCE_S = 30.0
+"""Time (s) without a response after which a worker that is to be recycled takes an episode that waits."""
 
 Step = tuple[Any, float, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated, info."""
@@ -53,11 +57,11 @@ class Episode:
         self.obs: Any = None
         """The last observation."""
         self.info: dict[str, Any] = {}
-        """The last info. Empty unless the manager has ``infos=True``."""
+        """The last info. Empty unless the manager has ``infos=True``, or observations or actions are objects."""
         self.is_over = False
         """Whether the episode was terminated or truncated."""
         self.env_id: int | None = None
-        """The environment that plays; None before and after the block, and if the episode was lost."""
+        """The environment that plays; None before and after the block, and once its worker is replaced."""
         self.lost: LostEpisode | None = None
         """Error that says why the episode was lost, if it was."""
         self._is_entered = self._is_cancelled = False
@@ -95,37 +99,28 @@ class Pool:
     """The environments of a manager, for coroutines of one event loop at a time. ``EnvManager.pool`` makes it."""
 
     def __init__(
-        self,
-        manager: Any,
-        book: TaskBook,
-        table: WorkerTable,
-        collector: Collector,
-        recovery: Recovery,
-        calls: Calls,
+        self, manager: Any, book: TaskBook, table: WorkerTable, collector: Collector, recovery: Recovery, calls: Calls
     ) -> None:
         """Take a manager right after a reset that began no episode. ``book`` and the rest are its parts."""
         self._manager, self._book, self._table = manager, book, table
         self._collector, self._recovery, self._calls = collector, recovery, calls
         self._entries = [entry for entry in table.entries for _ in entry.env_ids]
-        """The worker of each environment, by env_id."""
         self._free = dict.fromkeys(range(manager.n_envs))
         """Environments that no episode holds. They cannot be taken while their worker is being replaced."""
         self._waiting: dict[Episode, None] = {}
         """Episodes that wait for a free environment, in the order of their coming."""
         self._held: dict[int, Episode] = {}
-        self._in_flight: set[int] = set()
-        """Environments that have yet to respond to the beginning of an episode or to a step."""
+        self._left: set[int] = set()
+        """Environments whose episode was left while it played, and whose worker has yet to respond."""
         self._queued: dict[int, dict[int, Any]] = {}
         """Actions by env_id, by worker_id, that wait until the worker has responded to another step."""
         self._until_over: list[asyncio.Future[None]] = []
         self._n_awaited = 0
-        """Number of episodes whose coroutine awaits something."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Event loop of these coroutines; None while there are none."""
         self._stop_listening: Callable[[], None] | None = None
         self._is_coming = False
-        """Whether ``_look`` is about to run."""
         self._timer: asyncio.TimerHandle | None = None
+        self._quiet_until = 0.0
 
     def begin(self, task: Task | Mapping[str, Any] | int | None = None) -> Episode:
         """Return an episode of ``task`` for an ``async with`` block, which waits for a free environment.
@@ -161,9 +156,7 @@ class Pool:
             while episode.env_id is None:  # again if its worker failed before the coroutine could go on
                 episode.lost = None
                 await self._take(episode)
-            with defer_interrupts():
-                self._manager.begin([episode.env_id], [episode.task])
-                self._in_flight.add(episode.env_id)
+            self._manager.begin([episode.env_id], [episode.task])
             await self._response_to(episode)
         except BaseException:
             self._leave(episode)
@@ -172,7 +165,8 @@ class Pool:
     async def _take(self, episode: Episode) -> None:
         """Wait for a free environment for an episode. The first that waits is the first to get one."""
         if not self._waiting:
-            usable = (env_id for env_id in self._free if self._entries[env_id].is_nominal)
+            entries = self._entries
+            usable = (each for each in self._free if entries[each].is_nominal and not entries[each].is_old)
             env_id = next(usable, None)
             if env_id is not None:
                 if self._entries[env_id].state is not WorkerState.IDLE:
@@ -195,12 +189,12 @@ class Pool:
         self._require_loop()
         if episode.lost is not None:
             raise episode.lost.with_traceback(None)
-        env_id = episode.env_id
-        if env_id is None:
-            raise UsageError("the episode takes no step outside of its `async with` block.")
         if episode.is_over or episode._is_cancelled or episode._awaited is not None:
             state = "is over" if episode.is_over else "awaits another step, or one that was cancelled"
             raise UsageError(f"the episode {state}: it takes no step.")
+        env_id = episode.env_id
+        if env_id is None:
+            raise UsageError("the episode takes no step outside of its `async with` block.")
         self._send(self._entries[env_id], env_id, _row_of(action, next(iter(self._table.specs.values()), None)))
         return await self._response_to(episode)
 
@@ -212,7 +206,6 @@ class Pool:
             elif entry.is_nominal:
                 self._manager.send(row, [env_id])
             # else the failure was not yet told to the episode
-            self._in_flight.add(env_id)
 
     async def _response_to(self, episode: Episode) -> Step:
         """Wait for the response to an episode, or for its environment."""
@@ -234,19 +227,15 @@ class Pool:
                     self._part()
 
     def _leave(self, episode: Episode) -> None:
-        """Give back the environment of an episode, unless it was lost. It is free once it has responded."""
+        """Give back the environment of an episode, unless it was lost. It is free once its worker has responded."""
         with defer_interrupts():
             env_id, episode.env_id = episode.env_id, None
             if env_id is None:
                 return
             del self._held[env_id]
-            entry = self._entries[env_id]
-            queued = self._queued.get(entry.worker_id, {})
-            if env_id in queued or self._book.withdraw(env_id):
-                queued.pop(env_id, None)
-                self._in_flight.discard(env_id)
-            if env_id not in self._in_flight:
-                self._release(env_id)
+            self._queued.get(self._entries[env_id].worker_id, {}).pop(env_id, None)
+            self._book.withdraw(env_id)
+            self._release(env_id)
 
     def _assign(self, env_id: int, episode: Episode) -> None:
         with defer_interrupts():
@@ -254,23 +243,39 @@ class Pool:
             episode.env_id, self._held[env_id] = env_id, episode
 
     def _release(self, env_id: int) -> None:
-        """Give an environment that no episode holds to the first episode that waits for one."""
-        if not self._entries[env_id].is_nominal:
+        """Give an environment that no episode holds to the first episode that waits, once it can begin another."""
+        entry = self._entries[env_id]
+        self._left.discard(env_id)
+        if not entry.is_nominal or env_id in self._held:
             return
+        if entry.state is not WorkerState.IDLE and self._book.seats.all[env_id].state is not SeatState.RESTS:
+            self._left.add(env_id)
+            return
+        if not entry.is_old and self._give(env_id):
+            return
+        self._free[env_id] = None
+        is_over = self._calls.closed or self._table.book is not self._book
+        rests = entry.state is WorkerState.IDLE and self._held.keys().isdisjoint(entry.env_ids)
+        if entry.is_old and rests and not is_over:
+            self._recovery.recycle(entry)
+            self._look_soon()
+
+    def _give(self, env_id: int) -> bool:
+        """Give an environment to the first episode that waits. Return whether there was one."""
         for episode in self._waiting:
             if episode._awaited is not None and not episode._awaited.done():
                 del self._waiting[episode]
                 self._assign(env_id, episode)
                 _answer(episode, (None, 0.0, False, False, {}))
-                return
-        self._free[env_id] = None
+                return True
+        return False
 
     # What the manager has for them.
 
     def require_usable(self) -> None:
         """Raise ManagerClosed if the manager is closed, and UsageError if it was reset."""
         self._calls.require_usable("a call of a pool")
-        if self._collector.book is not self._book:
+        if self._table.book is not self._book:
             raise UsageError("this pool has ended with a later reset() or pool() of its manager.")
 
     def _require_loop(self) -> asyncio.AbstractEventLoop:
@@ -287,7 +292,7 @@ class Pool:
             self._loop, self._is_coming = loop, False
             self._stop_listening = self._collector.source.listen(loop, self._look)
             self._look_soon()  # for what has happened since
-        elif self._collector.source.steps_when_asked or self._book.has_unsent or self._table.unusual:
+        elif self._collector.source.steps_when_asked or self._book.seats.untold or self._table.unusual:
             self._look_soon()
         self._n_awaited += 1
         return loop
@@ -336,7 +341,12 @@ class Pool:
                 if (is_over or isinstance(error, ManagerClosed)) and not closing.done():
                     closing.set_exception(error)
             return
-        due_s = min(self._recovery.next_start_at(), self._collector.source.due_at()) - time.monotonic()
+        entries, free = self._entries, self._free if self._waiting else ()
+        old = [each for each in free if entries[each].is_old and entries[each].is_nominal]
+        if old and time.monotonic() >= self._quiet_until:
+            self._give(old[0])
+        quiet_until = self._quiet_until if old else math.inf
+        due_s = min(self._recovery.next_start_at(), self._collector.source.due_at(), quiet_until) - time.monotonic()
         if due_s < math.inf:
             self._timer = self._loop.call_later(max(0.001, due_s), self._look)
 
@@ -349,6 +359,10 @@ class Pool:
         for row, env_id in enumerate(batch.env_ids.tolist()):
             if not batch.lost[row]:
                 self._deliver(env_id, batch, row)
+        if len(batch):
+            self._quiet_until = time.monotonic() + PATIENCE_S
+        for env_id in tuple(self._left):
+            self._release(env_id)
         cuts = list(self._book.cuts)
         for entry, cause in cuts:
             self._lose(entry, cause)
@@ -363,10 +377,8 @@ class Pool:
         return bool(len(batch) or cuts)
 
     def _deliver(self, env_id: int, batch: Batch, row: int) -> None:
-        self._in_flight.discard(env_id)
         episode = self._held.get(env_id)
         if episode is None:
-            self._release(env_id)
             return
         obs = take_rows(batch.obs, row)
         if batch.is_view:
@@ -377,13 +389,16 @@ class Pool:
         _answer(episode, (obs, float(batch.reward[row]), terminated, truncated, episode.info))
 
     def _lose(self, entry: Entry, cause: Exception) -> None:
-        """Tell the episodes in a worker that they are lost. Its environments are free when it has been replaced."""
+        """Tell the episodes in a worker that they are lost, unless they are over or begin once it has been recycled."""
         self._queued.pop(entry.worker_id, None)
         for env_id in entry.env_ids:
-            self._in_flight.discard(env_id)
-            episode = self._held.pop(env_id, None)
-            if episode is not None:
-                episode.env_id, episode.lost = None, LostEpisode(cause, task=episode.task, env_id=env_id)
+            episode = self._held.get(env_id)
+            if episode is None or (not episode.is_over and getattr(cause, "phase", "") == RECYCLED):
+                continue
+            del self._held[env_id]
+            episode.env_id = None
+            if not episode.is_over:
+                episode.lost = LostEpisode(cause, task=episode.task, env_id=env_id)
                 _answer(episode, episode.lost)
 
     def _send_next(self, entry: Entry) -> None:
@@ -394,7 +409,6 @@ class Pool:
             try:
                 self._manager.send(queued.pop(env_id), [env_id])
             except BadAction as error:
-                self._in_flight.discard(env_id)
                 _answer(self._held[env_id], error)
         if not queued:
             del self._queued[entry.worker_id]
@@ -414,17 +428,13 @@ def _row_of(action: Any, spec: BehaviorSpec | None) -> Any:
     """Return one action as actions of one environment. Raises BadAction if its structure is not that of the spec."""
     if spec is None:
         return [action]
+
+    def row(leaf: ArraySpec, value: Any) -> Any:
+        if leaf.is_object:
+            return object_array([value])
+        return (value if is_foreign(value) else np.asarray(value))[None]
+
     try:
-        return map_tree(
-            lambda leaf, value: (
-                object_array([value])
-                if leaf.is_object
-                else value[None]
-                if is_foreign(value)
-                else np.asarray(value)[None]
-            ),
-            spec.action,
-            action,
-        )
+        return map_tree(row, spec.action, action)
     except (KeyError, TypeError, ValueError) as error:
         raise BadAction(f"step: the action has not the structure of its spec ({error!r}). Nothing was sent.") from error

@@ -20,7 +20,7 @@ import itertools
 import math
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -30,7 +30,6 @@ from envmanager.data.seeding import reseeded
 from envmanager.data.steps import (
     AgentSteps,
     Batch,
-    Begin,
     CommandName,
     EnvironmentResponse,
     Lost,
@@ -38,7 +37,7 @@ from envmanager.data.steps import (
     concat_steps,
     only_agents,
 )
-from envmanager.data.trees import copy_tree, take_rows, with_rows
+from envmanager.data.trees import copy_tree, take_rows
 from envmanager.errors import (
     BadObservation,
     ConnectionLost,
@@ -98,15 +97,19 @@ class Supervisor:
         self._policy = policy
         self._recent: defaultdict[int, deque[tuple[float, WorkerError]]] = defaultdict(deque)
         self._hung_s: defaultdict[int, float] = defaultdict(float)
+        self._streak: defaultdict[int, int] = defaultdict(int)
+        """Number of restarts since each worker has last worked for as long as the next delay."""
         self._jitter = jitter
 
-    def judge(self, worker_id: int, error: Exception, now: float) -> Replace | GiveUp:
-        """Decide whether to replace a worker that failed at ``now`` (monotonic seconds). If so, count a restart."""
+    def judge(self, worker_id: int, error: Exception, now: float, worked_s: float = 0.0) -> Replace | GiveUp:
+        """Decide whether to replace a worker that failed at ``now``, ``worked_s`` after its start. If so, count it."""
         policy = self._policy
         if not isinstance(error, WorkerError):
             return GiveUp(error)
         if isinstance(error, EnvRaised | BadObservation) and policy.on_exception == "raise":
             return GiveUp(error)
+        if isinstance(error, EnvRaised):
+            error.leave_out_restarts()
         if policy.max_restarts == 0:
             return GiveUp(error, drop=policy.then == "drop")
         if isinstance(error, ConnectionLost) and not error.is_charged:
@@ -114,19 +117,22 @@ class Supervisor:
         recent = self._recent[worker_id]
         if isinstance(error, WorkerTimedOut | ConnectionLost | NotPlaced):
             self._hung_s[worker_id] += error.timeout_s
+            worked_s -= error.timeout_s
         now -= self._hung_s[worker_id]
         while recent and now - recent[0][0] > policy.within_s:
             recent.popleft()
         if len(recent) >= policy.max_restarts:
-            first = recent[0][1]
-            exhausted = RestartsExhausted(first=first, last=error, restarts=len(recent), within_s=policy.within_s)
+            what: Any = {"restarts": len(recent), "within_s": policy.within_s, "then": policy.then}
+            exhausted = RestartsExhausted(first=recent[0][1], last=error, **what)
             exhausted.__cause__ = error
             return GiveUp(exhausted, drop=policy.then == "drop")
         recent.append((now, error))
         number = len(recent)
-        if number == 1 or policy.backoff_s == 0:
+        streak = min(self._streak[worker_id] + 1, number)
+        longest = 0.0 if streak == 1 else min(policy.backoff_s * 2.0 ** min(streak - 2, 60), LONGEST_BACKOFF_S)
+        self._streak[worker_id] = streak if worked_s < longest else 1
+        if worked_s >= longest:
             return Replace(0.0, number)
-        longest = min(policy.backoff_s * 2.0 ** min(number - 2, 60), LONGEST_BACKOFF_S)
         jitter = self._jitter or random.Random(now)  # of the time alone, so that a recorded run repeats it
         return Replace(longest * jitter.uniform(0.5, 1.0), number)
 
@@ -151,14 +157,8 @@ class Recovery:
         """Number of requested steps that were never delivered."""
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
-        self.begins_of: Callable[[Entry, int], list[Begin]] | None = None
-        """Function that returns what a replacement, with seeds of a generation, begins if episodes begin on demand."""
-        self.tasks_of: Callable[[int], tuple[int, ...]] | None = None
-        """Function that returns the indices of the tasks under way in a worker, if episodes begin on demand."""
-        self.drains = False
-        """Whether a worker is recycled only when all its environments rest, because episodes begin with tasks."""
-        self.recycles = policy.recycle_after_steps is not None
         self._table = table
+        table.counts_each = policy.recycle_after_steps is not None
         self._policy = policy
         self._supervisor = Supervisor(policy)
         self.scheduled: list[tuple[float, int, Entry, Replacement]] = []
@@ -180,10 +180,11 @@ class Recovery:
         elif replacement is not None and not replacement.has_begun:
             last = entry.last_responses
             replacement.is_started = replacement.has_begun = entry.has_attributes = True
+            entry.began_at = self.host.now()
             self._table.set_pending(entry, *last, response)
         elif entry.state is WorkerState.IN_FLIGHT:
             self._table.move([entry], WorkerState.READY, (response,))
-            if self.recycles:
+            if self._table.counts_each:
                 self._recycle_if_old(entry, response)
         else:
             raise RuntimeError(
@@ -194,14 +195,17 @@ class Recovery:
     def fail(self, entry: Entry, error: Exception) -> None:
         """Record ``error`` as a worker's failure. Plan a replacement, or give up the worker if none is allowed."""
         now = self.host.now()
-        verdict = None if entry.is_given_up else self._supervisor.judge(entry.worker_id, error, now)
+        who: Any = {"worker_id": entry.worker_id, "generation": entry.generation}
+        worked_s = now - entry.began_at if entry.replacement is None else 0.0
+        verdict = None if entry.is_given_up else self._supervisor.judge(entry.worker_id, error, now, worked_s)
         counts = not isinstance(verdict, Replace) or verdict.number > 0
         if counts:
             kind = _FAILURES.get(type(error), events.Raised)
-            tasks = () if self.tasks_of is None else self.tasks_of(entry.worker_id)
-            self.events.add(kind(worker_id=entry.worker_id, generation=entry.generation, error=error, tasks=tasks))
+            tasks = self._table.book.under_way(entry.worker_id)
+            self.events.add(kind(**who, error=error, tasks=tasks))
         if verdict is None:
             return
+        self.host.lost(entry.worker_id, error)
         if entry.state is WorkerState.IDLE:
             entry.ignores_action = True
         elif entry.state is WorkerState.IN_FLIGHT:
@@ -210,31 +214,21 @@ class Recovery:
             responses = entry.last_responses
             self._table.give_up(entry, verdict.error, drop=verdict.drop)
             if verdict.drop:
-                self.events.add(
-                    events.Dropped(worker_id=entry.worker_id, generation=entry.generation, error=verdict.error)
-                )
+                self.events.add(events.Dropped(**who, error=verdict.error))
             if not verdict.drop or self._table.n_dropped == len(self._table.entries):
                 entry.ignores_action = False  # a later send() raises the error
                 responses = (*responses, EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error))
             self._table.set_pending(entry, *responses)
             return
         assert isinstance(error, WorkerError)
-        last, before, generation = entry.last_responses, entry.replacement, entry.generation + 1
+        last, before = entry.last_responses, entry.replacement
         # If the failed worker was itself a replacement that has delivered nothing, the first cause is to be reported.
         self._schedule(entry, error if before is None else before.cause, now + verdict.delay_s)
         entry.restarts += 1
         self._table.set_pending(entry, *last)
         if counts:
-            self.events.add(
-                events.Restarted(
-                    worker_id=entry.worker_id,
-                    generation=generation,
-                    cause=error,
-                    delay_s=verdict.delay_s,
-                    number=verdict.number,
-                    policy=self._policy,
-                )
-            )
+            who["generation"] += 1
+            self.events.add(events.Restarted(**who, **attrs.asdict(verdict), cause=error, policy=self._policy))
 
     def excuse(self, entry: Entry, errors: Sequence[Exception]) -> None:
         """Do not count the restarts after ``errors``, for which a task that was lost in a worker accounts.
@@ -257,7 +251,7 @@ class Recovery:
 
     def _schedule(self, entry: Entry, cause: WorkerError | None, start_at: float) -> None:
         """Set the replacement of a worker by its next generation, which ``start_due`` starts at ``start_at``."""
-        entry.replacement = Replacement(entry.generation + 1, cause)
+        entry.replacement = Replacement(cause)
         heapq.heappush(self.scheduled, (start_at, next(self._numbers), entry, entry.replacement))
 
     def next_start_at(self) -> float:
@@ -279,28 +273,21 @@ class Recovery:
         """Launch a replacement and reset it with the last options and, if seeded, new seeds. Record a failed start."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
-        entry.generation, entry.steps_of_generation, entry.is_old = replacement.generation, 0, False
+        entry.generation, entry.steps_of_generation, entry.is_old = entry.generation + 1, 0, False
         entry.has_attributes = not entry.attributes
         of_seeds, entry.keeps_seed = 0 if entry.keeps_seed else entry.generation, False
-        config: Any
-        if self.begins_of is not None:
-            config = self.begins_of(entry, of_seeds)
-        else:
-            seed = reseeded(self.last_config.seed, of_seeds)
-            config = attrs.evolve(self.last_config, seed=seed, generation=of_seeds)
+        seed = reseeded(self.last_config.seed, of_seeds)
+        config = attrs.evolve(self.last_config, seed=seed, generation=of_seeds)
+        config = self._table.book.first_of(entry, config, seed, of_seeds, is_replaced=True)
         try:
             host.workers[worker_id] = host.launch(worker_id, entry.generation)
             response = host.begin_again(worker_id, config)
         except (OSError, EnvManagerError) as error:
-            failure = (
-                error
-                if isinstance(error, WorkerError)
-                else _error(entry, f"could not be started again: {error}", "start", str(error))
-            )
-            self.fail(entry, failure)
+            if not isinstance(error, WorkerError):
+                error = _error(entry, f"could not be started again: {error}", "start", str(error))
+            self.fail(entry, error)
         except BaseException:  # a Ctrl-C; the next call launches another replacement
             replacement.is_started = False
-            replacement.generation += 1
             raise
         else:
             if response is not None:
@@ -312,43 +299,41 @@ class Recovery:
         ``acts``: the environments, bool by env_id, whose episodes are cut, if they begin on demand with ``recv``.
         Returns None unless the worker's next response is its first after a replacement that was not made by a reset.
         """
-        replacement = entry.replacement
+        replacement, before = entry.replacement, entry.previous_step
         if replacement is None or replacement.cause is None or not entry.is_first_of_generation:
             return None
-        if acts is None:
-            last = last_steps(entry)
-        else:  # a worker that rests may have had no rows at all
-            last = {name: last_rows(entry, acts) for name in self._table.specs if entry.n_acting}
-        old = lost(last, with_new=not replacement.is_planned)
-        return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, replacement.generation)
+        last: Steps = {} if before is None else before.current
+        if entry.batches or acts is not None:  # a worker that rests may have had no rows at all
+            behaviors = self._table.specs or last  # the workers of a test may report no specs
+            n_acting = self._table.book.seats.n_acting_in[entry.worker_id]
+            last = {name: last_rows(entry, acts) for name in behaviors if n_acting}
+        old = lost(last, with_new=replacement.cause.phase != RECYCLED)
+        return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, entry.generation)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
-        """Count a step. If ``recycle_after_steps`` is reached and ``response`` ends an episode, plan a replacement.
-
-        A worker that plays tasks gets no more of them, and is replaced when all its environments rest.
-        """
+        """Count a step. Recycle an old worker when an episode ends; if they begin on demand, when its last one does."""
         entry.steps_of_generation += 1
-        limit, n_steps = self._policy.recycle_after_steps, entry.steps_of_generation
-        if limit is None or n_steps < limit:
+        limit = self._policy.recycle_after_steps
+        if limit is None or entry.steps_of_generation < limit:
             return
-        entry.is_old = self.drains
-        ended: set[int] = set()
-        acting: set[int] = set()
-        for steps in response.payload.values():
-            acts = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
-            if (steps.ended & acts).any() and not self.drains:
-                break  # an episode ended, and its agent acts again, in a new episode
-            ended.update(steps.env_id[steps.ended].tolist())
-            acting.update(steps.env_id[acts].tolist())
-        else:
-            if self.begins_of is None or ended <= acting:
-                return  # no environment rests after an episode
-            if self.drains and (acting or entry.n_acting > len(ended)):
-                return  # others play
-        generation, worker_id = entry.generation + 1, entry.worker_id
+        book, parts = self._table.book, response.payload.values()
+        entry.is_old = not book.is_automatic
+        if entry.is_old:
+            n_ended = len({env_id for steps in parts for env_id in steps.env_id[steps.ended].tolist()})
+            n_acting = book.seats.n_acting_in[entry.worker_id]
+            is_time = n_ended and n_acting <= n_ended and not any(len(steps.acting_rows) for steps in parts)
+        else:  # an episode ended, and its agent acts again, in a new episode
+            is_time = any(steps.ended[steps.acting_rows].any() for steps in parts)
+        if is_time:
+            self.recycle(entry, response)
+
+    def recycle(self, entry: Entry, *responses: EnvironmentResponse) -> None:
+        """Plan the replacement of a healthy worker, once ``responses`` are delivered."""
+        worker_id, generation, n_steps = entry.worker_id, entry.generation + 1, entry.steps_of_generation
         cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
+        self.host.lost(worker_id, cause)
         self._schedule(entry, cause, self.host.now())
-        self._table.set_pending(entry, response)
+        self._table.set_pending(entry, *responses)
         self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))
 
     # Actions and resets.
@@ -380,32 +365,13 @@ def _error(entry: Entry, text: str, phase: str, cause: str) -> WorkerError:
     )
 
 
-def last_steps(entry: Entry) -> Steps:
-    """Return the steps of a worker's last StepInfo, updated with the observations that ``recv`` has delivered since."""
-    if entry.previous_step is None:
-        return {}
-    if not entry.batches:
-        return entry.previous_step.current
-    last = {}
-    for name, steps in entry.previous_step.current.items():
-        obs = steps.obs
-        for batch in entry.batches:
-            places = np.flatnonzero(np.isin(batch.env_ids, entry.env_ids))
-            obs = with_rows(obs, batch.env_ids[places] - entry.env_ids[0], take_rows(batch.obs, places))
-        last[name] = attrs.evolve(steps, obs=obs)
-    return last
-
-
-def last_rows(entry: Entry, acts: np.ndarray) -> AgentSteps:
-    """Return the last observations that ``recv`` has delivered of a worker's environments for which ``acts`` is true.
-
-    Each environment has one agent.
-    """
-    left = {env_id for env_id in entry.env_ids if acts[env_id]}
+def last_rows(entry: Entry, acts: np.ndarray | None = None) -> AgentSteps:
+    """Return the last observations of a worker's environments (with ``acts``, where it is true) since the reset."""
+    left = {env_id for env_id in entry.env_ids if acts is None or acts[env_id]}
     first = [] if entry.previous_step is None else [Batch.of(steps) for steps in entry.previous_step.current.values()]
     parts = []
     for batch in reversed([*first, *entry.batches]):
-        places = np.flatnonzero([env_id in left for env_id in batch.env_ids.tolist()])
+        places = np.flatnonzero(np.isin(batch.env_ids, list(left)))
         left.difference_update(batch.env_ids[places].tolist())
         ids = only_agents(batch.env_ids[places].tolist())
         infos: list[dict[str, Any]] | None = None if batch.info is None else [{} for _ in ids]

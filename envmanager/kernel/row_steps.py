@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 
 from envmanager.data.casting import checked_actions
@@ -30,26 +31,22 @@ _IDLE, _IN_FLIGHT, _READY = WorkerState.IDLE, WorkerState.IN_FLIGHT, WorkerState
 _STEP, _STEP_ROWS = CommandName.STEP, CommandName.STEP_ROWS
 
 
+@attrs.define(eq=False, slots=False)
 class BatchStepper:
     """The implementation of a manager's ``send`` and ``recv``. It sends actions and joins responses into batches."""
 
-    def __init__(
-        self, table: WorkerTable, recovery: Recovery, env_rows: EnvIndex, *, zero_copy: bool, check_values: bool
-    ) -> None:
-        self.host: WorkerHost
-        self.book: TaskBook | None = None
-        """Book of the episodes, if they begin on demand."""
-        self.behavior = "default"
-        """Name of the only behavior, set by the first ``send`` or ``recv``."""
-        self._spec: BehaviorSpec | None = None
-        self._no_actions: dict[str, Tree] = {}
-        self._n_specs = -1
-        """Number of known specs when the behavior was last looked up; -1 before the first look-up."""
-        self._table = table
-        self._recovery = recovery
-        self._env_rows = env_rows
-        self._zero_copy = zero_copy
-        self._check_values = check_values
+    _table: WorkerTable
+    _recovery: Recovery
+    _env_rows: EnvIndex
+    _zero_copy: bool = attrs.field(kw_only=True)
+    _check_values: bool = attrs.field(kw_only=True)
+    host: WorkerHost = attrs.field(init=False)
+    behavior: str = attrs.field(default="default", init=False)
+    """Name of the only behavior, set by the first ``send`` or ``recv``."""
+    _spec: BehaviorSpec | None = attrs.field(default=None, init=False)
+    _no_actions: dict[str, Tree] = attrs.field(factory=dict, init=False)
+    _n_specs: int = attrs.field(default=-1, init=False)
+    """Number of known specs when the behavior was last looked up; -1 before the first look-up."""
 
     def _find_behavior(self, *, is_begun: bool) -> None:
         """Store the only behavior's name and spec. Raises UsageError before a reset, or if there are several behaviors.
@@ -57,8 +54,8 @@ class BatchStepper:
         At the first use after a reset (not ``is_begun``), also require one agent per env and empty ``rows_in_flight``.
         """
         specs = self._table.specs
-        last = {each.worker_id: each.previous_step for each in self._table.entries if not each.is_given_up}
-        if any(step is None for step in last.values()):
+        in_use = [entry for entry in self._table.entries if not entry.is_given_up]
+        if any(entry.previous_step is None for entry in in_use):
             raise UsageError("send() and recv() come after reset(): call reset() first.")
         if len(specs) > 1:
             raise UsageError(
@@ -67,14 +64,12 @@ class BatchStepper:
             )
         behavior, spec = next(iter(specs.items())) if specs else ("default", None)
         if not is_begun and spec is not None:
-            for entry in self._table.entries:
-                step = last.get(entry.worker_id)
-                if step is not None:
-                    own = step.current.get(behavior)
-                    n_envs = len(entry.env_ids)
-                    if self.book is not None:
-                        n_envs = 0 if own is None else len(set(own.env_id.tolist()))
-                    self._check_rows(entry, own, n_envs)
+            for entry in in_use:
+                assert entry.previous_step is not None
+                own, n_envs = entry.previous_step.current.get(behavior), len(entry.env_ids)
+                if not self._table.book.is_automatic:  # some may rest
+                    n_envs = 0 if own is None else len(set(own.env_id.tolist()))
+                self._check_rows(entry, own, n_envs)
                 entry.rows_in_flight = frozenset()
         self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
         self._no_actions = {} if spec is None else {behavior: zeros(spec.action, 0)}
@@ -99,13 +94,10 @@ class BatchStepper:
         self._find_behavior(is_begun=False)
         for entry in self._table.entries:
             if entry.state is _IDLE and entry.previous_step is not None:
-                steps = entry.previous_step.current
-                if self.book is not None:
-                    steps = {name: each.take(self.book.offer_first(entry, each.env_id)) for name, each in steps.items()}
-                    if not any(len(each) for each in steps.values()):
-                        continue
-                first = EnvironmentResponse(CommandName.RESET, entry.worker_id, steps)
-                self._table.move([entry], _READY, (first,))
+                steps = {name: self._table.book.offer_first(each) for name, each in entry.previous_step.current.items()}
+                if any(map(len, steps.values())):
+                    first = EnvironmentResponse(CommandName.RESET, entry.worker_id, steps)
+                    self._table.move([entry], _READY, (first,))
 
     # Actions.
 
@@ -119,12 +111,15 @@ class BatchStepper:
         if begin is not None or len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=begin is None)
             behavior = self.behavior
-        n, groups = self._env_rows.grouped(env_ids, BadAction)
+        rows_of = self._env_rows
+        is_all = env_ids is rows_of.all_env_ids  # as recv() gives them
+        n, groups = (rows_of.n_envs, rows_of.all_groups) if is_all else rows_of.grouped(env_ids, BadAction)
         actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
-        entries, book, sent = table.entries, self.book, []
-        if book is not None:
+        entries, book, sent = table.entries, table.book, []
+        seats = book.seats
+        if not book.is_automatic:
             book.draw()
-            if book.n_acting < self._env_rows.n_envs:
+            if seats.n_acting < seats.n_envs:
                 groups = self._acting(groups, book)
         for worker_id, rows, _ in groups:
             entry = entries[worker_id]
@@ -134,8 +129,8 @@ class BatchStepper:
                     f"env {entry.env_ids[rows[0]]} is still waiting: the response of worker {worker_id} to the last "
                     "actions has not been delivered. Call recv() first. Nothing was sent."
                 )
-            if not host.steps_some_rows and len(rows) < entry.n_acting:
-                acting = [env_id for env_id in entry.env_ids if book is None or book.acts[env_id]]
+            if not host.steps_some_rows and len(rows) < seats.n_acting_in[worker_id]:
+                acting = [env_id for env_id in entry.env_ids if seats.acts[env_id]]
                 raise BadAction(
                     f"the actions are for {len(rows)} of the {len(acting)} environments of worker {worker_id}, "
                     f"which move together: send actions for all of {acting}. Nothing was sent."
@@ -155,9 +150,9 @@ class BatchStepper:
                 own = actions
                 if len(rows) < n or places.__class__ is not slice:  # else all actions, in order
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-                if book is not None:
+                if seats.untold:
                     book.send_begins(worker_id, host.workers[worker_id])
-                if 0 < len(rows) == entry.n_acting and not entry.batch_size:
+                if 0 < len(rows) == seats.n_acting_in[worker_id] and not entry.batch_size:
                     host.workers[worker_id].send(_STEP, {behavior: own})
                 else:
                     host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
@@ -166,7 +161,7 @@ class BatchStepper:
                 entry.n_envs_in_flight = len(rows)
                 sent.append(entry)
         finally:
-            table.move(sent, _IN_FLIGHT, ())
+            table.sent(sent)
 
     def _acting(self, groups: Sequence[EnvsOfWorker], book: TaskBook) -> list[EnvsOfWorker]:
         """Return ``groups`` without the environments that rest. A worker without others is left out, unless it begins.
@@ -176,7 +171,7 @@ class BatchStepper:
         acting = []
         for group in groups:
             entry, places = self._table.entries[group.worker_id], group.places
-            acts = book.acts[group.rows + entry.env_ids[0]]
+            acts = book.seats.acts[group.rows + entry.env_ids[0]]
             if not acts.all():
                 if book.given is None:
                     raise BadAction(
@@ -186,24 +181,29 @@ class BatchStepper:
                 if places.__class__ is slice:
                     places = np.arange(places.start, places.stop)
                 group = EnvsOfWorker(group.worker_id, group.rows[acts], places[acts])
-            if acts.any() or (entry.state is _IDLE and group.worker_id in book.has_unsent):
+            if acts.any() or (entry.state is _IDLE and group.worker_id in book.seats.untold):
                 acting.append(group)
         return acting
 
     def send_begins(self, book: TaskBook) -> None:
-        """Let workers begin episodes that wait for no action of the trainer; all episodes if no step is in flight."""
-        sent, is_idle = [], book.is_pooled or not self._table.n_waiting
+        """Let workers that rest begin episodes, once old ones are recycled; let all of them if no step is in flight."""
+        sent, is_idle = [], book.begins_at_once or not self._table.n_waiting
         try:
-            for worker_id in sorted(book.has_unsent):
+            for worker_id in sorted(book.seats.untold):
                 entry, worker = self._table.entries[worker_id], self.host.workers[worker_id]
-                may_step = not entry.n_acting or (is_idle and not self.host.moves_all)
-                if entry.state is _IDLE and entry.is_nominal and may_step:
-                    book.send_begins(worker_id, worker)
+                rests = not book.seats.n_acting_in[worker_id]
+                may_step = rests or (is_idle and not self.host.moves_all)
+                if entry.state is not _IDLE or not entry.is_nominal or not may_step:
+                    continue
+                if entry.is_old and rests:
+                    self._recovery.recycle(entry)
+                else:
+                    book.send_begins(worker_id, worker, to_old=True)
                     worker.send(_STEP_ROWS, (np.zeros(0, np.int64), self._no_actions))
                     entry.n_envs_in_flight = 0
                     sent.append(entry)
         finally:
-            self._table.move(sent, _IN_FLIGHT, ())
+            self._table.sent(sent)
 
     # Batches.
 
@@ -212,8 +212,7 @@ class BatchStepper:
         table, n_envs = self._table, self._env_rows.n_envs
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
-        lost_env_ids: tuple[int, ...] = ()
-        book = self.book
+        book = table.book
         cuts: list[tuple[Entry, EnvManagerError]] = []
         parts: list[AgentSteps] = []
         for entry in entries:
@@ -221,16 +220,16 @@ class BatchStepper:
             payload = response.payload
             cut = None
             if entry.replacement is not None:
-                cut = self._recovery.cut(entry, None if book is None else book.acts)
+                cut = self._recovery.cut(entry, book.seats.acts)
             if cut is not None:
-                lost_env_ids += entry.env_ids
                 payload = cut[0]
                 cuts.append((entry, cut[1].cause))
             steps = payload.get(self.behavior)
-            if book is not None:
+            if not book.is_automatic:
                 if steps is None:
                     steps = self._no_steps()
-                expected = book.n_begun[entry.worker_id] + (entry.n_envs_in_flight if response.name is _STEP else 0)
+                expected = entry.n_envs_in_flight if response.name is _STEP else 0
+                expected += book.seats.n_first_in[entry.worker_id]
                 if len(steps.agent_id) != expected and cut is None:
                     self._check_rows(entry, steps, expected)
             elif entry.batch_size:
@@ -242,22 +241,16 @@ class BatchStepper:
         if len(parts) == 1:
             (steps,) = parts
             env_ids = self._env_rows.all_env_ids if len(steps.agent_id) == n_envs else None
-            batch = Batch.copied(steps, env_ids) if self.host.rewrites_arrays else self._shared(steps, env_ids)
+            batch = Batch.of(steps, env_ids, self._zero_copy, self.host.rewrites_arrays)
         else:
             batch = self._joined(parts, entries)
-        if lost_env_ids:
-            batch.lost[:] = np.isin(batch.env_ids, lost_env_ids)
-        if book is not None:
-            book.cuts = cuts
-        only_this = (batch,)
-        partly = {}
-        if len(batch.env_ids) < n_envs:
-            for entry, steps in zip(entries, parts, strict=True):
-                if len(steps.agent_id) < len(entry.env_ids):
-                    partly[entry.worker_id] = batches_with(entry, batch)
+        if cuts:
+            batch.lost[:] = np.isin(batch.env_ids, [env_id for entry, _ in cuts for env_id in entry.env_ids])
+        book.cuts = cuts
+        for entry, steps in zip(entries, parts, strict=True):
+            is_whole = len(steps.agent_id) == len(entry.env_ids)
+            entry.batches = (batch,) if is_whole else batches_with(entry, batch)
         table.delivered(entries)
-        for entry in entries:
-            entry.batches = partly.get(entry.worker_id, only_this) if partly else only_this
         return batch
 
     def _joined(self, parts: list[AgentSteps], entries: Sequence[Entry]) -> Batch:
@@ -265,8 +258,7 @@ class BatchStepper:
         if not parts:
             return Batch.of(self._no_steps(), is_view=False)
         if sum([len(steps.agent_id) for steps in parts]) < self._env_rows.n_envs:
-            if self.book is not None:  # else each has rows; a part without rows has no infos
-                parts = [steps for steps in parts if len(steps.agent_id)] or parts[:1]
+            parts = [steps for steps in parts if len(steps.agent_id)] or parts[:1]  # a part without rows has no infos
             return Batch.joined(parts)
         by_worker = {entry.worker_id: steps for entry, steps in zip(entries, parts, strict=True)}
         parts = [by_worker[worker_id] for worker_id in sorted(by_worker)]
@@ -274,16 +266,13 @@ class BatchStepper:
         whole = self.host.whole(self.behavior, parts) if len(parts) == len(self._table.entries) else None
         if whole is None:
             return Batch.joined(parts, env_ids)
-        batch = Batch.copied(whole, env_ids) if self.host.rewrites_arrays else self._shared(whole, env_ids)
+        batch = Batch.of(whole, env_ids, self._zero_copy, self.host.rewrites_arrays)
         batch.final_obs, batch.info, batch.reset_info = ends_and_infos(parts)
         return batch
 
     def _no_steps(self) -> AgentSteps:
         nothing = np.zeros(0, np.int64)
         return AgentSteps.first(agent_id=nothing, obs=None if self._spec is None else zeros(self._spec.observation, 0))
-
-    def _shared(self, steps: AgentSteps, env_ids: np.ndarray | None) -> Batch:
-        return Batch.of(steps, env_ids, is_view=self._zero_copy)
 
 
 def _require_batch(entry: Entry, rows: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -58,8 +58,6 @@ _MOVES = (
 )
 _IS_WAITING = (0, 1, 1, 1, 0, 0)
 """``Entry.waiting`` in each state, as 1 or 0."""
-_USUAL = {_S.IN_FLIGHT: _S.IDLE, _S.IDLE: _S.READY}
-"""Usual predecessor of the states into which ``move`` puts many workers at once."""
 _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.STEP
 
 
@@ -67,17 +65,11 @@ _IDLE, _IN_FLIGHT, _READY, _STEP = _S.IDLE, _S.IN_FLIGHT, _S.READY, CommandName.
 class Replacement:
     """A scheduled or started replacement of a worker. It ends when its first observations are delivered."""
 
-    generation: int
     cause: WorkerError | None
     """Error that cut the episodes. None for a replacement at a reset, which cuts no episodes."""
     is_started: bool = False
     has_begun: bool = False
     """Whether the generation's first observations have arrived, as the last response in the outbox."""
-
-    @property
-    def is_planned(self) -> bool:
-        """Whether a healthy worker is replaced, by ``recycle_after_steps``."""
-        return self.cause is not None and self.cause.phase == RECYCLED
 
 
 @attrs.define(eq=False)
@@ -92,11 +84,12 @@ class Entry:
     error: Exception | None = None
     """Error for which the worker was given up."""
     is_dropped: bool = False
-    """Whether the worker was given up for good."""
     replacement: Replacement | None = None
     ignores_action: bool = False
     """Whether to discard the next action, because the worker failed or was recycled after its last observation."""
     generation: int = 0
+    began_at: float = 0.0
+    """Time (monotonic seconds) at which the first observations of a replacement arrived."""
     keeps_seed: bool = False
     """Whether the next generation gets the seed of the last reset unchanged, because a reset found the worker dead."""
     steps_of_generation: int = 0
@@ -111,28 +104,21 @@ class Entry:
     """Actions of the step in flight, if ``step()`` sent them."""
     usual_ids: Any = None
     """The ``agent_id`` array with which ``recv`` last found one agent for each environment. Steps often share it."""
-    n_acting: int = attrs.field(init=False)
-    """Number of environments that take an action. Those whose episodes begin on demand may rest."""
     n_envs_in_flight: int = 0
     batch_size: int = 0
     """Number of rows per response of a worker that does not wait for all its environments; 0 for other workers."""
     rows_in_flight: frozenset[int] = frozenset()
     """Rows in flight of a worker with a ``batch_size``. A row is removed when a response with it is delivered."""
-    attributes: dict[tuple[str, tuple[int, ...]], Sequence[Any]] = attrs.field(factory=dict)
-    """Values that ``set_attr`` has set and a replacement sets again, by name and rows, in the order of the calls."""
+    attributes: dict[tuple[str, tuple[int, ...]], tuple[str, Any, Sequence[int]]] = attrs.field(factory=dict)
+    """Arguments of the ``set_attr`` calls that a replacement repeats, by name and rows, in the order of the calls."""
     has_attributes: bool = True
     """Whether the environments have these values. False while a replacement sets them, and if that has failed."""
     batches: Sequence[Batch] = ()
     """Batches that hold the worker's last delivered rows, oldest first. They are needed if the worker is replaced."""
     steps: int = 0
-    """Number of steps delivered."""
     steps_since_reset: int = 0
     """Number of steps delivered since the last reset. ``max_lead`` limits the differences between workers."""
     times: WorkerTimes = attrs.field(factory=WorkerTimes)
-
-    @n_acting.default
-    def _all(self) -> int:
-        return len(self.env_ids)
 
     @property
     def waiting(self) -> bool:
@@ -144,7 +130,7 @@ class Entry:
         for key in list(self.attributes):
             if key[0] == name and set(key[1]) < set(rows):  # hidden by the new values
                 del self.attributes[key]
-        self.attributes[name, tuple(rows)] = snapshot(values)
+        self.attributes[name, tuple(rows)] = name, snapshot(values), rows
 
     def require_alive(self) -> None:
         """Raise the error for which the worker was given up. If the worker was not given up, do nothing."""
@@ -198,20 +184,21 @@ class WorkerTable:
         """READY entries whose next response is a failure, in the order of arrival. They are in ``ready`` too."""
         self.unusual: set[Entry] = set()
         """Entries whose ``is_nominal`` is false."""
+        self.book: Any = None
+        """The TaskBook since the last reset. Its module imports this one."""
+        self.undelivered: Any = None
+        """Result or error that ``step()`` or ``recv()`` has not yet returned or raised. If a Ctrl-C comes first, the
+        next call returns the result or raises the error."""
+        self.counts_each = False
+        """Whether the steps of each generation are counted, to recycle old workers."""
         self.n_waiting = 0
-        """Number of entries whose ``waiting`` is true."""
         self.n_dropped = 0
-        """Number of entries whose ``is_dropped`` is true."""
-        self.n_withdrawn = 0
-        """Number of times that an entry has left ``ready`` in an unusual move."""
         self.env_steps = 0
-        """Number of environment steps delivered."""
         self.specs: dict[str, BehaviorSpec] = {}
-        """Specs of the behaviors that workers have reported, by name."""
         self.has_objects = False
         """Whether the specs contain Python objects, which may not be picklable."""
         self.resting: set[int] = set()
-        """Workers, by worker_id, whose environments rest, and which ``slowest`` leaves out."""
+        """Workers, by worker_id, whose environments rest and whose steps are delivered. ``slowest`` leaves them out."""
         self._slowest = 0
         self._n_slowest = 0
         """Number of workers with ``_slowest`` steps since the reset, or 0 or less if they must be counted again."""
@@ -241,30 +228,21 @@ class WorkerTable:
 
     # States.
 
+    def sent(self, entries: Sequence[Entry]) -> None:
+        """Set the state of entries to which a step was sent. They were IDLE, unless one has failed meanwhile."""
+        for entry in entries:
+            if entry.state is not _IDLE:
+                self.move(entries, _IN_FLIGHT, ())
+                return
+        self.n_waiting += len(entries)
+        for entry in entries:
+            entry.state = _IN_FLIGHT
+
     def move(self, entries: Sequence[Entry], to: WorkerState, outbox: tuple[EnvironmentResponse, ...]) -> None:
         """Set the state of ``entries`` to ``to``, and the outbox of each to ``outbox``: empty unless ``to`` is READY.
 
         For an invalid transition, raise RuntimeError and change nothing.
         """
-        usual = _USUAL.get(to)
-        for entry in entries:
-            if entry.state is not usual:
-                self._move_rarely(entries, to, outbox)
-                return
-        if to is _IN_FLIGHT:
-            self.n_waiting += len(entries)
-        else:
-            self.n_waiting -= len(entries)
-            if len(entries) == len(self.ready):
-                self.ready.clear()
-            else:
-                for entry in entries:
-                    del self.ready[entry]
-        for entry in entries:
-            entry.state, entry.outbox = to, outbox
-
-    def _move_rarely(self, entries: Sequence[Entry], to: WorkerState, outbox: tuple[EnvironmentResponse, ...]) -> None:
-        """Do the work of ``move`` if some worker is not in the state that usually precedes ``to``."""
         for entry in entries:
             if to not in _MOVES[entry.state]:
                 raise RuntimeError(f"worker {entry.worker_id} cannot go from {entry.state.name} to {to.name}")
@@ -272,26 +250,12 @@ class WorkerTable:
             if entry.state is _READY:
                 del self.ready[entry]
                 self.failures.pop(entry, None)
-                self.n_withdrawn += 1
             self.n_waiting += _IS_WAITING[to] - _IS_WAITING[entry.state]
             entry.state, entry.outbox = to, outbox
             if outbox:
                 self.ready[entry] = None
                 if outbox[0].name is CommandName.FAILED:
                     self.failures[entry] = None
-
-    def accept(
-        self, responses: Sequence[EnvironmentResponse], otherwise: Callable[[EnvironmentResponse], None]
-    ) -> None:
-        """Queue each step of a worker in flight, which is READY then. Pass every other response to ``otherwise``."""
-        entries, ready = self.entries, self.ready
-        for response in responses:
-            entry = entries[response.worker_id]
-            if entry.state is _IN_FLIGHT and response.name is _STEP and response.specs is None:
-                entry.state, entry.outbox = _READY, (response,)
-                ready[entry] = None
-            else:
-                otherwise(response)
 
     def set_pending(self, entry: Entry, *responses: EnvironmentResponse) -> None:
         """Replace the outbox of ``entry`` with ``responses`` (at most two, in order). Update the state of the entry.
@@ -341,7 +305,14 @@ class WorkerTable:
                 elif entry.replacement is not None or entry.is_dropped:
                     entry.ignores_action = True  # the trainer does not know of the failure, and will send an action
                 self.set_pending(entry, *entry.outbox[1:])
-        self.move(entries, _IDLE, ())
+        self.n_waiting -= len(entries)
+        if len(entries) == len(self.ready):
+            self.ready.clear()
+        else:
+            for entry in entries:
+                del self.ready[entry]
+        for entry in entries:
+            entry.state, entry.outbox = _IDLE, ()
 
     def note(self, entry: Entry) -> None:
         """Update ``unusual`` after a change of ``entry`` that may have made it nominal, or not nominal."""
@@ -349,10 +320,6 @@ class WorkerTable:
             self.unusual.discard(entry)
         else:
             self.unusual.add(entry)
-
-    def note_all(self) -> None:
-        """Update ``unusual`` after changes of any entries at a reset."""
-        self.unusual = {entry for entry in self.entries if not entry.is_nominal}
 
     def slowest(self) -> int:
         """Return the least ``steps_since_reset`` of the workers that neither rest nor were given up, 0 if all do."""
@@ -366,8 +333,10 @@ class WorkerTable:
         """Whether ``max_lead`` compares the worker with the others."""
         return entry.error is None and entry.worker_id not in self.resting
 
-    def set_resting(self, resting: set[int]) -> None:
-        """Set the workers that rest. One that rests no more counts as having kept up with the others meanwhile."""
+    def find_resting(self) -> None:
+        """Find the workers that rest. One that rests no more counts as having kept up with the others meanwhile."""
+        rests_in = self.book.seats.rests_in
+        resting = {each.worker_id for each in self.entries if each.state is _IDLE and rests_in(each.worker_id)}
         if resting != self.resting:
             resumed, self.resting = self.resting - resting, self.resting | resting
             self._n_slowest = 0
@@ -385,7 +354,8 @@ class WorkerTable:
         self._n_slowest = 0
 
     def clear(self) -> None:
-        """Remove all steps, batches and responses from the entries, so that their memory can be freed."""
+        """Remove all steps, batches and responses, so that their memory can be freed."""
+        self.undelivered = None
         self.ready.clear()
         self.failures.clear()
         for entry in self.entries:

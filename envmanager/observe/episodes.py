@@ -4,7 +4,7 @@
 
     StepInfo ── add ────────┐                                 ┌──▶ recent, take(), mean_of_recent()
                             ├──▶ return and length so far, ──┤
-    Batch ───── add_batch ──┘    of each agent                └──▶ on_end(Episode)
+    Batch ───── add_batch ──┘    of each agent                └──▶ on_end(FinishedEpisode)
 
 An episode that was cut because its worker was replaced has no return. It counts as lost, not as finished. Episodes
 in progress at a call of ``ignore_running`` do not count as finished either.
@@ -19,6 +19,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import attrs
@@ -42,12 +43,12 @@ class _EpisodeFields(NamedTuple):
     length: int
 
 
-class Episode(_EpisodeFields):
+class FinishedEpisode(_EpisodeFields):
     """A finished episode of one agent. ``total`` is the return: the sum of the agent's rewards.
 
     ``length``: number of the agent's steps; steps in which only other agents acted do not count. ``task``: index of the
     task with which the environment began the episode, or -1. ``numbers``: those in the agent's info at the end, with
-    tasks and ``infos=True``. These two are no fields, so an episode unpacks to the other four.
+    tasks or measures and ``infos=True``. These two are no fields, so an episode unpacks to the other four.
     """
 
     task = -1
@@ -77,7 +78,7 @@ class Episodes:
     ``keeps_returns``, ``returns`` stays empty, and memory does not grow with the number of episodes.
     """
 
-    on_end: Callable[[Episode], Any] | None = None
+    on_end: Callable[[FinishedEpisode], Any] | None = None
     keeps_returns: bool = True
     n_recent: int = RECENT
     env_steps: int = 0
@@ -85,9 +86,11 @@ class Episodes:
     """Number of worker steps in StepInfos. Steps in batches do not count, because a batch does not name its workers."""
     count: int = 0
     lost: int = 0
+    measures: Sequence[str] = ()
+    """Names of numbers in the infos at the end of an episode, such as ``is_success``."""
     returns: dict[int, list[float]] = attrs.field(factory=dict)
-    recent: deque[Episode] = attrs.field()
-    of_tasks: Callable[[Episode], Any] | None = attrs.field(default=None, init=False)
+    recent: deque[FinishedEpisode] = attrs.Factory(lambda own: deque(maxlen=own.n_recent), takes_self=True)
+    of_tasks: Callable[[FinishedEpisode], Any] | None = attrs.field(default=None, init=False)
     """Callback that sets the ``task`` of each finished episode, before ``on_end``. The manager sets it."""
     _n_taken: int = attrs.field(default=0, init=False)
     _places_of: dict[int, dict[int, int]] = attrs.field(factory=dict, init=False)  # by env_id, then agent_id
@@ -98,10 +101,6 @@ class Episodes:
     _owners_of: dict[int, _RowOwners] = attrs.field(factory=dict, init=False)
     _rows: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.intp), init=False)  # places, by env_id
 
-    @recent.default
-    def _no_episodes(self) -> deque[Episode]:
-        return deque(maxlen=self.n_recent)
-
     def __repr__(self) -> str:
         means = (
             f", mean return {self.mean_of_recent():.4g}, mean length {self.mean_length():.4g}" if self.recent else ""
@@ -109,9 +108,9 @@ class Episodes:
         return f"<{type(self).__name__}: {self.count:,} ended, {self.lost:,} lost{means}>"
 
     @classmethod
-    def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int) -> Episodes:
+    def of_manager(cls, under_way: Sequence[StepInfo], n_envs: int, measures: Sequence[str]) -> Episodes:
         """Return counters that ignore the episodes in progress. ``under_way``: the manager's latest StepInfos."""
-        episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER)
+        episodes = cls(keeps_returns=False, n_recent=_KEPT_OF_A_MANAGER, measures=measures)
         if under_way:
             episodes.ignore_running(under_way, n_envs)
         return episodes
@@ -123,19 +122,22 @@ class Episodes:
         for info in infos:
             self.add(info)
 
-    def add(self, info: StepInfo) -> None:
+    def add(self, info: StepInfo, n_begun: int = 0) -> None:
         """Count the step of one StepInfo, and the episodes that end in it.
 
+        ``n_begun``: number of environments whose rows are no step, but the first of an episode that began on demand.
         The first StepInfo after a reset or replacement is not a step. Episodes truncated in it count as ``lost``.
         """
         before = self._owners_of.get(info.worker_id)
         owners = self._owners(info, before)
         if info.previous is None or info.lost is not None:
             self.lost += sum(int(np.count_nonzero(steps.truncated)) for steps in info.current.values())
-            self._begin_anew(owners.env_ids if before is None else owners.env_ids | before.env_ids)
+            env_ids = owners.env_ids if before is None else owners.env_ids | before.env_ids
+            everywhere = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
+            self._forget(np.array(everywhere, np.intp))  # also of agents without rows
             return
         self.worker_steps += 1
-        self.env_steps += len(owners.env_ids)
+        self.env_steps += len(owners.env_ids) - n_begun
         for places, (behavior, steps) in zip(owners.places, info.current.items(), strict=True):
             self._running[places] += steps.reward
             self._lengths[_who_acted(info.previous.get(behavior), steps, places, is_same=owners is before)] += 1
@@ -143,19 +145,15 @@ class Episodes:
             if np.count_nonzero(ended):  # cheaper than any()
                 self._end_episodes(behavior, places[ended], _rows_of(steps.info, ended))
 
-    def begin_rows(self, n_envs: int, *, brings_first: bool) -> None:
-        """Begin a new episode in each of ``n_envs`` environments after a reset, to be counted with ``add_batch``.
-
-        ``brings_first``: whether each environment's first row is the observation of the reset, not a step.
-        """
+    def begin_rows(self, n_envs: int) -> None:
+        """Begin a new episode in each of ``n_envs`` environments after a reset, to be counted with ``add_batch``."""
         self._rows = np.array([self._place(env_id << AGENT_BITS) for env_id in range(n_envs)], np.intp)
-        self._running[self._rows] = 0.0
-        self._lengths[self._rows] = -1 if brings_first else 0
+        self._forget(self._rows)
 
     def add_batch(self, behavior: str, batch: Batch, first: np.ndarray | None = None) -> np.ndarray | None:
         """Count the steps of a batch and the episodes that end in it. Return which rows ended, or None if none did.
 
-        ``first``: which rows are the first of an episode that began on demand, and no steps.
+        ``first``: which rows are the first of an episode that a reset or a task began, and no steps.
         """
         places = self._rows[batch.env_ids]
         if first is not None:
@@ -179,12 +177,12 @@ class Episodes:
         for info in infos:
             for places in self._owners(info, self._owners_of.get(info.worker_id)).places:
                 self._lengths[places] = _UNSEEN
-        self.begin_rows(n_envs, brings_first=False)
+        self.begin_rows(n_envs)
         self._lengths[self._rows] = _UNSEEN
 
     # Results.
 
-    def take(self) -> list[Episode]:
+    def take(self) -> list[FinishedEpisode]:
         """Return the episodes finished since the last ``take``, oldest first, but no more than ``n_recent``."""
         n_new = min(self.count - self._n_taken, len(self.recent))
         self._n_taken = self.count
@@ -192,7 +190,7 @@ class Episodes:
 
     def of(
         self, *, env_id: int | None = None, behavior: str | None = None, agent_id: int | None = None
-    ) -> list[Episode]:
+    ) -> list[FinishedEpisode]:
         """Return the episodes in ``recent`` that match every argument given, oldest first."""
         return [
             episode
@@ -210,9 +208,9 @@ class Episodes:
         """Return the mean length (in agent steps) of the episodes in ``mean_of_recent``, or NaN if there are none."""
         return _mean([episode.length for episode in self._last(behavior)])
 
-    def all_returns(self) -> list[float]:
-        """Return the returns of all finished episodes as one list, grouped by agent."""
-        return [value for values in self.returns.values() for value in values]
+    def means_of_measures(self, behavior: str | None = None) -> dict[str, float]:
+        """Return the mean of each measure over the episodes in ``mean_of_recent`` that have it, if any has."""
+        return means_of_measures(list(self._last(behavior)), self.measures)
 
     def returns_by_env(self) -> dict[str, list[float]]:
         """Return the returns by env_id, ``{"0": […]}``. With several agents, the keys are ``"0/0"``, ``"0/1"``, …."""
@@ -226,7 +224,7 @@ class Episodes:
                 named[name] = self.returns[agent_id]
         return named
 
-    def _last(self, behavior: str | None) -> Iterator[Episode]:
+    def _last(self, behavior: str | None) -> Iterator[FinishedEpisode]:
         own = (episode for episode in reversed(self.recent) if behavior in (None, episode.behavior))
         return itertools.islice(own, RECENT)
 
@@ -238,11 +236,10 @@ class Episodes:
         for place, total, length, info in zip(places.tolist(), totals, lengths, infos, strict=False):
             if length < 0:
                 continue
-            episode = Episode(behavior, self._agent_at[place], total, length)
+            episode = FinishedEpisode(behavior, self._agent_at[place], total, length)
+            if info and (self.measures or self.of_tasks is not None):
+                episode.numbers = _numbers_in(info)
             if self.of_tasks is not None:
-                if info:
-                    numbers = int | float | np.number | np.bool_
-                    episode.numbers = {name: float(own) for name, own in info.items() if isinstance(own, numbers)}
                 self.of_tasks(episode)
             self.count += 1
             if self.keeps_returns:
@@ -250,11 +247,6 @@ class Episodes:
             self.recent.append(episode)
             if self.on_end is not None:
                 self.on_end(episode)
-
-    def _begin_anew(self, env_ids: Iterable[int]) -> None:
-        """Set the running returns and lengths of all agents in these environments to 0, even of agents without rows."""
-        places = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
-        self._forget(np.array(places, np.intp))
 
     def _forget(self, places: np.ndarray) -> None:
         self._running[places] = 0.0
@@ -267,39 +259,29 @@ class Episodes:
         """
         agent_ids = tuple([(behavior, steps.agent_id.tobytes()) for behavior, steps in info.current.items()])
         if owners is None or owners.agent_ids != agent_ids:
-            new = self._look_up(info, agent_ids)
+            current = list(info.current.values())
+            places = [np.array([self._place(each) for each in steps.agent_id.tolist()], np.intp) for steps in current]
+            env_ids = frozenset(env_id for steps in current for env_id in steps.env_id.tolist())
+            new = _RowOwners(agent_ids, tuple(places), env_ids)
             if owners is not None:
                 self._forget_those_who_left(owners, new)
             owners = self._owners_of[info.worker_id] = new
         return owners
 
-    def _look_up(self, info: StepInfo, agent_ids: tuple[tuple[str, bytes], ...]) -> _RowOwners:
-        current = list(info.current.values())
-        env_ids = frozenset(env_id for steps in current for env_id in steps.env_id.tolist())
-        return _RowOwners(agent_ids, tuple(self._places(steps) for steps in current), env_ids)
-
-    def _places(self, steps: AgentSteps) -> np.ndarray:
-        return np.array([self._place(agent_id) for agent_id in steps.agent_id.tolist()], dtype=np.intp)
-
     def _place(self, agent_id: int) -> int:
         own = self._places_of.setdefault(agent_id >> AGENT_BITS, {})
-        place = own.get(agent_id)
-        if place is None:
-            place = own[agent_id] = self._new_place(agent_id)
+        if agent_id not in own:
+            if not self._free:
+                self._free.append(len(self._agent_at))
+                self._agent_at.append(agent_id)
+            own[agent_id] = place = self._free.pop()
+            self._agent_at[place] = agent_id
+            if place == len(self._running):
+                self._running = np.append(self._running, np.zeros(place))
+                self._lengths = np.append(self._lengths, np.zeros(place, np.int64))
             if self.keeps_returns:
                 self.returns.setdefault(agent_id, [])
-        return place
-
-    def _new_place(self, agent_id: int) -> int:
-        if self._free:
-            place = self._free.pop()
-            self._agent_at[place] = agent_id
-            return place
-        self._agent_at.append(agent_id)
-        if len(self._agent_at) > len(self._running):
-            self._running = np.append(self._running, np.zeros(len(self._agent_at)))
-            self._lengths = np.append(self._lengths, np.zeros(len(self._agent_at), np.int64))
-        return len(self._agent_at) - 1
+        return own[agent_id]
 
     def _forget_those_who_left(self, before: _RowOwners, now: _RowOwners) -> None:
         """Free the array indices of agents that are no longer in the rows and whose episode has ended."""
@@ -309,6 +291,22 @@ class Episodes:
                 agent_id = self._agent_at[place]
                 del self._places_of[agent_id >> AGENT_BITS][agent_id]
                 self._free.append(place)
+
+
+def means_of_measures(episodes: Sequence[FinishedEpisode], measures: Sequence[str]) -> dict[str, float]:
+    """Return the mean of each measure over the ``episodes`` that have it. A measure that none has is left out."""
+    values = {name: [each.numbers[name] for each in episodes if name in each.numbers] for name in measures}
+    return {name: _mean(own) for name, own in values.items() if own}
+
+
+def _numbers_in(info: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers in an info, also those that are arrays without dimensions, such as JAX's."""
+    numbers = {}
+    for name, own in info.items():
+        if isinstance(own, int | float) or (getattr(own, "shape", None) == () and not isinstance(own, str | bytes)):
+            with suppress(TypeError, ValueError, OverflowError):
+                numbers[name] = float(own)
+    return numbers
 
 
 def _rows_of(infos: Sequence[Mapping[str, Any]] | None, rows: np.ndarray) -> Iterable[Mapping[str, Any]]:

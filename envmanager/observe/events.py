@@ -76,32 +76,26 @@ class Failed(Event):
         return f"{self.error}{tasks}"
 
 
-@attrs.frozen(kw_only=True)
 class Died(Failed):
     """Failure: the worker's process ended without being asked to."""
 
 
-@attrs.frozen(kw_only=True)
 class TimedOut(Failed):
     """Failure: the worker did not respond in time."""
 
 
-@attrs.frozen(kw_only=True)
 class Raised(Failed):
     """Failure: the environment raised an exception, or returned data that does not fit its spec."""
 
 
-@attrs.frozen(kw_only=True)
 class ProtocolBroken(Failed):
     """Failure: a worker sent a message that violates the protocol."""
 
 
-@attrs.frozen(kw_only=True)
 class Disconnected(Failed):
     """Failure: the environment lost its server or found none, and the restart counts. See ServerGone for the others."""
 
 
-@attrs.frozen(kw_only=True)
 class NotStarted(Failed):
     """Failure: no process could be started for the worker, or the cluster had no room for it."""
 
@@ -171,7 +165,8 @@ class TaskLost(Event):
 
     def __str__(self) -> str:
         then = "is given up" if self.is_given_up else "begins again"
-        return f"task {self.index} was lost in env {self.env_id} (losses: {self.losses}) and {then}"
+        charged = f" (losses: {self.losses})" if self.losses else ""
+        return f"task {self.index} was lost in env {self.env_id}{charged} and {then}"
 
 
 @attrs.frozen(kw_only=True)

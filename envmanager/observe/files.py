@@ -1,4 +1,4 @@
-"""Atomic replacement of files, opening of files for appending, and data that JSON can hold.
+"""Atomic replacement of files, opening of files for appending, folders for logs, and data that JSON can hold.
 
 ::
 
@@ -11,16 +11,24 @@ file. A symbolic link at ``path`` is replaced and not followed. The umask sets t
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+
+import attrs
 
 from envmanager.errors import NotWritten
 from envmanager.system.machine import SAFELY
+
+UNLOGGED = ("asyncio", "ray", "replay", "simple")
+"""Kinds of managers that write no log files. Their environments print where the trainer prints, or on a cluster."""
+_Options = TypeVar("_Options", bound=Any)
 
 
 @contextmanager
@@ -64,6 +72,52 @@ def write_atomically(path: Path, text: str) -> None:
     """Atomically replace ``path`` with a file that contains ``text``. Raises NotWritten if it cannot be written."""
     with replacing(path) as file:
         file.write(text.encode())
+
+
+@contextmanager
+def logged(options: _Options, folder: Path | None) -> Iterator[_Options]:
+    """Return a context with ManagerOptions whose workers print into files in ``folder``, unless ``options`` say where.
+
+    If there is such a folder, the files are in ``folder.2``, and so on. If ``folder`` is None or cannot be made, they
+    are in a temporary folder.
+    """
+    if options.log_dir is not None or options.kind in UNLOGGED:
+        yield options
+        return
+    made = None if folder is None else _new_folder(folder)
+    if made is not None:
+        with tidied(made):
+            yield attrs.evolve(options, log_dir=str(made))
+        return
+    with tempfile.TemporaryDirectory(prefix="envmanager-", ignore_cleanup_errors=True) as temporary:
+        yield attrs.evolve(options, log_dir=temporary)
+
+
+def _new_folder(folder: Path) -> Path | None:
+    with contextlib.suppress(OSError):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            path = folder if number == 1 else folder.with_name(f"{folder.name}.{number}")
+            with contextlib.suppress(FileExistsError):  # another command may be writing there
+                path.mkdir()
+                return path
+    return None
+
+
+@contextmanager
+def tidied(folder: Path) -> Iterator[None]:
+    """Return a context at whose end empty log files below ``folder`` are removed, and it and its parent if empty."""
+    try:
+        yield
+    finally:
+        for log in folder.rglob("*.log"):
+            with contextlib.suppress(OSError):
+                if not log.stat().st_size:
+                    log.unlink()
+        inner = sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True)
+        for empty in (*inner, folder, folder.parent):
+            with contextlib.suppress(OSError):  # it is not empty
+                empty.rmdir()
 
 
 def json_safe(data: Any) -> Any:

@@ -64,6 +64,11 @@ class WorkerStats:
 
     0.0 where the kernel does not report it.
     """
+    memory_bytes: int = 0
+    """Resident memory of the worker's process and the processes that it started; 0 where the kernel does not report it.
+
+    Pages that processes share, such as those of a fork, count in each of them.
+    """
     node: str = ""
     """Host of a worker on a cluster; else empty."""
 
@@ -120,19 +125,20 @@ def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     at_work, trainer_at_work = _at_work(busiest), 1.0 - stats.wait_share
     core_wait = statistics.fmean(worker.core_wait_share for worker in measured)
     for_a_core = f" and wait for a free core {core_wait:.0%}" if core_wait >= _EVEN else ""
-    idle = f"the workers are idle {_idle_share(measured):.0%} of the time{for_a_core}"
+    usually_at_work = statistics.fmean(map(_at_work, measured))
+    idle = f"the workers are idle {1.0 - usually_at_work:.0%} of the time{for_a_core}"
     shares = f"{idle}, the trainer waits {stats.wait_share:.0%}"
     if _are_too_cheap(measured, stats.wait_share):
         alone = f"one process would need {_busy_share(measured):.0%} of the time for all steps"
         cheap = f"too cheap for processes: {shares}; {alone}. "
         if not stats.restarts:
-            return f"{cheap}Use kind: simple, or try envmanager tune."
+            return f"{cheap}Use kind: simple, or let a probe choose: kind: auto."
         times = "once" if stats.restarts == 1 else f"{stats.restarts:,} times"
         return f"{cheap}Use fewer workers. Stay with processes, since a worker was restarted {times}."
     if 1.0 - at_work - trainer_at_work > max(at_work, trainer_at_work):
         return f"communication-bound: {shares}; messages take the rest. Put more environments in each worker."
     if at_work > trainer_at_work + _EVEN:
-        return f"environment-bound: {shares}. {_advice_on_slow_steps(measured, busiest)}"
+        return f"environment-bound: {shares}. {_advice_on_slow_steps(measured, busiest, usually_at_work, core_wait)}"
     its_own = stats.random_policy or _trainer_s(measured, stats.wait_share) < _OWN_S
     if trainer_at_work > at_work + _EVEN:
         if its_own:
@@ -154,9 +160,9 @@ def _verdict_in_process(stats: ManagerStats, measured: Sequence[WorkerStats]) ->
     who = "the manager itself" if its_own else _YOURS
     shares = f"the environments take {environments:.0%} of the time, {who} {rest:.0%}"
     if environments > rest + _EVEN:
-        return f"environment-bound: {shares}. Make their steps cheaper, or see whether workers help: envmanager tune."
+        return f"environment-bound: {shares}. Make their steps cheaper, or see whether workers help: kind: auto."
     if rest <= environments + _EVEN:
-        return f"balanced: {shares}. Workers would let both work at the same time: try envmanager tune."
+        return f"balanced: {shares}. Workers would let both work at the same time: try kind: auto."
     if its_own:
         policy, advice = _of_little_cost(stats)
         return f"manager-bound: {shares}, since {policy}. Use more environments: one step() serves them all{advice}."
@@ -193,15 +199,11 @@ def _at_work(worker: WorkerStats) -> float:
     return min(1.0, 1.0 - worker.idle_share + worker.core_wait_share)
 
 
-def _idle_share(measured: Sequence[WorkerStats]) -> float:
-    """Return the mean share of the time in which workers had no command and did not wait for a free core."""
-    return 1.0 - statistics.fmean(map(_at_work, measured))
-
-
-def _advice_on_slow_steps(measured: Sequence[WorkerStats], busiest: WorkerStats) -> str:
+def _advice_on_slow_steps(
+    measured: Sequence[WorkerStats], busiest: WorkerStats, usually_at_work: float, core_wait: float
+) -> str:
     """Return advice for slow environments. The cause may be one slow worker, too few cores or too few workers."""
     usual_s = statistics.median(worker.step_time_s for worker in measured)
-    usually_at_work = statistics.fmean(map(_at_work, measured))
     if busiest.step_time_s >= _MUCH_SLOWER * usual_s and _at_work(busiest) - usually_at_work >= _EVEN:
         ids = busiest.env_ids
         envs = f"env {ids[0]}" if len(ids) == 1 else f"envs {', '.join(map(str, ids))}"
@@ -209,7 +211,6 @@ def _advice_on_slow_steps(measured: Sequence[WorkerStats], busiest: WorkerStats)
             f"A step of worker {busiest.worker_id} ({envs}) takes {busiest.step_time_s * 1e3:.3g} ms, of the median "
             f'worker {usual_s * 1e3:.3g} ms: use wait="any", so that the others go on.'
         )
-    core_wait = statistics.fmean(worker.core_wait_share for worker in measured)
     if core_wait >= _EVEN:
         return "Use more cores, or make the steps cheaper."
     return "Use more workers if cores are free, or make the steps cheaper."

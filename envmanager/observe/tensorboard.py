@@ -20,7 +20,7 @@ from envmanager.importing import needed_by
 from envmanager.observe.stats import ManagerStats
 
 _OF_MANAGER = ("steps", "env_steps", "restarts", "steps_lost", "late_replies", "wait_share")
-_OF_WORKER = ("steps", "restarts", "step_time_s", "step_time_p99_s", "idle_share", "queue_wait_s")
+_OF_WORKER = ("steps", "restarts", "step_time_s", "step_time_p99_s", "idle_share", "queue_wait_s", "memory_bytes")
 _OF_WORKER_TOO = ("start_s", "step_time_p50_s", "step_time_p95_s", "core_wait_share")
 
 
@@ -41,7 +41,7 @@ def write_stats(
 def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
     """Return the statistics of the manager and its workers by name: ``{"wait_share": …, "idle_share/worker_0": …}``.
 
-    Each worker has six statistics, or ten if ``every`` is set.
+    Each worker has seven statistics, or eleven if ``every`` is set.
     """
     scalars = {name: float(getattr(stats, name)) for name in _OF_MANAGER}
     for worker in stats.workers:
@@ -50,13 +50,13 @@ def scalars_of(stats: ManagerStats, *, every: bool = False) -> dict[str, float]:
     return scalars
 
 
-def make_writer(log_dir: str) -> Any:
+def make_writer(log_dir: str, *, purge_step: int | None = None) -> Any:
     """Return a tensorboardX SummaryWriter for ``log_dir``. Its file's name ends with a random number.
 
-    Raises MissingExtra if tensorboardX is not installed.
+    TensorBoard hides what earlier files have from ``purge_step`` on. Raises MissingExtra without tensorboardX.
     """
     with needed_by("writing for TensorBoard", extra="tensorboard"):
         library = importlib.import_module("tensorboardX")
     # tensorboardX names the file after the second and the machine. With a random suffix two writers have two files, and
     # no other user can have put a symbolic link there, because the name cannot be guessed.
-    return library.SummaryWriter(log_dir, filename_suffix=f".{secrets.token_hex(4)}")
+    return library.SummaryWriter(log_dir, purge_step=purge_step, filename_suffix=f".{secrets.token_hex(4)}")

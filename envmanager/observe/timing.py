@@ -1,6 +1,6 @@
 """Measured times: starts, steps, idle time and queueing of workers, and waits of the trainer.
 
-If a :class:`Track` is set, the starts, commands and waits are also added to the trace as spans.
+If a track is set, the starts, commands and waits are also added to the trace as spans.
 
 This code runs in every step, so it does little work per step, and its memory does not grow with the number of steps.
 """
@@ -9,25 +9,15 @@ from __future__ import annotations
 
 import array
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
 
+if TYPE_CHECKING:
+    from envmanager.observe.tracing import SpanTrack
+
 _NO_BUCKETS = (np.zeros(0, np.int16), np.zeros(0, np.int64), np.zeros(0, np.uint64))
-
-
-class Track(Protocol):
-    """Interface of a track. A track is one row in the timeline of a trace, and contains spans of time."""
-
-    def begin(self, generation: int, tasks: Mapping[int, int] = ...) -> None:
-        """Set the generation of the worker, and the tasks that it plays, for the spans that follow."""
-        ...
-
-    def span(self, name: str, began_ns: int, ended_ns: int) -> None:
-        """Add a span called ``name``. Both ``began_ns`` and ``ended_ns`` are times of ``time.perf_counter_ns``."""
-        ...
 
 
 class Histogram:
@@ -90,7 +80,7 @@ class WorkerTimes:
     other_ns: int = 0
     """Time in commands that are no steps, such as resets."""
     busy: Histogram = attrs.field(factory=Histogram, init=False)
-    track: Track | None = attrs.field(default=None, init=False)
+    track: SpanTrack | None = attrs.field(default=None, init=False)
     count_after: int = 1023
     """Bit mask for the number of steps: every 1,024 steps the buffered times are moved to the buckets of ``busy``."""
     ended_ns: int = 0
@@ -145,7 +135,7 @@ class WaitTimes:
     """A counter of the nanoseconds that a trainer has waited for responses."""
 
     waited_ns: int = 0
-    track: Track | None = attrs.field(default=None, init=False)
+    track: SpanTrack | None = attrs.field(default=None, init=False)
 
     def add(self, began_ns: int) -> None:
         """Add a wait that began at ``began_ns`` and ends now."""

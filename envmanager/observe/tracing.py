@@ -15,10 +15,12 @@ the viewers can read. If the trace can no longer be written, it ends, and the ru
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import operator
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,9 +85,10 @@ class Tracer:
     """A writer of one trace file. Times are from ``time.perf_counter_ns``, which all processes of a machine share."""
 
     def __init__(self, path: str, env_ids_of_workers: Sequence[Sequence[int]]) -> None:
-        """Create or overwrite ``path``. Only the user can read the file, because it contains the texts of errors.
+        """Create ``path``. Only the user can read the file, because it contains the texts of errors.
 
-        Raises UsageError if ``path`` cannot be written, or if another manager of this process is writing it.
+        What the file holds already is kept until ``started``. Raises UsageError if ``path`` cannot be written, or if
+        another manager of this process is writing it.
         """
         self._path = absolute(path)  # the trainer may change its directory
         if self._path in _being_written:
@@ -101,14 +104,25 @@ class Tracer:
         self.write_at_ns = self._zero_ns + _EVERY_NS
         self.trainer = SpanTrack(self, _TRAINER)
         self.workers = [SpanTrack(self, 1 + worker_id) for worker_id in range(len(env_ids_of_workers))]
+        self._head = "[\n" + ",\n".join(self._names(env_ids_of_workers))
+        self._size: int | None = None
+        """Number of bytes written, by which the file is known; None before the first."""
         try:
-            with open(self._path, "w", encoding="utf-8", opener=open_privately) as file:
-                file.write("[\n" + ",\n".join(self._names(env_ids_of_workers)))
+            with open(self._path, "ab", opener=open_privately) as file:
+                is_empty = not os.fstat(file.fileno()).st_size
         except OSError as error:
             raise UsageError(
                 f"the trace {path!r} cannot be written: {error.strerror}. {advice(error)}".rstrip()
             ) from error
         _being_written.add(self._path)
+        if is_empty:
+            self.started()
+
+    def started(self) -> None:
+        """Replace what the file holds, now that the workers have started."""
+        if self._size is None:
+            self._size = 0
+            self._append(self._head, os.O_TRUNC)
 
     def _names(self, env_ids_of_workers: Sequence[Sequence[int]]) -> Iterator[str]:
         yield self._name("process_name", _TRAINER, "envmanager")
@@ -136,6 +150,8 @@ class Tracer:
         """Append the pending spans and marks to the file. In a forked process, only discard them."""
         if os.getpid() != self._owner_pid:  # a forked process; the trainer writes the trace
             self.records.clear()
+            return
+        if self._is_open and self._size is None:  # the workers have not started
             return
         with defer_interrupts(), self._lock:
             began_ns = time.perf_counter_ns()
@@ -170,13 +186,18 @@ class Tracer:
             )
         return lines
 
-    def _append(self, text: str) -> None:
-        if not self._is_open:
+    def _append(self, text: str, flags: int = 0) -> None:
+        if not self._is_open or self._size is None:
             return
         try:
             # Opened each time, so that no descriptor leaks into other processes.
-            with open(self._path, "a", encoding="utf-8", opener=_open_existing) as file:
-                file.write(text)
+            with open(
+                self._path, "ab", opener=lambda path, mode: open_privately(path, (mode | flags) & ~os.O_CREAT)
+            ) as file:
+                found = os.fstat(file.fileno())
+                if stat.S_ISREG(found.st_mode) and found.st_size != self._size:
+                    raise OSError(errno.EBUSY, "another process has written into it")
+                self._size += file.write(text.encode())
         except OSError as error:
             self._is_open = False
             _logger.warning("the trace %s ends here, because it cannot be written: %s", self._path, error.strerror)
@@ -195,10 +216,6 @@ class Tracer:
 def _readable(text: str) -> str:
     """Return ``text`` without the parts that Perfetto cannot read: surrogates, and backslashes at the end."""
     return text.encode(errors="replace").decode().rstrip("\\")
-
-
-def _open_existing(path: str, flags: int) -> int:
-    return open_privately(path, flags & ~os.O_CREAT)
 
 
 class _TracedPolicy:

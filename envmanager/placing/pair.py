@@ -28,7 +28,7 @@ import cloudpickle
 import numpy as np
 
 from envmanager.adapters.choosing import build_group, n_envs_of
-from envmanager.adapters.factories import call_factory, resolve
+from envmanager.adapters.factories import call_factory
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, Steps
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 PLAY_S = 0.25
 """Time in seconds after which the first playthrough ends. Later ones take as many steps."""
 MAX_STEPS = 50
-"""Number of steps after which a playthrough ends."""
 LEAST_S, TIMES = 5.0, 3
 """Deadline of two environments: so many seconds, and so many times the time in which one was started and played."""
 
@@ -168,7 +167,7 @@ class Pair(Hosted):
     """Two environments of one process, which are played with the same random actions alone and in turns."""
 
     def __init__(self, factories: Sequence[Any], context: EnvContext) -> None:
-        """Make the environment of the first of ``factories``. A factory may be a name."""
+        """Make the environment of the first of ``factories``. A factory may be a name or an EnvRecipe."""
         contexts = context, attrs.evolve(context, env_id=1, slot=context.slot + 1)
         self._to_make = list(zip(factories, contexts, strict=True))
         self._players: list[Player] = []
@@ -178,7 +177,7 @@ class Pair(Hosted):
 
     def _make_next(self) -> None:
         factory, context = self._to_make[len(self._players)]
-        self._players.append(Player(call_factory(resolve(factory) if isinstance(factory, str) else factory, context)))
+        self._players.append(Player(call_factory(factory, context)))
 
     def play_alone(self, n_times: int) -> bool | None:
         """Play the first environment. Return whether it returned the same data each time, or None for a vector."""
@@ -251,10 +250,7 @@ class Player:
 
 
 def actions_for(
-    steps: Steps,
-    policies: dict[str, Policy],
-    specs: BehaviorSpecs,
-    make_policy: Callable[[BehaviorSpec], Policy],
+    steps: Steps, policies: dict[str, Policy], specs: BehaviorSpecs, make_policy: Callable[[BehaviorSpec], Policy]
 ) -> dict[str, Tree]:
     """Return actions for ``steps``, by behavior. Add missing policies to ``policies``, made with ``make_policy``."""
     for behavior, spec in specs.items():

@@ -60,7 +60,8 @@ class Placement:
     """A choice of the kind of manager, and of its numbers of workers and local environments, with the reason as text.
 
     ``round_s``: expected seconds of one step of all environments, times a penalty for some layouts; inf if unknown.
-    ``is_vectorised``: whether the environments are made in their vectorised form.
+    ``is_vectorised``: whether the environments are made in their vectorised form. ``probes``: costs of single
+    environments and, if that was measured, of their vectorised form.
     """
 
     kind: str
@@ -69,6 +70,7 @@ class Placement:
     local_envs: int = 0
     round_s: float = attrs.field(default=math.inf, eq=False)
     is_vectorised: bool = False
+    probes: tuple[Probe, ...] = attrs.field(default=(), eq=False, repr=False)
 
     def shares_a_process(self, n_envs: int) -> bool:
         """Return whether several of the ``n_envs`` environments are in one process."""
@@ -79,7 +81,6 @@ class Placement:
 
 
 IN_PROCESS = 0
-"""Number of workers when all environments run in this process."""
 
 HERE_COUNTS = 1.02
 """Penalty factor on the time of a round in this process, where nothing protects the trainer from a crash or a hang."""
@@ -140,11 +141,12 @@ def choose(
     n_apart = n_envs - n_local
     here = f"{n_local} in this process and " if n_local else ""
     reason = f"{here}{_where(chosen, n_apart, n_cores)}, because {_why(chosen, probe, uneven and chosen == n_apart)}"
-    return Placement("subprocess" if chosen else "simple", max(1, chosen), reason, n_local, time_s)
+    return Placement("subprocess" if chosen else "simple", max(1, chosen), reason, n_local, time_s, probes=(probe,))
 
 
 def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe: Probe) -> Placement:
     """Return ``vector`` if it is equivalent and clearly faster, else ``single``. Add the comparison to the reason."""
+    probes = (*single.probes, *vector.probes)
     if vector_probe.behavior_specs != probe.behavior_specs:
         why = "not in their vectorised form, which has other observations or actions"
     elif vector_probe.begins_late:
@@ -153,9 +155,9 @@ def better_form(single: Placement, probe: Probe, vector: Placement, vector_probe
         times = f"{describe_seconds(vector.round_s)} instead of {describe_seconds(single.round_s)}"
         why = f"in their vectorised form, in which a step of all takes {times}"
         if AS_GOOD * vector.round_s <= single.round_s:
-            return attrs.evolve(vector, reason=f"{vector.reason}; {why}", is_vectorised=True)
+            return attrs.evolve(vector, reason=f"{vector.reason}; {why}", is_vectorised=True, probes=probes)
         why = f"not {why}"  # single environments can be stepped one by one, so they stay
-    return attrs.evolve(single, reason=f"{single.reason}; {why}")
+    return attrs.evolve(single, reason=f"{single.reason}; {why}", probes=probes)
 
 
 def isolate(
@@ -196,10 +198,10 @@ def round_s(probe: Probe, n_envs: int, n_workers: int, n_cores: int, *, local_en
 
 
 def _where(chosen: int, n_envs: int, n_cores: int) -> str:
-    envs = _count(n_envs, "environment")
+    envs = count(n_envs, "environment")
     if chosen == IN_PROCESS:
         return f"{envs} in this process"
-    workers = _count(chosen, "worker")
+    workers = count(chosen, "worker")
     if n_envs > 1 and chosen == n_envs:
         return f"{envs} in {workers}, one each"
     return f"{envs} in {workers}, one per core" if chosen == n_cores > 1 else f"{envs} in {workers}"
@@ -226,5 +228,6 @@ def describe_seconds(seconds: float) -> str:
     return f"{float(f'{seconds / size:.3g}'):g} {unit}"  # without float(), 1234 s would be 1.23e+03 s
 
 
-def _count(number: int, thing: str) -> str:
+def count(number: int, thing: str) -> str:
+    """Format a number of things: ``"1 worker"``, ``"2 workers"``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"

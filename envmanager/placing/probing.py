@@ -3,7 +3,7 @@
 ::
 
     trainer                                        worker of one environment, closed after the measurement
-    place ── a manager of one worker ── start ──▶  ProbeFactory: make the environment
+    place ── a manager of one worker ── start ──▶  make_probed: make the environment
                                      ── reset ──▶  ProbedEnvironment: reset it
                                      ── step ───▶  time some random steps; repeated until the measurement ends
                                      ── step ───▶  do nothing: the trainer measures the messages
@@ -48,7 +48,6 @@ from envmanager.system.machine import count_cores
 PROBE_S = 0.5
 """Time in seconds for which an environment is stepped. A step that has begun is completed."""
 MAX_STEPS = 20_000
-"""Number of steps after which the measurement of a cheap environment ends."""
 WARM_UP = 0.1
 """Share of the steps that is discarded at the start, because the first steps import, allocate and fill caches."""
 LEAST_CLOSE_S = 0.5
@@ -85,14 +84,14 @@ def place(
     """
     if options.n_envs == 1 and not in_process:
         return Placement("subprocess", 1, "1 environment in 1 worker, because there is only one")
+    n_workers = None if options.n_workers == "auto" else options.n_workers
     try:
         probe = measure(manager_class, env_factory, options)
-        placement = _fastest(probe, options, in_process)
+        placement = _fastest(probe, options, in_process, n_workers)
         if placement.shares_a_process(options.n_envs):
             try_two(manager_class, factories_for(env_factory, options.n_envs), options)
     except (ProbeEnded, OnePerProcess) as error:
         reason = f"{error}: each can be replaced alone" if isinstance(error, ProbeEnded) else str(error)
-        n_workers = None if options.n_workers == "auto" else options.n_workers
         placement = isolate(reason, options.n_envs, n_workers=n_workers, local_envs=options.local_envs)
     else:
         if vectorised is not None:
@@ -102,15 +101,14 @@ def place(
                 why = f"not in their vectorised form, which failed when it was tried: {error.headline}"
                 placement = attrs.evolve(placement, reason=f"{placement}; {why}")
             else:
-                vector = _fastest(vector_probe, options, in_process)
+                vector = _fastest(vector_probe, options, in_process, n_workers)
                 placement = better_form(placement, probe, vector, vector_probe)
     _logger.info("%s", placement)
     return placement
 
 
-def _fastest(probe: Probe, options: ProcessOptions, in_process: bool) -> Placement:
+def _fastest(probe: Probe, options: ProcessOptions, in_process: bool, n_workers: int | None) -> Placement:
     n_envs, local_envs = options.n_envs, options.local_envs
-    n_workers = None if options.n_workers == "auto" else options.n_workers
     if probe.n_rows is not None and probe.n_rows != n_envs:  # a vector of a fixed size
         local_envs = 0 if local_envs == "auto" else local_envs
         n_workers, in_process = max(1, (n_envs - local_envs) // probe.n_rows), False
@@ -133,8 +131,12 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
     UsageError if the environment cannot be made. EnvRaised and BadObservation are raised, or ProbeEnded with
     ``on_exception="restart"``; in ``close()`` they do not matter.
     """
-    factory = ProbeFactory(
-        factories_for(env_factory, options.n_envs)[0], options.n_envs, options.infos, options.check_values
+    factory = functools.partial(
+        make_probed,
+        factories_for(env_factory, options.n_envs)[0],
+        n_envs=options.n_envs,
+        infos=options.infos,
+        check_values=options.check_values,
     )
     limits = {"step_s": options.timeouts.step_s + PROBE_S, "call_s": max(LEAST_CLOSE_S, options.timeouts.close_s)}
     with probing_manager(manager_class, factory, options, "probe", **limits) as manager:
@@ -165,26 +167,19 @@ def measure(manager_class: Callable[..., Any], env_factory: Any, options: Proces
     return probe
 
 
-@attrs.frozen
-class ProbeFactory:
-    """A factory for a ProbedEnvironment around one environment, or around a vector of ``n_envs`` environments."""
+def make_probed(factory: Any, context: EnvContext, *, n_envs: int = 1, **options: bool) -> ProbedEnvironment:
+    """Return a ProbedEnvironment around a new environment, or around a vector of ``n_envs`` environments.
 
-    factory: Any
-    n_envs: int = 1
-    infos: bool = False
-    check_values: bool = False
-
-    def __call__(self, context: EnvContext) -> ProbedEnvironment:
-        """Return a ProbedEnvironment around a new environment. If wrapping fails, close the environment."""
-        made = call_factory(self.factory, attrs.evolve(context, n_envs=self.n_envs))
-        try:
-            n_rows = n_envs_of(made)
-            group = build_group([made], range(n_rows or 1), infos=self.infos, check_values=self.check_values)
-            return ProbedEnvironment(group, n_rows=n_rows)
-        except BaseException:
-            with suppress(Exception):  # the first error matters more
-                made.close()
-            raise
+    ``options`` are those of ``build_group``. If wrapping fails, close the environment.
+    """
+    made = call_factory(factory, attrs.evolve(context, n_envs=n_envs))
+    try:
+        n_rows = n_envs_of(made)
+        return ProbedEnvironment(build_group([made], range(n_rows or 1), **options), n_rows=n_rows)
+    except BaseException:
+        with suppress(Exception):  # the first error matters more
+            made.close()
+        raise
 
 
 class ProbedEnvironment(Hosted):
@@ -249,7 +244,7 @@ class ProbedEnvironment(Hosted):
         n_before = len(self._times)
         with RunDelay() as delay:
             # Time that reading the clocks takes, which is subtracted because a step may take less.
-            clocks = StepTime(*map(min, zip(*(_timed(_nothing, delay)[1] for _ in range(20)), strict=True)))
+            clocks = StepTime(*map(min, zip(*(_timed(lambda: None, delay)[1] for _ in range(20)), strict=True)))
             while len(self._times) < max(1, 2 * n_before) and not self.is_done:
                 taken = actions_for(self._steps, self._policies, self._group.behavior_specs, _random_policy)
                 self._steps, step_time = _timed(functools.partial(self._group.step, taken), delay)
@@ -276,9 +271,6 @@ def _timed(act: Callable[[], _T], delay: RunDelay) -> tuple[_T, StepTime]:
     wall_ns = time.perf_counter_ns() - wall_ns
     cpu_ns = time.process_time_ns() - cpu_ns
     return result, StepTime.of(wall_ns, cpu_ns, delay.ns() - delay_ns)
-
-
-def _nothing() -> None: ...
 
 
 class StepTime(NamedTuple):

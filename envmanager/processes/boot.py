@@ -11,15 +11,12 @@ import pickle
 import pkgutil
 import signal
 import socket
-import struct
 import sys
 import threading
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-LENGTH = struct.Struct("<Q")
-"""Format of the header that gives the length of the pickle on the standard input of ``run``."""
 THREAD_CAPS = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"),
     *("BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS", "OPENCV_FOR_THREADS_NUM"),
@@ -27,11 +24,6 @@ THREAD_CAPS = (
 """Environment variables that limit the threads of math libraries and OpenCV. The default in workers is 1."""
 _LARGEST_HANDLER = 1 << 16
 """Largest pickle, in bytes, of a logging handler that workers take over. A filter may refer to a whole trainer."""
-_FLAGS = (
-    "d:debug B:dont_write_bytecode E:ignore_environment I:isolated S:no_site s:no_user_site P:safe_path O:optimize "
-    "v:verbose b:bytes_warning"
-)
-"""Options of Python that new processes inherit, with their names in ``sys.flags``. safe_path is new in 3.11."""
 
 
 class Inheritance(NamedTuple):
@@ -121,13 +113,12 @@ def set_environ(environ: Mapping[str, str]) -> None:
 
 def python(executable: str, module: str, function: str) -> list[str]:
     """Return a Python command with this process's options that calls a function of a module of this package."""
-    flags = [each.split(":") for each in _FLAGS.split()]
-    options = [f"-{letter * getattr(sys.flags, name)}" for letter, name in flags if getattr(sys.flags, name, 0)]
-    options += [f"-W{each}" for each in sys.warnoptions]
-    options += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
+    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]  # as multiprocessing does
+
+    others = [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
     code = f"import sys; sys.path[:] = {sys.path!r}; from envmanager.processes.{module} import {function}"
     code += f"; {function}(*map(int, sys.argv[1:]))"
-    return [executable, *options, "-c", code]
+    return [executable, *_args_from_interpreter_flags(), *others, "-c", code]
 
 
 def flush_output() -> None:
@@ -172,16 +163,11 @@ def run() -> None:
     with open(os.devnull, "rb") as null:  # the environments' standard input
         os.dup2(null.fileno(), 0)
     with open(life_fd, "rb", closefd=False) as file:
-        header = file.read(LENGTH.size)
-        if len(header) < LENGTH.size:  # the trainer has died
-            os._exit(1)
-        (length,) = LENGTH.unpack(header)
-        data = file.read(length)
-        if len(data) < length:
+        try:
+            inherited, function, connection, arguments = pickle.load(file)
+        except (EOFError, pickle.UnpicklingError):  # the trainer has died
             os._exit(1)
     end_with_trainer(life_fd)
-    inherited, function, connection, arguments = pickle.loads(data)
-    del data  # it may be large
     inherit(inherited)
     if isinstance(connection, bytes):  # Windows
         connection = socket.fromshare(connection).detach()  # type: ignore[attr-defined]

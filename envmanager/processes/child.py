@@ -50,7 +50,6 @@ from envmanager.hosts.wire import (
     NAMES,
     RECORD,
     RECORD_MARK,
-    Undecoded,
     dumps_failure,
     response_message,
     step_message,
@@ -112,7 +111,7 @@ class TrainerConnection:
         """Block until the next command arrives, and return it. Raises TrainerGone if the connection is closed."""
         while True:
             if not (self._spinner.pays and self._try_header()) and not self._spinner.spin(self._try_header):
-                self._read_header()
+                self._header = self._read(COMMAND.size)
                 self._spinner.slept()
             header, self._header = self._header, b""
             if len(header) < COMMAND.size:
@@ -121,25 +120,22 @@ class TrainerConnection:
             data = self._read_exactly(length) if length else b""
             if n_begins:
                 begins = self._read_exactly(n_begins)
-            if ticket <= self._ticket:
-                continue  # an interrupted send was repeated
             self._ticket, self._slot = ticket, slot
             if code == ATTACH_CODE:
                 self._attach(pickle.loads(data))
                 continue
             self._started_ns = time.perf_counter_ns()
-            payload = self._payload(NAMES[code], flags, data)
-            if n_begins and self._group is not None and self._group.on_demand is not None:
-                try:
+            try:
+                payload = self._payload(NAMES[code], flags, data)
+                if n_begins and self._group is not None and self._group.on_demand is not None:
                     self._group.on_demand.add(pickle.loads(begins))
-                except Exception as error:
-                    payload = error
+            except BaseException as error:  # of the user's classes; the command raises it
+                payload = error
             return EnvironmentCommand(NAMES[code], payload)
 
     def _attach(self, layout: BlockLayout) -> None:
         """Map the shared memory, which now has its final size. If the mapping fails, all later commands fail."""
-        if self._group is None:  # the environments could not be made, so every command fails
-            return
+        assert self._group is not None
         try:
             self._block = Block.shared(layout, self._fds["memory"])
             self._worker_rows = SharedRows(self._block, self._worker_id, self._group.env_ids)
@@ -157,16 +153,13 @@ class TrainerConnection:
                     self._group.offer_rows(buffer)
             if flags & IN_MEMORY:
                 return self._worker_rows.read_payload(name, flags)
-        return Undecoded(data) if data else None
+        return pickle.loads(data) if data else None
 
     def _try_header(self) -> bool:
         """Store the bytes of a command's header that have arrived, without blocking. Return whether there were any."""
-        return bool(self._poll.poll(0)) and self._read_header()
-
-    def _read_header(self) -> bool:
-        """Block until bytes of a command's header have arrived, and store them. Return True, or raise TrainerGone."""
-        self._header = self._read(COMMAND.size)
-        return True
+        if self._poll.poll(0):
+            self._header = self._read(COMMAND.size)
+        return self._header != b""
 
     def _read_exactly(self, n_bytes: int, begun: bytes = b"") -> bytes:
         data = bytearray(begun)
@@ -200,14 +193,12 @@ class TrainerConnection:
             message = step_message(payload, flags, specs)
         else:
             message = response_message(payload, specs)
-        if message is None and "steps" not in self._fds:
-            self._write_message(CODES[_STEP], b"", flags, n_ended)
-        elif message is None:  # the whole step is in shared memory, which one atomic write reports
+        if message is None and "steps" in self._fds:  # the whole step is in shared memory: one atomic write reports it
             now_ns = time.perf_counter_ns()
             who = RECORD_MARK, self._ticket, self._worker_id, self._generation
             self._write("steps", RECORD.pack(*who, self._slot, flags, n_ended, now_ns - self._started_ns, now_ns))
         else:
-            flags, data = message
+            flags, data = message or (flags, b"")
             self._write_message(CODES[response.name], data, flags, n_ended)
         if specs is not None:
             self._n_reported = len(specs)
@@ -273,12 +264,9 @@ def worker(parent_conn: Any, step_queue: Any, pickled_env_factory: bytes, worker
 def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id: int) -> None:
     name = _STEP if command.name in STEPPING else command.name
     try:
-        payload = command.payload
-        if payload.__class__ is Undecoded:
-            payload = cloudpickle.loads(payload)
-        elif isinstance(payload, Exception):
-            raise payload
-        result = COMMANDS[command.name](group, payload)
+        if isinstance(command.payload, BaseException):
+            raise command.payload
+        result = COMMANDS[command.name](group, command.payload)
         respond(EnvironmentResponse(name, worker_id, result))
     except TrainerGone:
         raise  # there is no trainer to report to

@@ -90,7 +90,6 @@ class Request(NamedTuple):
 
     kind: str
     modules: Sequence[str] = ()
-    """Modules that the helper imports first."""
     fds: Sequence[int] = ()
     """Descriptors: a socket for the responses, the file with the Birth, standard output and error, and others."""
 

@@ -25,7 +25,6 @@ from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
 from envmanager.hosts.wire import RECORD, RECORD_MARK
 from envmanager.observe.events import EventLog, LateReplyDiscarded
-from envmanager.processes.boot import THREAD_CAPS
 from envmanager.processes.output import take_crash_report
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.processes.starting import HelperGone, Process, start
@@ -52,13 +51,11 @@ class NativeLink(ProcessLink):
             try:
                 with theirs:
                     process = start(
-                        plan.start_method or "forkserver",
-                        f"envmanager-worker-{plan.worker_id}",
-                        "envmanager.processes.child:run_worker",
-                        (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
+                        plan.options.start_method or "forkserver",
+                        *plan.call(pickled_factory),
                         fds=(theirs.fileno(), plan.memory, *plan.shared_fds),
                         output=(1, 2) if output_fd is None else (output_fd, output_fd),
-                        environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
+                        environ=plan.environ,
                         deadline=time.monotonic() + plan.timeouts.start_s,
                     )
                 return process, fd
@@ -84,10 +81,8 @@ class StepPipePoller(Poller[ProcessLink]):
 
     def __init__(self, events: EventLog, *, spin_ns: int) -> None:
         super().__init__(spin_ns=spin_ns)
-        self._read_fd, self.write_fd = os.pipe()
+        self._read_fd, self.write_fd = map(descriptors.register, os.pipe())
         os.set_blocking(self._read_fd, False)
-        descriptors.register(self._read_fd)
-        descriptors.register(self.write_fd)
         self.epoll.register(self._read_fd, select.EPOLLIN)
         self._events = events
         self._rest = b""
@@ -131,8 +126,7 @@ class StepPipePoller(Poller[ProcessLink]):
 
     def close(self) -> None:
         super().close()
-        self._read_fd = descriptors.close(self._read_fd)
-        self.write_fd = descriptors.close(self.write_fd)
+        self._read_fd, self.write_fd = map(descriptors.close, (self._read_fd, self.write_fd))
 
 
 class NativeHost(ProcessHost):

@@ -79,8 +79,6 @@ def enable_crash_report(fd: int | None, worker_id: int) -> int:
     Without ``fd`` or /proc, crashes are reported on stderr.
     """
     try:
-        if fd is None:
-            raise FileNotFoundError
         # Opened again, because each worker needs a file position of its own.
         own_fd = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:  # no /proc, so crashes are reported on stderr

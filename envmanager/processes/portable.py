@@ -36,7 +36,7 @@ from typing import Any
 from envmanager.hosts import descriptors
 from envmanager.hosts.link_host import Resources
 from envmanager.hosts.poller import Poller
-from envmanager.processes.boot import LENGTH, THREAD_CAPS, inheritance, python
+from envmanager.processes.boot import inheritance, python
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.system.interrupts import blocked_in_children
 from envmanager.system.machine import core_wait_ns, exit_name, state_of
@@ -99,8 +99,7 @@ class PortableProcess:
             if sys.platform == "win32":
                 their_end = connection.share(self.pid)
             todo = inheritance(name, environ), function, their_end, ([memory], *arguments)
-            data = pickle.dumps(todo, protocol=5)
-            self._unwritten = memoryview(LENGTH.pack(len(data)) + data)
+            self._unwritten = memoryview(pickle.dumps(todo, protocol=5))
             try:
                 self._thread.start()
             except RuntimeError as error:  # no more threads are allowed
@@ -265,12 +264,10 @@ class PortableLink(ProcessLink):
         with ours, theirs:
             ours.setblocking(False)
             process = PortableProcess(
-                f"envmanager-worker-{plan.worker_id}",
-                "envmanager.processes.child:run_worker",
-                (plan.worker_id, plan.generation, plan.seed, plan.spin_ns, pickled_factory),
+                *plan.call(pickled_factory),
                 connection=theirs,
                 memory=plan.memory,
-                environ={**dict.fromkeys(THREAD_CAPS, "1"), **plan.environ},
+                environ=plan.environ,
                 output_fd=output_fd,
             )
             return process, descriptors.register(ours.detach())

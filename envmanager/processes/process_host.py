@@ -19,10 +19,9 @@ from operator import is_
 from typing import Any, ClassVar
 
 import attrs
-import cloudpickle
 import numpy as np
 
-from envmanager.adapters.factories import check_travel, factories_for
+from envmanager.adapters.factories import factories_for, pickled
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, StartReport, only_agents
 from envmanager.errors import WorkerTimedOut
@@ -38,6 +37,7 @@ from envmanager.kernel.host import EnvWorker, HostContext
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import ProcessOptions, ResetConfig
+from envmanager.processes.boot import THREAD_CAPS
 from envmanager.processes.output import OutputLog
 from envmanager.system.interrupts import defer_interrupts
 
@@ -50,8 +50,8 @@ _DESCRIPTORS_TO_START = 16
 class LaunchPlan(WorkerPlan):
     """The settings for the start of a worker process."""
 
+    options: ProcessOptions
     seed: int
-    start_method: str | None
     memory: int | str
     """Descriptor of the shared memory; on Windows its name."""
     shared_fds: tuple[int, ...]
@@ -60,7 +60,11 @@ class LaunchPlan(WorkerPlan):
     spin_ns: int
     """Maximum time in ns that the worker polls for a command before it sleeps."""
     environ: Mapping[str, str] = attrs.field(repr=False)  # may contain secrets
-    log_dir: str | None
+
+    def call(self, pickled_factory: bytes) -> tuple[str, str, tuple[Any, ...]]:
+        """Return the name of the process, its function, and the function's arguments without the descriptors."""
+        arguments = self.worker_id, self.generation, self.seed, self.spin_ns, pickled_factory
+        return f"envmanager-worker-{self.worker_id}", "envmanager.processes.child:run_worker", arguments
 
 
 class ProcessLink(Link):
@@ -74,12 +78,11 @@ class ProcessLink(Link):
         self._plan = plan
         self._worker_rows: SharedRows | None = None
         self.rows_to_attach: SharedRows | None = None
-        """Rows to attach once a replacement has started."""
         descriptors.require_room(_DESCRIPTORS_TO_START)
         descriptors.open_standard()  # the trainer may have closed standard descriptors since the last start
         self._log, output_fd = None, None
-        if plan.log_dir is not None:
-            self._log, output_fd = OutputLog.open(plan.log_dir, plan.worker_id, plan.generation)
+        if plan.options.log_dir is not None:
+            self._log, output_fd = OutputLog.open(plan.options.log_dir, plan.worker_id, plan.generation)
         try:
             self.process, fd = self.launch(plan, pickled_factory, output_fd)
         except TimeoutError as error:
@@ -111,10 +114,8 @@ class ProcessLink(Link):
         slot = (self.slot + 1) % self._plan.n_slots
         deadline = time.monotonic() + self._timeouts_s[_STEP]
         ticket = self.ticket + 1
-        message = COMMAND.pack(ticket, CODES[command], slot, flags, 0, len(data)) + data
-        if self.begins:
-            begins, self.begins = self.begins, b""
-            message = COMMAND.pack(ticket, CODES[command], slot, flags, len(begins), len(data)) + data + begins
+        begins, self.begins = self.begins, b""
+        message = COMMAND.pack(ticket, CODES[command], slot, flags, len(begins), len(data)) + data + begins
         self.ticket = ticket  # here, because to pack the message may raise MemoryError
         try:
             n_written = descriptors.write(self.channel.fd, message)
@@ -167,10 +168,9 @@ class ProcessHost(LinkHost[ProcessLink]):
         self._n_slots = 3 if options.zero_copy else 1
         self._worker_rows: list[SharedRows] = []
         """Each worker's part of the shared memory, which its replacements use too."""
-        self._whole: dict[str, list[AgentSteps]] = {}
-        """Views of all workers' rows, by behavior and slot, for behaviors with one agent per environment."""
-        self._rewards: dict[str, list[list[np.ndarray]]] = {}
-        """Workers' reward arrays, by behavior, slot and worker. ``whole`` uses them to find steps written in place."""
+        self._whole: dict[str, list[tuple[list[np.ndarray], AgentSteps]]] = {}
+        """All workers' reward arrays, which identify steps written in place, and a view of all their rows, by behavior
+        and slot. Only for behaviors with one agent per environment."""
         self.rewrites_arrays = not options.zero_copy
         self.n_local = int(bool(options.local_envs))
 
@@ -182,11 +182,6 @@ class ProcessHost(LinkHost[ProcessLink]):
 
     # Starting.
 
-    def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        if not self.workers:
-            check_travel(self.factories)
-        return super().launch(worker_id, generation)
-
     def make_worker(self, worker_id: int) -> EnvWorker:
         """Return a new worker: a started process, or the local worker, which makes its environments when first used."""
         entry = self.context.entries[worker_id]
@@ -194,22 +189,20 @@ class ProcessHost(LinkHost[ProcessLink]):
         if worker_id >= self._n_links:
             return LocalWorker(worker_id, factory, entry.times, self.context.events, rotates=self.options.zero_copy)
         self.context.calls.require_open("the start of a worker")
-        options = self.options
-        environ = dict(os.environ) if options.worker_env is None else options.worker_env
+        options, data = self.options, pickled(factory)
+        environ = os.environ if options.worker_env is None else options.worker_env
         plan = self.plan_of(
             entry,
             LaunchPlan,
+            options=options,
             seed=int(np.random.SeedSequence().generate_state(1)[0]),
-            start_method=options.start_method,
             memory=self._memory,
             shared_fds=self._shared_fds,
             n_slots=self._n_slots,
             spin_ns=self._spin_ns,
-            environ=environ,
-            log_dir=options.log_dir,
+            environ={**dict.fromkeys(THREAD_CAPS, "1"), **environ},
         )
-        pickled = cloudpickle.dumps(factory, protocol=5)
-        return self.care_for(lambda: self.link_class(plan, pickled, self.context.events, entry.times))
+        return self.care_for(lambda: self.link_class(plan, data, self.context.events, entry.times))
 
     def await_start(self) -> dict[int, StartReport]:
         local = {each.worker_id: each.start() for each in self._local_workers()}  # while the processes start
@@ -225,15 +218,13 @@ class ProcessHost(LinkHost[ProcessLink]):
         for worker in self.workers:
             worker.attach(self._worker_rows[worker.worker_id])
         sizes = [len(entry.env_ids) for entry in self.context.entries]
-        n_envs, slots = sum(sizes), range(self._n_slots)
-        agent_ids = only_agents(range(n_envs))
+        agent_ids = only_agents(range(sum(sizes)))
         for each in block.layout.behaviors:
-            if list(each.capacity) == sizes:
-                whole = [block.columns[each.name].steps(slot, 0, n_envs, 0, False) for slot in slots]
-                self._whole[each.name] = [attrs.evolve(steps, agent_id=agent_ids) for steps in whole]
-                self._rewards[each.name] = [
-                    [own.full[slot][each.name].reward for own in self._worker_rows] for slot in slots
-                ]
+            for slot in range(self._n_slots) if list(each.capacity) == sizes else ():
+                rewards = [own.full[slot][each.name].reward for own in self._worker_rows]
+                steps = block.columns[each.name].steps(slot, 0, len(agent_ids), 0, False)
+                whole = attrs.evolve(steps, agent_id=agent_ids)
+                self._whole.setdefault(each.name, []).append((rewards, whole))
 
     def _local_workers(self) -> list[LocalWorker]:
         return self.workers[self._n_links :]
@@ -254,9 +245,9 @@ class ProcessHost(LinkHost[ProcessLink]):
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
         """Return one view of all workers' rows if it exists and all ``parts`` are in the same slot, else None."""
         written = [steps.reward for steps in parts]
-        for slot, rewards in enumerate(self._rewards.get(behavior, ())):
+        for rewards, whole in self._whole.get(behavior, ()):
             if all(map(is_, written, rewards)):
-                return self._whole[behavior][slot]
+                return whole
         return None
 
     def close(self) -> None:
@@ -264,4 +255,4 @@ class ProcessHost(LinkHost[ProcessLink]):
         for local in self._local_workers():
             local.close_quietly()
         with defer_interrupts():  # the finalizer that unmaps the memory would swallow an interrupt
-            self._worker_rows, self._whole, self._rewards = [], {}, {}
+            self._worker_rows, self._whole = [], {}

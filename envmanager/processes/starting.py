@@ -61,20 +61,16 @@ class Helper:
     def __init__(self, life_fd: int) -> None:
         """Start the helper, without waiting until it is ready. ``life_fd``: the read end of the life pipe."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs, blocked_in_children():
-                process = subprocess.Popen(
-                    [*python(sys.executable, "helper", "main"), str(theirs.fileno()), str(life_fd)],
-                    env={**dict.fromkeys(THREAD_CAPS, "1"), **os.environ},
-                    pass_fds=(theirs.fileno(), life_fd),
-                    stdin=subprocess.DEVNULL,
-                )
-        except BaseException:
-            ours.close()
-            raise
-        process.returncode = 0  # so that the Popen object does not reap the process, which this class does
-        self.pid = process.pid
-        self._fd, self._pidfd = register(ours.detach()), register(os.pidfd_open(process.pid))
+        with ours, theirs, blocked_in_children():
+            process = subprocess.Popen(
+                [*python(sys.executable, "helper", "main"), str(theirs.fileno()), str(life_fd)],
+                env={**dict.fromkeys(THREAD_CAPS, "1"), **os.environ},
+                pass_fds=(theirs.fileno(), life_fd),
+                stdin=subprocess.DEVNULL,
+            )
+            process.returncode = 0  # so that the Popen object does not reap the process, which this class does
+            self.pid = process.pid
+            self._fd, self._pidfd = register(ours.detach()), register(os.pidfd_open(process.pid))
         self.users: weakref.WeakSet[Process] = weakref.WeakSet()
         """Processes that the helper starts or is the parent of. While it has any, it is not killed for being late."""
         self.is_late = False

@@ -171,8 +171,8 @@ class ActorLink(Link):
                 return header + self._rows.actions + begins
         return super().encode(ticket, command, payload)
 
-    def _response(self, message: Message, command: CommandName) -> EnvironmentResponse:
-        response = super()._response(message, command)
+    def command_response(self, message: Message, command: CommandName) -> EnvironmentResponse:
+        response = super().command_response(message, command)
         if response.name is CommandName.START:
             self._rows = SentRows(response.payload, self.env_ids)
             self.decoder.attach(self._rows.rows)

@@ -19,9 +19,8 @@ from functools import partial
 from typing import Any
 
 import attrs
-import cloudpickle
 
-from envmanager.adapters.factories import EnvFactory, check_travel, factories_for
+from envmanager.adapters.factories import EnvFactory, factories_for, pickled
 from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
@@ -44,7 +43,6 @@ class RayHost(LinkHost[ActorLink]):
 
     def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__(env_factory, options)
-        check_travel(factories)
         self.factories = factories
         self._cluster = cluster
 
@@ -55,13 +53,14 @@ class RayHost(LinkHost[ActorLink]):
         """Request an actor and return its link without waiting, so that all workers share one start timeout."""
         self.context.calls.require_open("the start of a worker")
         entry, poller = self.context.entries[worker_id], self._resources.poller
-        plan, pickled = self.plan_of(entry), cloudpickle.dumps(self.group_factory(entry), protocol=5)
+        plan, data = self.plan_of(entry), pickled(self.group_factory(entry))
         cluster, events, times = self._cluster, self.context.events, entry.times
-        make_actor = partial(cluster.make_actor, worker_id, entry.env_ids, pickled)
+        make_actor = partial(cluster.make_actor, worker_id, entry.env_ids, data)
         return self.care_for(lambda: ActorLink(plan, ActorConnection(make_actor, poller), cluster, events, times))
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
-        return attrs.evolve(super().describe(entry, known), node=self.workers[entry.worker_id].channel.node)
+        node = self.workers[entry.worker_id].channel.node
+        return attrs.evolve(super().describe(entry, known), node=node, memory_bytes=0)  # the pid is of that node
 
 
 class RayEnvManager(EnvManager):

@@ -74,9 +74,7 @@ class ClusterOptions:
     address: str | None = attrs.field(default=None, validator=_check_address)
     resources: Mapping[str, Any] | None = attrs.field(default=None, validator=lambda options, *_: options.amounts)
     placement: Any = attrs.field(default="pack", validator=_check_placement)
-    runtime_env: Mapping[str, Any] | None = attrs.field(
-        default=None, validator=attrs.validators.optional(a_mapping), repr=False
-    )
+    runtime_env: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping), repr=False)
     envs_per_worker: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
 
     @property

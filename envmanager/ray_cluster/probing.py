@@ -67,7 +67,7 @@ def choose(probe: Probe, n_envs: int, n_room: int) -> Placement:
     times = {count: round_s(probe, n_envs, count) for count in range(1, min(n_room, n_envs) + 1)}
     n_workers = next(count for count, time_s in times.items() if time_s <= AS_GOOD * min(times.values()))
     step = f"a step takes {describe_seconds(probe.wall_s)} and a call of an actor {describe_seconds(CALL_S)}"
-    return _placement(n_envs, n_workers, step)
+    return attrs.evolve(_placement(n_envs, n_workers, step), probes=(probe,))
 
 
 def _placement(n_envs: int, n_workers: int, reason: str) -> Placement:

@@ -13,22 +13,18 @@ import pkgutil
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from envmanager.recording.codec import Apart
     from envmanager.recording.data import RecordedEpisode, about, episodes, table
     from envmanager.recording.file import BadRecording
     from envmanager.recording.tape import RecordingEnded, ReplayDiverged
 
 __all__ = [
-    "BadRecording", "RecordedEpisode", "RecordingEnded", "ReplayDiverged", "about", "episodes", "table",
+    "Apart", "BadRecording", "RecordedEpisode", "RecordingEnded", "ReplayDiverged", "about", "episodes", "table",
 ]  # fmt: skip
-_HOMES = {
-    "data": ("RecordedEpisode", "about", "episodes", "table"),
-    "file": ("BadRecording",),
-    "tape": ("RecordingEnded", "ReplayDiverged"),
-}
+_ELSEWHERE = {"Apart": "codec", "BadRecording": "file", "RecordingEnded": "tape", "ReplayDiverged": "tape"}
 
 
 def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'envmanager.recording' has no attribute {name!r}")
-    return pkgutil.resolve_name(f"envmanager.recording.{home}:{name}")
+    return pkgutil.resolve_name(f"envmanager.recording.{_ELSEWHERE.get(name, 'data')}:{name}")

@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,8 @@ import numpy as np
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, EnvironmentResponse
 from envmanager.data.trees import Tree, concat_rows, take_rows
-from envmanager.errors import UsageError, WorkerError
-from envmanager.kernel.table import RECYCLED
-from envmanager.recording.codec import thawed, thawed_response, unpickled
-from envmanager.recording.file import read_records
+from envmanager.recording.codec import Apart
+from envmanager.recording.file import Fact, parts_of, read_facts
 
 
 @attrs.define(eq=False)
@@ -30,7 +29,8 @@ class RecordedEpisode:
     ``obs`` is a tree of ``[T + 1, …]``, or None if observations were not recorded; ``actions`` a tree of ``[T, …]``;
     ``rewards`` float32[T]. ``task``: index of its task, or -1; ``seed`` and ``options``: those with which it was begun
     on demand. ``error``: why it was lost, if it was. ``is_cut``: whether it was still running at a reset, or at the end
-    of the recording. ``ended_ns``: time of its end, in ns since the epoch.
+    of its part of the recording. ``ended_ns``: time of its end, in ns since the epoch. ``part``: number of the part,
+    from 1; environments and agents of another part are others.
     """
 
     behavior: str
@@ -51,6 +51,7 @@ class RecordedEpisode:
     actions: Tree = None
     infos: list[dict[str, Any]] | None = None
     times_ns: np.ndarray = attrs.field(factory=lambda: np.zeros(0, np.int64))
+    part: int = 1
 
     @property
     def total(self) -> float:
@@ -69,135 +70,93 @@ class _Running:
 
     episode: RecordedEpisode
     obs: list[Tree]
-    actions: list[Tree] = attrs.field(factory=list)
-    rewards: list[float] = attrs.field(factory=list)
-    infos: list[Any] = attrs.field(factory=list)
-    times_ns: list[int] = attrs.field(factory=list)
+    steps: list[list[Any]] = attrs.field(factory=list)
+    """Action, reward, info and time of each step."""
 
     def ended(self, time_ns: int, **how: Any) -> RecordedEpisode:
-        episode = self.episode
-        for name, value in how.items():
-            setattr(episode, name, value)
-        episode.ended_ns = time_ns
-        episode.obs = None if self.obs[0] is None else concat_rows(self.obs)
-        episode.actions = concat_rows(self.actions) if self.actions else None
-        episode.rewards = np.array(self.rewards, np.float32)
-        episode.times_ns = np.array(self.times_ns, np.int64)
-        episode.infos = self.infos if any(info is not None for info in self.infos) else None
-        return episode
+        actions, rewards, infos, times_ns = map(list, zip(*self.steps, strict=True)) if self.steps else ([],) * 4
+        return attrs.evolve(
+            self.episode,
+            ended_ns=time_ns,
+            obs=None if self.obs[0] is None else concat_rows(self.obs),
+            actions=concat_rows(actions) if actions else None,
+            rewards=np.array(rewards, np.float32),
+            times_ns=np.array(times_ns, np.int64),
+            infos=infos if any(info is not None for info in infos) else None,
+            **how,
+        )
 
 
+@attrs.define(eq=False)
 class _Worker:
     """What a worker plays, as far as the facts say."""
 
-    def __init__(self, worker_id: int, env_ids: list[int], *, has_obs: bool) -> None:
-        self.worker_id, self.env_ids, self.has_obs = worker_id, env_ids, has_obs
-        self.generation = 0
-        self.failure: Exception | None = None
-        """Failure of a call, which may or may not be the end of the worker."""
-        self.running: dict[tuple[str, int], _Running] = {}
-        """Episodes by behavior and agent_id."""
-        self.acting: dict[str, list[int]] = {}
-        """The agents that take an action next, by behavior, in the order of their actions."""
-        self.is_partial = False
-        """Whether the step in flight is one of some environments; the others keep their places in ``acting``."""
-        self.sent: dict[tuple[str, int], Tree] = {}
-        """Actions whose results have not arrived, by behavior and agent_id."""
-        self.begins: dict[int, Begin] = {}
-        """What was begun on demand in environments, by env_id, until its first observation arrives."""
-        self.has_begun: set[int] = set()
-        """Environments in which the response that has arrived last has begun an episode."""
-        self.asked = ""
-        """Name of the last command to which ``recv`` returns the answer."""
+    worker_id: int
+    env_ids: list[int]
+    has_obs: bool
+    generation: int = 0
+    running: dict[tuple[str, int], _Running] = attrs.field(factory=dict)
+    """Episodes by behavior and agent_id."""
+    sent: dict[tuple[str, int], Tree] = attrs.field(factory=dict)
+    """Actions whose results have not arrived, by behavior and agent_id."""
+    begins: dict[int, Begin] = attrs.field(factory=dict)
+    """What was begun on demand in environments, by env_id, until its first observation arrives."""
 
     def cut(self, time_ns: int, **how: Any) -> list[RecordedEpisode]:
         ended = [running.ended(time_ns, **how) for running in self.running.values()]
-        for each in (self.running, self.acting, self.sent):
-            each.clear()
+        self.running, self.sent, self.begins = {}, {}, {}
         return ended
 
-    def recycled(self) -> WorkerError:
-        """Return the error for a healthy worker that was replaced because of its age."""
-        text = f"worker {self.worker_id} was recycled"
-        return WorkerError(text, worker_id=self.worker_id, env_ids=self.env_ids, phase=RECYCLED, cause=text)
-
-    def begin(self, begins: Any) -> None:
-        for begin in (Begin(*each) for each in begins):
-            env_id = self.env_ids[begin.row]
-            self.begins[env_id] = begin
-            if begin.at_once:
-                self.acting = {name: _others(acting, {env_id}) for name, acting in self.acting.items()}
-
-    def step(self, rows: np.ndarray | None, actions: Mapping[str, Tree]) -> None:
-        self.is_partial = rows is not None
-        for behavior, taken in actions.items():
-            acting = self.acting.get(behavior, [])
-            if rows is not None:
-                wanted = [self.env_ids[row] for row in rows.tolist()]
-                by_env = {_env_id_of(agent_id): agent_id for agent_id in acting}
-                acting = [by_env.get(env_id, env_id << AGENT_BITS) for env_id in wanted]
-            for row, agent_id in enumerate(acting):
-                self.sent[behavior, agent_id] = take_rows(taken, slice(row, row + 1))
+    def begin(self, begins: list[Begin]) -> None:
+        self.begins.update((self.env_ids[begin.row], begin) for begin in begins)
 
     def arrived(self, response: EnvironmentResponse, time_ns: int) -> list[RecordedEpisode]:
-        if response.name is CommandName.FAILED:
-            return self.cut(time_ns, error=response.payload)
         ended: list[RecordedEpisode] = []
-        if response.name is CommandName.RESET:
-            self.is_partial = False
-        self.has_begun.clear()
-        for behavior, steps in response.payload.items():
-            ended += self._joined(behavior, steps, time_ns)
-        for env_id in self.has_begun:
-            self.begins.pop(env_id, None)
+        if response.name in _WITH_ROWS:
+            has_begun: set[int] = set()
+            for behavior, steps in response.payload.items():
+                ended += self._joined(behavior, steps, time_ns, has_begun)
+            for env_id in has_begun:
+                self.begins.pop(env_id, None)
         return ended
 
-    def _joined(self, behavior: str, steps: AgentSteps, time_ns: int) -> list[RecordedEpisode]:
-        ended, n_final = [], 0
+    def _joined(self, behavior: str, steps: AgentSteps, time_ns: int, has_begun: set[int]) -> list[RecordedEpisode]:
+        """Add steps to the episodes of their agents. Add the environments that have begun one to ``has_begun``."""
+        ended, is_ended = [], steps.ended
+        final_row = np.cumsum(is_ended) - 1
         acts = np.ones(len(steps), np.bool_) if steps.acting is None else steps.acting
         for row, agent_id in enumerate(steps.agent_id.tolist()):
-            key, env_id = (behavior, agent_id), _env_id_of(agent_id)
+            key, env_id = (behavior, agent_id), agent_id >> AGENT_BITS
             action, running = self.sent.pop(key, None), self.running.get(key)
-            is_over = bool(steps.terminated[row] or steps.truncated[row])
-            obs = self._row(steps.obs, row)
+            is_over, obs = bool(is_ended[row]), self._row(steps.obs, row)
             if running is not None and action is None and env_id in self.begins and self.begins[env_id].at_once:
                 ended.append(self.running.pop(key).ended(time_ns, is_cut=True))
                 running = None
             elif running is not None:
-                seen = obs
-                if is_over:
-                    seen, n_final = self._row(steps.final_obs, n_final), n_final + 1
+                seen = self._row(steps.final_obs, final_row[row]) if is_over else obs
                 info = None if steps.info is None else steps.info[row]
                 if action is not None:
-                    running.actions.append(action)
-                    running.rewards.append(float(steps.reward[row]))
+                    running.steps.append([action, float(steps.reward[row]), info, time_ns])
                     running.obs.append(seen)
-                    running.times_ns.append(time_ns)
-                    running.infos.append(info)
                 else:  # it did not act: it acts on what it sees now, and its reward belongs to its last action
                     running.obs[-1] = seen
-                    if running.rewards:
-                        running.rewards[-1] += float(steps.reward[row])
-                        running.infos[-1] = info
+                    if running.steps:
+                        running.steps[-1][1] += float(steps.reward[row])
+                        running.steps[-1][2] = info
                 if is_over:
                     how = {"terminated": bool(steps.terminated[row]), "truncated": bool(steps.truncated[row])}
                     ended.append(self.running.pop(key).ended(time_ns, **how))
                     running = None
-            elif is_over:
-                n_final += 1
             if running is None and (acts[row] or not is_over):
                 self.running[key] = _Running(self._begun(behavior, agent_id), [obs])
-                self.has_begun.add(env_id)
-        now = steps.agent_id[acts].tolist()
-        others = _others(self.acting.get(behavior, []), set(steps.env_id.tolist())) if self.is_partial else []
-        self.acting[behavior] = sorted([*others, *now], key=_env_id_of) if others else now
+                has_begun.add(env_id)
         return ended
 
     def _row(self, tree: Tree, row: int) -> Tree:
         return take_rows(tree, [row]) if self.has_obs else None  # a copy, so that the other rows can be freed
 
     def _begun(self, behavior: str, agent_id: int) -> RecordedEpisode:
-        env_id = _env_id_of(agent_id)
+        env_id = agent_id >> AGENT_BITS
         episode = RecordedEpisode(behavior, self.worker_id, self.generation, env_id, agent_id)
         of_task: Begin | RecordedEpisode | None = self.begins.get(env_id)
         if of_task is None:  # an agent that comes later plays the task of the others
@@ -208,93 +167,84 @@ class _Worker:
         return episode
 
 
-def _env_id_of(agent_id: int) -> int:
-    return agent_id >> AGENT_BITS
-
-
-def _others(agent_ids: list[int], env_ids: set[int]) -> list[int]:
-    """Return the agents that are in none of these environments."""
-    return [agent_id for agent_id in agent_ids if _env_id_of(agent_id) not in env_ids]
-
-
 def about(path: str | Path) -> Mapping[str, Any]:
     """Return what a recording says of itself: ``kind``, ``n_envs``, ``env_ids`` of each worker, ``seed``, …
 
     Raises UsageError if there is no file, and BadRecording if it is none.
     """
-    for record in read_records(path):
-        if record.kind == "about":
-            return record.content  # type: ignore[no-any-return]
-    raise UsageError(f"the recording {path} is empty.")
+    first: Mapping[str, Any] = next(read_facts(path))
+    return first
 
 
 def specs_of(path: str | Path) -> BehaviorSpecs:
     """Return the specs of a recording's behaviors at the start, by name."""
-    for what, _, content in facts(path):
-        if what == "started":
-            reports, _ = unpickled(content)
+    for fact in facts(path):
+        if fact.what == "await_start":
+            _, (reports, _), _ = fact.content()
             return {name: spec for report in reports.values() for name, spec in report.specs.items()}
     return {}
 
 
-def facts(path: str | Path) -> Iterator[tuple[str, int, Any]]:
-    """Yield the facts of a recording: what was asked or answered, the worker (-1: none), and the content."""
-    for record in read_records(path):
-        if record.kind == "facts":
-            yield from record.content
+def facts(path: str | Path) -> Iterator[Fact]:
+    """Yield the facts of a recording."""
+    return itertools.islice(read_facts(path), 1, None)
 
 
-def episodes(path: str | Path) -> Iterator[RecordedEpisode]:
-    """Yield the episodes of a recording, in the order of their ends; last those that were running at its end.
+def episodes(path: str | Path, *, trust: bool = False) -> Iterator[RecordedEpisode]:
+    """Yield the episodes of a recording and its further parts, in the order of their ends.
 
+    Last in each part are those that were running at its end. ``trust``: whether to unpickle the objects of classes in
+    infos, options, observations and actions, which can run any code; without it, an Apart stands for each of them.
     Raises UsageError if there is no file, and BadRecording if it is damaged. Needs memory for the running ones only.
     """
+    for number, part in enumerate(parts_of(path), 1):
+        for episode in _episodes_of(part, Apart.load if trust else Apart.leave):
+            episode.part = number
+            yield episode
+
+
+def _episodes_of(path: str, read_apart: Callable[[Apart], Any]) -> Iterator[RecordedEpisode]:
     first = about(path)
-    workers: dict[int, _Worker] = {
-        worker_id: _Worker(worker_id, env_ids, has_obs=first["observations"])
-        for worker_id, env_ids in enumerate(first["env_ids"])
-    }
+    workers = [_Worker(number, env_ids, first["observations"]) for number, env_ids in enumerate(first["env_ids"])]
     time_ns = 0
-    for what, worker_id, content in facts(path):
-        worker = workers.get(worker_id)
-        if what in ("take", "get"):
-            time_ns, forms = content
-            for form in forms:
-                yield from workers[form[1]].arrived(thawed_response(form), time_ns)
-        elif worker is None:
+    for fact in facts(path):
+        what, worker_id, _ = fact
+        if what not in _OF_EPISODES:
             continue
+        content, worker = fact.content(read_apart), workers[worker_id]
+        if worker_id < 0:  # responses of any workers
+            time_ns, responses = content
+            for response in responses:
+                yield from workers[response.worker_id].arrived(response, time_ns)
         elif what == "step":
-            rows, actions, _ = content
-            worker.step(thawed(rows), {behavior: thawed(form) for behavior, form in actions.items()})
-        elif what == "launch":
-            yield from worker.cut(time_ns, error=worker.recycled())  # a failure has left no episodes
-            worker.generation = content[0]
-            worker.begins.clear()
-        elif what == "is_gone" and content and worker.failure is not None:
-            yield from worker.cut(time_ns, error=worker.failure)
-        elif what == "send":
-            name, payload = content[0], unpickled(content[1])
-            if name == CommandName.RESET:
-                yield from worker.cut(time_ns, is_cut=True)
-            worker.asked = name if name != CommandName.BEGIN else worker.asked
-            worker.failure = None
-            if name == CommandName.BEGIN or (name == CommandName.RESET and isinstance(payload, list)):
-                worker.begin(payload)
-        elif what == "begin_again":
-            config, form = unpickled(content[0]), content[1]
-            if isinstance(config, list):
-                worker.begin(config)
-            if form is not None:
-                yield from worker.arrived(thawed_response(form), time_ns)
-        elif what == "recv" and worker.asked == CommandName.RESET:
-            yield from worker.arrived(thawed_response(content), time_ns)
-        elif what == "recv" and content[0] == CommandName.FAILED:
-            worker.failure = thawed_response(content).payload
-    for worker in workers.values():
+            _, actions, agents, _ = content
+            for behavior, taken in actions.items():
+                for row, agent_id in enumerate(agents[behavior]):
+                    worker.sent[behavior, agent_id] = take_rows(taken, slice(row, row + 1))
+        elif what == "lost":
+            yield from worker.cut(time_ns, error=content)
+        else:
+            asked, answer, *_ = content
+            if what == "launch":
+                worker.generation = asked
+            elif what == "send":
+                if asked == CommandName.RESET:
+                    yield from worker.cut(time_ns, is_cut=True)
+                if asked == CommandName.BEGIN or (asked == CommandName.RESET and isinstance(answer, list)):
+                    worker.begin(answer)
+            else:
+                if isinstance(asked, list):
+                    worker.begin(asked)
+                if answer is not None:
+                    yield from worker.arrived(answer, time_ns)
+    for worker in workers:
         yield from worker.cut(time_ns, is_cut=True)
 
 
-_NUMBERS = ("worker_id", "generation", "env_id", "agent_id", "episode", "task", "step")
+_OF_EPISODES = ("take", "get", "step", "send", "lost", "launch", "begin_again", "recv")
+"""Facts that tell of episodes."""
+_WITH_ROWS = (CommandName.STEP, CommandName.RESET)
+_NUMBERS = ("part", "worker_id", "generation", "env_id", "agent_id", "episode", "task", "step")
 _COLUMNS: dict[str, Any] = {
     "time_ns": np.int64,
     "behavior": "<U1",
@@ -308,15 +258,16 @@ _COLUMNS: dict[str, Any] = {
 def table(path: str | Path) -> dict[str, np.ndarray]:
     """Return a table of all steps of a recording, as columns: ``pandas.DataFrame(table(path))``, or ``pyarrow.table``.
 
-    The columns are ``time_ns``, ``behavior``, ``worker_id``, ``generation``, ``env_id``, ``agent_id``, ``episode`` (a
-    number), ``task``, ``step`` in the episode, ``reward``, ``terminated``, ``truncated`` and ``lost``.
+    The columns are ``time_ns``, ``behavior``, ``part`` (see ``episodes``), ``worker_id``, ``generation``, ``env_id``,
+    ``agent_id``, ``episode`` (a number), ``task``, ``step`` in the episode, ``reward``, ``terminated``, ``truncated``
+    and ``lost``.
     """
     columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype)] for name, dtype in _COLUMNS.items()}
     for number, each in enumerate(episodes(path)):
         n = each.length
         last = np.arange(n) == n - 1
         columns["time_ns"].append(each.times_ns)
-        for name in ("behavior", "worker_id", "generation", "env_id", "agent_id", "task"):
+        for name in ("behavior", "part", "worker_id", "generation", "env_id", "agent_id", "task"):
             columns[name].append(np.full(n, getattr(each, name)))
         columns["episode"].append(np.full(n, number))
         columns["step"].append(np.arange(n))

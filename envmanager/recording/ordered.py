@@ -11,148 +11,103 @@ is an error: an action, an observation, a failure that was none. A worker that h
 from __future__ import annotations
 
 import math
-from asyncio import AbstractEventLoop
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
+from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import BadObservation, EnvRaised, UsageError
-from envmanager.kernel.host import EnvWorker, ResponseSource, WorkerHost
-from envmanager.options import ResetConfig
-from envmanager.recording.codec import thawed_response, unpickled
-from envmanager.recording.recorder import HostAround
-from envmanager.recording.tape import Tape
+from envmanager.kernel.host import WorkerHost
+from envmanager.recording.codec import Apart, packed, unpacked
+from envmanager.recording.tap import TappedHost
+from envmanager.recording.tape import Tape, same
 
 _FAILED = CommandName.FAILED
 
 
-class OrderedWorker:
-    """A worker whose commands are compared with the recorded ones."""
+class Ordered(Tape):
+    """The tap that delivers in the order of a recording what comes from live workers, whose commands are compared."""
 
-    def __init__(self, worker: EnvWorker, tape: Tape) -> None:
-        self.worker_id, self._worker, self._tape = worker.worker_id, worker, tape
-
-    def send(self, name: str, payload: Any = None) -> None:
-        """Compare a command with the recorded one, and send it."""
-        self._tape.compare(self.worker_id, CommandName(name).value, payload)
-        self._worker.send(name, payload)
-
-    def recv(self) -> EnvironmentResponse:
-        """Return the answer to the last command, or the failure that it was."""
-        return self._tape.agreed(self._worker.recv(), self._tape.next("recv", self.worker_id))
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_worker":
-            raise AttributeError(name)
-        return getattr(self._worker, name)
-
-
-class OrderedSource(ResponseSource):
-    """A source that returns responses in the recorded order."""
-
-    def __init__(self, source: ResponseSource, tape: Tape) -> None:
-        self._source, self._tape = source, tape
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._answer = Apart.leave  # no answer is delivered but an error
         self.held: defaultdict[int, deque[EnvironmentResponse]] = defaultdict(deque)
         """Responses that have arrived before their turn, by worker_id."""
 
-    @property
-    def steps_when_asked(self) -> bool:  # type: ignore[override]
-        return self._source.steps_when_asked
+    def send(self, worker_id: int, name: str, payload: Any, do: Callable[[str, Any], None]) -> None:
+        super().send(worker_id, name, payload, do)
+        do(name, payload)
 
-    def take(self) -> Sequence[EnvironmentResponse]:
-        return self._in_turn("take")
+    def call(self, what: str, worker_id: int, asked: Any, do: Callable[[], Any]) -> Any:
+        if what == "check_can_travel":
+            self.raise_refused()
+            return do()
+        _, recorded, error = self.next(what, worker_id).content(self._answer)
+        if error is not None:
+            raise error
+        if what == "now":
+            return recorded
+        if what == "launch":
+            self.held.pop(worker_id, None)
+        answer = do()
+        if what == "recv":
+            return self._agreed(answer, recorded)
+        if what == "begin_again":
+            if answer is not None:  # within this process at once, though perhaps not in the recorded run
+                self.held[worker_id].append(answer)
+            return None if recorded is None else self._response_to(recorded)
+        return recorded or answer if what == "is_gone" else answer
 
-    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
-        return self._in_turn("get")
-
-    def _in_turn(self, call: str) -> Sequence[EnvironmentResponse]:
+    def arrived(self, call: str) -> Sequence[EnvironmentResponse]:
+        """Return the live responses in place of those that a call of the source has returned."""
         in_turn = []
-        for form in self._tape.arrived(call):
-            response = self.response_to(form)
+        for recorded in super().arrived(call):
+            response = self._response_to(recorded)
             if response is None:
                 break
             in_turn.append(response)
         return in_turn
 
-    def response_to(self, form: tuple[Any, ...]) -> EnvironmentResponse | None:
+    def _response_to(self, recorded: EnvironmentResponse) -> EnvironmentResponse | None:
         """Wait for the live response in place of a recorded one. Return None when the manager was closed."""
-        name, worker_id, *_ = form
-        held = self.held[worker_id]
-        if name == _FAILED and not held:
-            failure = thawed_response(form)
-            if not isinstance(failure.payload, EnvRaised | BadObservation):
-                return failure  # it may not fail this time, and is replaced
+        held = self.held[recorded.worker_id]
+        if recorded.name is _FAILED and not held and not isinstance(recorded.payload, EnvRaised | BadObservation):
+            return recorded  # it may not fail this time, and is replaced
         while not held:
-            arrived = self._source.take() or self._source.get(1, math.inf)
+            arrived = self.source.take() or self.source.get(1, math.inf)
             if not arrived:
                 return None
             for response in arrived:
                 self.held[response.worker_id].append(response)
-        return self._tape.agreed(held.popleft(), form)
+        return self._agreed(held.popleft(), recorded)
 
-    def listen(self, loop: AbstractEventLoop, ring: Callable[[], None]) -> Callable[[], None]:
-        return self._source.listen(loop, ring)
-
-
-class OrderedHost(HostAround):
-    """A host whose workers respond in the order of a recording."""
-
-    def __init__(self, host: WorkerHost, tape: Tape) -> None:
-        super().__init__(host)
-        self._tape = tape
-        self._source: OrderedSource
-
-    def around_source(self, source: ResponseSource) -> ResponseSource:
-        self._source = OrderedSource(source, self._tape)
-        return self._source
-
-    def launch(self, worker_id: int, generation: int) -> EnvWorker:
-        _, error = self._tape.next("launch", worker_id)
-        if error is not None:
-            raise unpickled(error)
-        self._source.held.pop(worker_id, None)
-        return OrderedWorker(super().launch(worker_id, generation), self._tape)
-
-    def await_start(self) -> dict[int, StartReport]:
-        reports = super().await_start()
-        self._tape.next("started")
-        return reports
-
-    def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
-        response = super().begin_again(worker_id, config)
-        if response is not None:  # within this process at once, though perhaps not in the recorded run
-            self._source.held[worker_id].append(response)
-        _, form = self._tape.next("begin_again", worker_id)
-        return None if form is None else self._source.response_to(form)
-
-    def is_gone(self, worker_id: int) -> bool:
-        was_gone = self._tape.next("is_gone", worker_id)
-        return was_gone or super().is_gone(worker_id)
-
-    def check_can_travel(self, payload: Any) -> None:
-        self._tape.raise_refused()
-        super().check_can_travel(payload)
-
-    def now(self) -> float:
-        return self._tape.next("now")  # type: ignore[no-any-return]
-
-    def close(self) -> None:
-        super().close()
-        self._tape.close()
+    def _agreed(self, response: EnvironmentResponse, recorded: EnvironmentResponse) -> EnvironmentResponse:
+        """Return a live response that is as recorded, or the recorded failure. Raises ReplayDiverged for others."""
+        if recorded.name is _FAILED:
+            return recorded
+        if response.name is _FAILED:
+            what = f"failed, as it did not then: {response.payload}"
+        else:
+            found = unpacked(packed(response, observations=self.about["observations"]))
+            if same(recorded.payload, found.payload):
+                return response
+            what = "returned something else: environments must depend on their seeds and actions alone"
+        worker_id, step = response.worker_id, self.n_steps.get(response.worker_id, 1) - 1
+        text = f"after step {step}, worker {worker_id} {what}"
+        raise self._diverged(text, worker_id, recorded.payload, response.payload, step=step)
 
 
-def ordered(host: WorkerHost, path: str, workers: list[list[int]]) -> WorkerHost:
+def ordered(host: WorkerHost, path: str, workers: list[list[int]]) -> TappedHost:
     """Return a host that delivers what ``host`` does in the order of a recording.
 
     ``workers``: the environments of each. Raises UsageError if the recording has others, and the errors of ``Tape``.
     """
-    tape = Tape(path)
-    recorded = tape.about["env_ids"]
+    tap = Ordered(path)
+    recorded = tap.about["env_ids"]
     if recorded != workers:
-        tape.close()
+        tap.close()
         raise UsageError(
             f"{path} was recorded with the environments {recorded} in its workers, and this manager has {workers}: "
             "take the same n_envs and n_workers, or the kind simple, which takes those of the recording."
         )
-    return OrderedHost(host, tape)
+    return TappedHost(host, tap)

@@ -1,4 +1,4 @@
-"""The facts of a recording, one after the other, beside a trainer that does the same again.
+"""The facts of a recording, one after the other, as the answers of a host to a trainer that does the same again.
 
 The rule: what the trainer does must be what it did. Its actions are compared with the recorded ones, and so is the
 order of what the manager asks.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import types
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -17,8 +16,9 @@ import numpy as np
 
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse
 from envmanager.errors import EnvManagerError
-from envmanager.recording.codec import Unrecorded, frozen_response, thawed, thawed_response, unpickled
-from envmanager.recording.file import FORMAT, BadRecording, Record, read_records
+from envmanager.recording.codec import Apart, kind_of, packed, unpacked
+from envmanager.recording.file import Fact, read_facts
+from envmanager.recording.tap import Tap
 
 _ASKED = {
     "send": "a command",
@@ -30,10 +30,10 @@ _ASKED = {
     "get": "a wait for steps",
     "now": "a look at the time",
     "is_gone": "a look at a worker",
-    "started": "the start",
-    "refused": "a value that cannot be sent",
+    "await_start": "the start",
+    "check_can_travel": "a value that cannot be sent",
 }
-
+"""What a fact is about. Those of other kinds tell what a manager knows by itself, and are left out here."""
 
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 _VALUES = (str, bytes, int, float, complex, type(None), np.generic)
@@ -47,7 +47,7 @@ class ReplayDiverged(EnvManagerError):
     that differs, or -1; ``recorded`` and ``found``: what was done there, such as the two actions.
     """
 
-    def __init__(self, text: str, *, step: int, worker_id: int, row: int, recorded: Any, found: Any) -> None:
+    def __init__(self, text: str, *, step: int, worker_id: int, recorded: Any, found: Any, row: int = -1) -> None:
         super().__init__(text)
         self.step, self.worker_id, self.row = step, worker_id, row
         self.recorded, self.found = recorded, found
@@ -57,144 +57,136 @@ class RecordingEnded(EnvManagerError):
     """Error raised when the trainer goes on after the end of the recording."""
 
 
-class Tape:
-    """The facts of a recording, one after the other."""
+class Tape(Tap):
+    """The tap that replays: it asks no host, and answers what is recorded, as long as the trainer asks the same."""
 
-    def __init__(self, path: str, *, strict: bool = True) -> None:
-        """Open a recording. Raises UsageError if there is none, and BadRecording if it is damaged."""
+    def __init__(self, path: str, *, strict: bool = True, trust: bool = False) -> None:
+        """Open a recording. Raises UsageError if there is none, and BadRecording if it is damaged.
+
+        Without ``strict``, actions may differ. ``trust``: whether to unpickle the objects of classes that it holds.
+        Without it, an answer with such an object raises UsageError, and in commands any of its class is as recorded.
+        """
         self.path, self.strict = path, strict
+        self._answer = Apart.load if trust else Apart.refuse
+        self._command = Apart.load if trust else Apart.leave
         self.n_diverged = 0
         """Number of actions that differed from the recorded ones, if that is no error."""
         self.n_steps: dict[int, int] = {}
         """Number of steps that each worker was asked for, by worker_id."""
-        self._records = read_records(path)
-        first = next(self._records, None)
-        if first is None or first.kind != "about" or first.content.get("format") != FORMAT:
-            raise BadRecording(f"{path} does not begin as a recording of this version of envmanager does.")
-        self.about: Mapping[str, Any] = first.content
-        self._facts: deque[tuple[str, int, Any]] = deque()
+        self._facts = read_facts(path)
+        self.about: Mapping[str, Any] = next(self._facts)
+        self._next: Fact | None = None
+        self._n_empty = 0
+        """Number of calls of the source that have found nothing, of those of the next fact."""
 
     def close(self) -> None:
-        """Close the file."""
-        self._records.close()
+        self._facts.close()
 
-    def peek(self) -> tuple[str, int, Any]:
-        """Return the next fact, and leave it there. Raises RecordingEnded if there is none."""
-        while not self._facts:
-            record: Record | None = next(self._records, None)
-            if record is None:
-                raise RecordingEnded(
-                    f"the recording {self.path} ends here, after {sum(self.n_steps.values()):,} steps of workers, but "
-                    "the trainer goes on."
-                )
-            if record.kind == "facts":
-                self._facts.extend(record.content)
-        return self._facts[0]
-
-    def next(self, what: str, worker_id: int = -1) -> Any:
-        """Return the content of the next fact. Raises ReplayDiverged if it is of another kind or worker."""
-        recorded, of_worker, content = self.peek()
-        if (recorded, of_worker) != (what, worker_id):
-            raise self.diverged(f"{_ASKED[what]} was asked for", worker_id, found=what)
-        self._facts.popleft()
-        return content
-
-    def raise_refused(self) -> None:
-        """Raise the error with which a payload was refused, if that is the next fact."""
-        what, _, content = self.peek()
-        if what == "refused":
-            self._facts.popleft()
-            raise unpickled(content)
-
-    def arrived(self, call: str) -> list[Any]:
-        """Return the recorded forms of the responses that a call of the source has returned, perhaps none."""
-        what, _, content = self.peek()
-        if what == f"no {call}":
-            if content == 1:
-                self._facts.popleft()
-            else:
-                self._facts[0] = (what, -1, content - 1)
-            return []
-        _, forms = self.next(call)
-        return forms  # type: ignore[no-any-return]
-
-    def diverged(self, text: str, worker_id: int, *, found: Any) -> ReplayDiverged:
-        """Return the error for something that was done in place of what is recorded next."""
-        what, of_worker, content = self.peek()
-        who = "" if of_worker < 0 else f" of worker {of_worker}"
-        step = self.n_steps.get(worker_id, 0)
-        return ReplayDiverged(
-            f"the replay of {self.path} has left the recorded run: {text}"
-            + ("" if worker_id < 0 else f" of worker {worker_id} (step {step})")
-            + f", but {_ASKED.get(what.removeprefix('no '), what)}{who} came next in the recording.",
-            step=step,
-            worker_id=worker_id,
-            row=-1,
-            recorded=(what, of_worker, content),
-            found=found,
-        )
-
-    def agreed(self, response: EnvironmentResponse, form: tuple[Any, ...]) -> EnvironmentResponse:
-        """Return a live response that is as recorded, or the recorded failure. Raises ReplayDiverged for others."""
-        if form[0] == CommandName.FAILED:
-            return thawed_response(form)
-        if response.name is CommandName.FAILED:
-            found: Any = response.payload
-        else:
-            observations = self.about["observations"]
-            found = frozen_response(response, observations=observations)
-            is_same = not self.strict or found[2] == form[2]
-            if is_same or same(thawed_response(form).payload, thawed_response(found).payload):
-                return response
-        worker_id, step = response.worker_id, self.n_steps.get(response.worker_id, 1) - 1
-        what = "returned something else: environments must depend on their seeds and actions alone"
-        if response.name is CommandName.FAILED:
-            what = f"failed, as it did not then: {found}"
-        raise ReplayDiverged(
-            f"the environments have left the recorded run {self.path}: after step {step}, worker {worker_id} {what}",
-            step=step,
-            worker_id=worker_id,
-            row=-1,
-            recorded=thawed_response(form).payload,
-            found=response.payload,
-        )
-
-    def compare(self, worker_id: int, name: str, payload: Any) -> None:
-        """Compare a command with the next fact. Raises ReplayDiverged, or counts, if actions differ."""
-        step = self.n_steps.get(worker_id, 0)
+    def send(self, worker_id: int, name: str, payload: Any, do: Callable[[str, Any], None]) -> None:
+        """Compare a command with the recorded one. Raises ReplayDiverged, or counts, if actions differ."""
+        name, step = CommandName(name).value, self.n_steps.get(worker_id, 0)
         if name in STEPPING:
-            rows, actions, _ = self.next("step", worker_id)
-            recorded: Any = {behavior: thawed(form) for behavior, form in actions.items()}
+            rows, recorded, *_ = self.next("step", worker_id).content(self._command)
             recorded_name = CommandName.STEP if rows is None else CommandName.STEP_ROWS
-            recorded = recorded if rows is None else (thawed(rows), recorded)
+            recorded = recorded if rows is None else (rows, recorded)
             self.n_steps[worker_id] = step + 1
         else:
-            recorded_name, recorded = self.next("send", worker_id)
-            recorded = unpickled(recorded)
-        if recorded_name == name and same(recorded, payload):
+            recorded_name, recorded = self.next("send", worker_id).content(self._command)
+        if recorded_name == name and self._is_same(recorded, payload):
             return
         if not self.strict and recorded_name in STEPPING and name in STEPPING:
             self.n_diverged += 1
             return
         row, before, now = _first_difference(recorded, payload)
-        sent = "the action" if name in STEPPING else name
-        was_sent = "the action" if recorded_name in STEPPING else recorded_name
-        raise ReplayDiverged(
-            f"the replay of {self.path} has left the recorded run: in step {step} of worker {worker_id}"
-            + (f", row {row}," if row >= 0 else "")
-            + f" the trainer sent {sent} {now!r}; the recording has {was_sent} {before!r}.",
-            step=step,
-            worker_id=worker_id,
-            row=row,
-            recorded=before,
-            found=now,
-        )
+        where = f"step {step} of worker {worker_id}" + (f", row {row}," if row >= 0 else "")
+        sent, was_sent = ("the action" if each in STEPPING else each for each in (name, recorded_name))
+        text = f"in {where} the trainer sent {sent} {now!r}; the recording has {was_sent} {before!r}"
+        raise self._diverged(text, worker_id, before, now, step=step, row=row)
+
+    def call(self, what: str, worker_id: int, asked: Any, do: Callable[[], Any]) -> Any:
+        if what == "check_can_travel":
+            self.raise_refused()
+            return None
+        fact = self.next(what, worker_id)
+        # An error of begin_again would count as a failure of the worker.
+        recorded, answer, error = fact.content(self._command if what == "begin_again" else self._answer)
+        if not self._is_same(recorded, asked):
+            self._next = fact
+            raise self._another(f"{_ASKED[what]} with {asked}", worker_id, asked)
+        if error is not None:
+            raise error
+        return answer
+
+    def take(self) -> Sequence[EnvironmentResponse]:
+        return self.arrived("take")
+
+    def get(self, n_wanted: int, deadline: float) -> Sequence[EnvironmentResponse]:
+        return self.arrived("get")
+
+    def peek(self) -> Fact:
+        """Return the next fact, and leave it there. Raises RecordingEnded if there is none."""
+        while self._next is None:
+            fact = next(self._facts, None)
+            if fact is None:
+                raise RecordingEnded(
+                    f"the recording {self.path} ends here, after {sum(self.n_steps.values()):,} steps of workers, but "
+                    "the trainer goes on."
+                )
+            if fact.what.removeprefix("no ") in _ASKED:
+                self._next = fact
+        return self._next
+
+    def next(self, what: str, worker_id: int = -1) -> Fact:
+        """Return the next fact. Raises ReplayDiverged if it is of another kind or worker."""
+        fact = self.peek()
+        if (fact.what, fact.worker_id) != (what, worker_id):
+            raise self._another(_ASKED[what], worker_id, what)
+        self._next = None
+        return fact
+
+    def raise_refused(self) -> None:
+        """Raise the error with which a payload was refused, if that is the next fact."""
+        with contextlib.suppress(RecordingEnded):  # nothing was refused, and nothing was sent
+            fact = self.peek()
+            if fact.what == "check_can_travel":
+                self._next = None
+                raise fact.content(self._answer)[2]
+
+    def arrived(self, call: str) -> Sequence[EnvironmentResponse]:
+        """Return the recorded responses that a call of the source has returned, perhaps none."""
+        fact = self.peek()
+        if fact.what == f"no {call}":
+            self._n_empty += 1
+            if self._n_empty == fact.content():
+                self._next, self._n_empty = None, 0
+            return []
+        _, responses = self.next(call).content(self._answer)
+        return responses  # type: ignore[no-any-return]
+
+    def _another(self, asked: str, worker_id: int, found: Any) -> ReplayDiverged:
+        """Return the error for something that was asked for in place of what is recorded next."""
+        fact, step = self.peek(), self.n_steps.get(worker_id, 0)
+        of_next = "" if fact.worker_id < 0 else f" of worker {fact.worker_id}"
+        of_this = "" if worker_id < 0 else f" of worker {worker_id} (step {step})"
+        came = f"{_ASKED[fact.what.removeprefix('no ')]}{of_next} came next in the recording"
+        text = f"{asked} was asked for{of_this}, but {came}"
+        return self._diverged(text, worker_id, (fact.what, fact.worker_id, fact.content()), found, step=step)
+
+    def _diverged(
+        self, text: str, worker_id: int, recorded: Any, found: Any, *, step: int, row: int = -1
+    ) -> ReplayDiverged:
+        text = f"the replay of {self.path} has left the recorded run: {text}."
+        return ReplayDiverged(text, step=step, worker_id=worker_id, recorded=recorded, found=found, row=row)
+
+    def _is_same(self, recorded: Any, found: Any) -> bool:
+        """Return whether a value is as recorded, once it has been recorded too."""
+        return same(recorded, unpacked(packed(found), self._command))
 
 
 def same(one: Any, other: Any, within: tuple[tuple[Any, Any], ...] = ()) -> bool:
     """Return whether two payloads are equal to the bit. ``within``: the pairs of objects of which they are parts."""
-    if isinstance(one, Unrecorded):
-        return True
+    if isinstance(one, Apart):
+        return one.data is None or one.kind == (other.kind if isinstance(other, Apart) else kind_of(other))
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         one, other = np.asarray(one), np.asarray(other)
         if one.shape != other.shape or one.dtype != other.dtype:

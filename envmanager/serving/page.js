@@ -7,6 +7,9 @@ const DOINGS = [  // in the order in which a span has them, from its fourth numb
 ];
 const LINES = ["step", "core", "reset", "restart"];
 const TIMES = [1, 2, 5, 10, 15, 30, ...[1, 2, 5, 10, 15, 30, 60, 120, 300, 720, 1440, 2880, 7200].map(n => 60 * n)];
+// Behaviors and figures may be called anything, such as "constructor": objects with these keys have no prototype.
+const plain = (...parts) => Object.assign(Object.create(null), ...parts);
+const bare = (_, value) => value && typeof value === "object" && !Array.isArray(value) ? plain(value) : value;
 const $ = id => document.getElementById(id);
 let after = 0, spans = [], events = [], last = null, isOff = false;
 
@@ -20,6 +23,7 @@ const make = (tag, text = "", parent = null) => {
 const number = value => value == null ? "–" : Math.abs(value) >= 1000 || Number.isInteger(value)
   ? Math.round(value).toLocaleString("en")
   : Math.abs(value) < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+const bytes = n => n >= 2 ** 30 ? `${number(n / 2 ** 30)} GiB` : `${number(n / 2 ** 20)} MiB`;
 const seconds = s => s >= 1 ? `${number(s)} s` : s >= 1e-3 ? `${number(s * 1e3)} ms` : `${number(s * 1e6)} µs`;
 const clock = s => [s / 3600, s / 60 % 60, s % 60].map(n => String(Math.floor(n)).padStart(2, "0")).join(":");
 
@@ -82,7 +86,7 @@ function drawTimeline() {
     const worker = workers[Math.floor(event.offsetY / row)];
     if (worker) $("under").textContent = `worker ${worker.id} (env ${worker.envs.join(", ")}): ${worker.state}, ` +
       `${number(worker.steps)} steps, median ${seconds(worker.median)}, idle ${number(worker.idle * 100)} %, ` +
-      `${worker.restarts} restarts`;
+      `${worker.restarts} restarts` + (worker.memory ? `, ${bytes(worker.memory)} of memory` : "");
   };
 }
 
@@ -118,7 +122,7 @@ function drawPlot(id, lines) {  // lines: name → [[seconds, value], …]
 }
 
 function drawPlots() {
-  const rate = [], returns = {}, counted = {};
+  const rate = [], returns = plain(), counted = plain();
   last.history.forEach(([s, steps, progress], at) => {
     const [before, stepsBefore] = at ? last.history[at - 1] : [0, 0];
     if (at && s > before) rate.push([s, (steps - stepsBefore) / (s - before)]);
@@ -133,32 +137,38 @@ function drawPlots() {
 }
 
 function show() {
-  const { means, tasks, figures } = last, names = Object.keys(means);
+  const { means, tasks, figures, facts } = last, names = Object.keys(means);
   $("about").textContent = `${last.workers.reduce((n, w) => n + w.envs.length, 0)} environments in ` +
     `${last.workers.length} workers, watched for ${clock(last.now / 1000)}`;
-  const tiles = { "env steps/s": number(last.steps_per_s), "env steps": number(last.env_steps) };
+  const tiles = plain({ "env steps/s": number(last.steps_per_s), "env steps": number(last.env_steps) });
   tiles.episodes = number(last.episodes);
-  for (const name of names) tiles[names.length > 1 ? `return, ${name}` : "mean return"] = number(means[name].return);
+  for (const name of names) {
+    const { return: mean, length, ...measures } = means[name], whose = names.length > 1 ? `, ${name}` : "";
+    tiles[whose ? `return${whose}` : "mean return"] = number(mean);
+    for (const each of Object.keys(measures)) tiles[each + whose] = number(measures[each]);
+  }
   if (tasks) tiles["tasks done"] = number(tasks.done) + (tasks.total == null ? "" : ` of ${number(tasks.total)}`);
   if (tasks && tasks.lost) tiles["tasks given up"] = number(tasks.lost);
   tiles.restarts = number(last.restarts);
   tiles["episodes lost"] = number(last.episodes_lost);
+  const memory = last.workers.reduce((n, worker) => n + worker.memory, 0);
+  if (memory) tiles["memory of workers"] = bytes(memory);
   $("tiles").replaceChildren(...Object.entries(tiles).map(([name, value]) => {
     const tile = make("div");
     make("b", value, tile);
     make("span", name, tile);
     return tile;
   }));
+  $("facts").textContent = Object.entries(facts).map(each => each.join(": ")).join("\u2003");
   $("verdict").textContent = last.verdict;
   $("learning").hidden = !Object.keys(figures).length;
-  const columns = [...new Set(Object.values(figures).flatMap(Object.keys))];
-  const rows = Object.entries(figures).map(([name, own]) => [name, ...columns.map(each => number(own[each]))]);
-  $("figures").replaceChildren(...[["behavior", ...columns.map(each => each.replaceAll("_", " "))], ...rows].map(
-    (cells, at) => {
-      const row = make("tr");
-      cells.forEach(cell => make(at ? "td" : "th", cell, row));
-      return row;
-    }));
+  const known = [...new Set(Object.values(figures).flatMap(Object.keys))];
+  const rows = known.map(name => [name.replaceAll("_", " "), ...Object.values(figures).map(own => number(own[name]))]);
+  $("figures").replaceChildren(...[["behavior", ...Object.keys(figures)], ...rows].map((cells, at) => {
+    const row = make("tr");
+    cells.forEach(cell => make(at ? "td" : "th", cell, row));
+    return row;
+  }));
   drawTimeline();
   drawPlots();
 }
@@ -185,7 +195,7 @@ async function update() {
     const headers = { Authorization: `Bearer ${TOKEN}` };
     const answer = await fetch(`data?after=${after}`, { headers, signal: AbortSignal.timeout(8000) });
     if (!answer.ok) throw new Error(await answer.text());
-    last = await answer.json();
+    last = JSON.parse(await answer.text(), bare);
     after = last.number;
     spans = [...spans.filter(span => span[2] > last.now - LONGEST_MS), ...last.spans];
     addEvents(last.events);

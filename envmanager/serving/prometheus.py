@@ -29,13 +29,9 @@ class Collector:
         registry.register(self)
         return content_type, encode(registry)
 
-    def describe(self) -> list[Any]:
-        """Return nothing: the names need not be known before the values."""
-        return []
-
     def collect(self) -> Iterator[Any]:
         watch = self._watch
-        stats, entries, tasks, manager = watch.stats(), watch.table.entries, watch.tasks(), watch.manager()
+        stats, entries, tasks, manager = watch.stats(), watch.table.entries, watch.tasks() or {}, watch.manager()
         for kind, name, text, value in (
             (Counter, "env_steps", "Environment steps delivered", watch.table.env_steps),
             (Counter, "steps_lost", "Worker steps sent and never delivered", stats.steps_lost),
@@ -52,7 +48,7 @@ class Collector:
                     (Gauge, "tasks_running", "Tasks under way", "running"),
                     (Gauge, "tasks", "Number of tasks in all", "total"),
                 )
-                if tasks is not None and tasks[key] is not None
+                if tasks.get(key) is not None
             ),
         ):
             yield _family(kind, name, text, [((), value)])
@@ -62,6 +58,7 @@ class Collector:
             (Gauge, "failed", "Whether the worker was given up", entries, "is_given_up"),
             (Gauge, "idle_share", "Share of the time without a command", stats.workers, "idle_share"),
             (Gauge, "core_wait_share", "Share of the time without a free core", stats.workers, "core_wait_share"),
+            (Gauge, "memory_bytes", "Resident memory, or 0 if unknown", stats.workers, "memory_bytes"),
         ):
             of_each = [((each.worker_id,), getattr(each, field)) for each in workers]
             yield _family(kind, f"worker_{name}", text, of_each, "worker")
@@ -73,10 +70,13 @@ class Collector:
         yield _family(Counter, "worker_seconds", "Time in steps, idle, and in other commands", doing, "worker", "doing")
         counts = {} if manager is None else manager.events.counts()
         yield _family(Counter, "events", "Events", [((kind,), n) for kind, n in counts.items()], "kind")
-        means = watch.means().items()
+        means = watch.means()
         for name in ("return", "length"):
-            values = [((behavior,), own[name]) for behavior, own in means]
+            values = [((behavior,), own.pop(name)) for behavior, own in means.items()]
             yield _family(Gauge, f"episode_{name}", "Mean of the last hundred episodes", values, "behavior")
+        measures = [((behavior, name), mean) for behavior, own in means.items() for name, mean in own.items()]
+        text = "Mean of the last hundred episodes that have it"
+        yield _family(Gauge, "episode_measure", text, measures, "behavior", "measure")
         figures = [
             ((behavior, name), figure)
             for behavior, own in watch.known_figures().items()

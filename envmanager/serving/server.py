@@ -41,10 +41,13 @@ from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import after_fork_in_child
 
 _MOST_CONNECTIONS = 32
+"""Number of connections beyond which the oldest is closed, so that no client can keep another out."""
+_LONGEST_S = 20.0
+"""Seconds after which a connection is closed, whatever it still sends or takes."""
 _LEAVE_S = 1.0
 """Seconds that ``close`` waits for the thread of the server."""
 _logger = logging.getLogger("envmanager")
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_listening: weakref.WeakSet[_Http] = weakref.WeakSet()
 
 _PARTS = {
     "PLOT STYLE": "uplot/uPlot.min.css",
@@ -71,6 +74,8 @@ class Server:
         """What is shown."""
         self.figures = watch.figures
         """Figures of learning to show, by behavior: ``server.figures["default"] = {"loss": 0.1}``."""
+        self.facts = watch.facts
+        """Further texts to show, by name: ``server.facts["goal"] = "1,000,000 steps"``."""
         self._owner_pid = os.getpid()
         try:
             self._http = _Http(watch, port, host, self.token)
@@ -82,7 +87,7 @@ class Server:
         shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.port}/?token={quote(self.token, safe='')}"
         self._thread = threading.Thread(target=self._http.run, name=f"envmanager-serve-{self.port}", daemon=True)
-        _servers.add(self)
+        _listening.add(self._http)
         self._thread.start()
 
     def close(self) -> None:
@@ -98,16 +103,13 @@ class Server:
         state = "answers" if self._thread.is_alive() else "closed"
         return f"<{type(self).__name__}: port {self.port}, {state}>"  # without the token
 
-    def close_in_child(self) -> None:
-        """Close the sockets that a forked process has inherited, so that the port does not stay taken."""
-        for each in [self._http.socket, *self._http.connections]:
-            each.close()
-
 
 @after_fork_in_child
 def _close_in_child() -> None:
-    for server in list(_servers):
-        server.close_in_child()
+    """Close the sockets that a forked process has inherited, so that the port does not stay taken."""
+    for http in list(_listening):
+        for each in [http.socket, *http.connections]:
+            each.close()
 
 
 class _Http(socketserver.ThreadingTCPServer):
@@ -119,7 +121,8 @@ class _Http(socketserver.ThreadingTCPServer):
 
     def __init__(self, watch: Watch, port: int, host: str, token: str) -> None:
         self.watch, self.token = watch, token.encode()
-        self.connections: set[socket.socket] = set()
+        self.connections: dict[socket.socket, float] = {}
+        """Open connections, the oldest first, and when each began, by ``time.monotonic``."""
         self._is_ending = threading.Event()
         if not isinstance(host, str):
             raise TypeError("the host must be a text, such as 127.0.0.1")
@@ -142,10 +145,16 @@ class _Http(socketserver.ThreadingTCPServer):
             self.timeout = max(0.0, due_s - time.monotonic())
             with contextlib.suppress(OSError, ValueError):  # closed meanwhile
                 self.handle_request()
+            for connection, began_s in list(self.connections.items()):
+                if time.monotonic() - began_s > _LONGEST_S:
+                    self._end(connection)
         self.server_close()
         for connection in list(self.connections):
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # its thread closes it
+            connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
         """Make ``run`` return, and wake it where the system can."""
@@ -159,15 +168,14 @@ class _Http(socketserver.ThreadingTCPServer):
         except OSError:  # as without descriptors: not at once again
             self._is_ending.wait(SAMPLE_S)
             raise
-        self.connections.add(connection)
+        for oldest in list(self.connections)[: len(self.connections) - _MOST_CONNECTIONS + 1]:
+            self._end(oldest)
+        self.connections[connection] = time.monotonic()
         return connection, address
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        return len(self.connections) <= _MOST_CONNECTIONS
 
     def shutdown_request(self, request: Any) -> None:
         super().shutdown_request(request)
-        self.connections.discard(request)
+        self.connections.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         _logger.debug("a request for the page failed", exc_info=True)

@@ -25,7 +25,7 @@ import attrs
 from envmanager.errors import UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.table import Entry, WorkerState, WorkerTable
-from envmanager.observe.episodes import RECENT, Episode, Episodes
+from envmanager.observe.episodes import RECENT, Episodes, FinishedEpisode, means_of_measures
 from envmanager.observe.events import Event, LateReplyDiscarded, Note, Started
 from envmanager.observe.stats import ManagerStats
 from envmanager.observe.timing import WaitTimes
@@ -61,7 +61,7 @@ class _Progress:
 
     count: int = 0
     total: float = 0.0
-    recent: deque[Episode] = attrs.field(factory=lambda: deque(maxlen=RECENT))
+    recent: deque[FinishedEpisode] = attrs.field(factory=lambda: deque(maxlen=RECENT))
 
 
 class Watch:
@@ -78,6 +78,8 @@ class Watch:
         self.waits, self.episodes = waits, episodes
         self.figures: dict[str, Mapping[str, float]] = {}
         """Figures of learning, by behavior, such as losses: numbers, also of NumPy and PyTorch. No others are shown."""
+        self.facts: dict[str, str] = {}
+        """Further texts to show, by name, such as the goal of a training and its last evaluation."""
         self.manager, self._calls = manager, calls
         self._began_ns = time.perf_counter_ns()
         self._lock = threading.Lock()
@@ -93,7 +95,7 @@ class Watch:
         """Seconds, environment steps, and number and sum of the returns by behavior, all since the beginning."""
         self._point_every_s, self._point_due_s = 1.0, 0.0
         self._progress: dict[str, _Progress] = {}
-        self._last_episode: Episode | None = None
+        self._last_episode: FinishedEpisode | None = None
         self._last_event: Callable[[], Event | None] = lambda: None
         self._stats, self._stats_due_s, self._stats_lock = ManagerStats(()), -math.inf, threading.Lock()
         self._before = [self._counts(entry) for entry in table.entries]
@@ -185,13 +187,14 @@ class Watch:
         return known
 
     def means(self) -> dict[str, dict[str, float]]:
-        """Return the mean return and length of the last hundred episodes, by behavior."""
+        """Return the means of returns, lengths and measures of the last hundred episodes, by behavior."""
         with self._lock:
             recent = {behavior: list(own.recent) for behavior, own in self._progress.items()}
         return {
             behavior: {
                 "return": sum([episode.total for episode in own]) / len(own),
                 "length": sum([episode.length for episode in own]) / len(own),
+                **means_of_measures(own, self.episodes.measures),
             }
             for behavior, own in recent.items()
         }
@@ -204,7 +207,7 @@ class Watch:
         for entry, before, own in zip(entries, self._before, stats.workers, strict=False):
             state = "reset" if is_resetting and entry.state is WorkerState.IDLE else _STATES[entry.state]
             known = {"id": entry.worker_id, "envs": entry.env_ids, "steps": entry.steps, "restarts": entry.restarts}
-            shares = {"idle": own.idle_share, "median": own.step_time_p50_s}
+            shares = {"idle": own.idle_share, "median": own.step_time_p50_s, "memory": own.memory_bytes}
             workers.append({**known, **shares, "state": state, "since": self._ms(before.ended)})
         with self._lock:
             (then_s, n_then), (now_s, n_now) = self._rates[0], self._rates[-1]
@@ -225,6 +228,7 @@ class Watch:
             "means": self.means(),
             "tasks": self.tasks(),
             "figures": self.known_figures(),
+            "facts": {str(name): str(text)[:_LONGEST_TEXT] for name, text in self.facts.copy().items()},
             "verdict": stats.verdict or stats.placement,
             "workers": workers,
         }

@@ -54,6 +54,15 @@ def core_wait_ns(pid: int) -> int:
     return int(waited_ns)
 
 
+def memory_bytes(pid: int) -> int:
+    """Return the resident memory of a process and its descendants, or 0 if it is unknown."""
+    n_pages = 0
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{each}/statm", "rb") as file:
+            n_pages += int(file.read().split()[1])
+    return n_pages * os.sysconf("SC_PAGE_SIZE") if n_pages else 0
+
+
 _NAMES_ON_WINDOWS = {
     0xC0000005: "ACCESS_VIOLATION", 0xC000001D: "ILLEGAL_INSTRUCTION", 0xC00000FD: "STACK_OVERFLOW",
     0xC000013A: "CONTROL_C_EXIT", 0xC0000409: "STACK_BUFFER_OVERRUN",

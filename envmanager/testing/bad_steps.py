@@ -37,4 +37,3 @@ BAD_STEPS: Mapping[str, Change] = {
     "agent_id: twice": changed(agent_id=lambda ids: np.zeros(len(ids) + 1, np.int64)),
     "the result: None": Change(lambda _: None),
 }
-"""Faults that break the spec of a FaultyEnvironment, by name."""

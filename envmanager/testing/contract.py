@@ -25,10 +25,10 @@ import pytest
 from envmanager.check.environment import check_environment
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.env_manager import EnvManager
-from envmanager.environment import EnvContext
 from envmanager.errors import BadAction, EnvRaised, UsageError
 from envmanager.options import Wait
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
+from envmanager.testing.faults import faulty
 
 
 class NumberedActions:
@@ -328,10 +328,7 @@ class _LifeContract(OwnManagers):
                 check_echo(info, policy.given, n_steps)
 
     def test_an_exception_in_step_is_raised_once_and_reset_revives(self) -> None:
-        def make(context: EnvContext) -> FakeEnvironment:
-            return FakeEnvironment([Step(), Raise(ValueError("gear 7 broke"))] if context.env_id == 0 else [Step()])
-
-        with self.stepping(make, 2) as manager:
+        with self.stepping(faulty(Raise(ValueError("gear 7 broke")), after=1, only_env=0), 2) as manager:
             manager.step(Wait.all())
             with pytest.raises(EnvRaised, match="gear 7 broke") as raised:
                 manager.step(Wait.all())
@@ -345,7 +342,7 @@ class _LifeContract(OwnManagers):
             assert manager.step(Wait.all())
 
     def test_an_exception_in_reset_is_raised_and_another_reset_works(self) -> None:
-        with self.make_manager([_FailsFirstReset, FakeEnvironment], 2) as manager:
+        with self.make_manager(faulty(Raise(RuntimeError("not yet")), at="reset", only_env=0), 2) as manager:
             manager.set_policy("default", NumberedActions())
             with pytest.raises(EnvRaised, match="not yet") as raised:
                 manager.reset()
@@ -354,11 +351,8 @@ class _LifeContract(OwnManagers):
             assert manager.step(Wait.all())
 
     def test_an_exception_in_the_factory_is_raised_by_the_constructor(self) -> None:
-        def make() -> None:
-            raise RuntimeError("no license")
-
         with pytest.raises(EnvRaised, match="no license") as raised:
-            self.make_manager(make, 2)
+            self.make_manager(faulty(Raise(RuntimeError("no license")), at="start"), 2)
         assert raised.value.phase == "start"
         assert isinstance(raised.value.__cause__, RuntimeError) or not self.exceptions_travel
 
@@ -393,11 +387,3 @@ class EnvironmentContract:
         findings = check_environment(self.make_environment, n_steps=self.n_steps, seed=0, in_process=True)
         problems = [f"{each.text} {each.advice}" for each in findings if each.outcome == "problem"]
         assert not problems, "\n".join(problems)
-
-
-class _FailsFirstReset(FakeEnvironment):
-    def reset(self, **arguments: Any) -> Any:
-        self.seeds.append(None)
-        if len(self.seeds) == 1:
-            raise RuntimeError("not yet")
-        return super().reset(**arguments)

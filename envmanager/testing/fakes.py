@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
-from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, Steps
+from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, StartReport, Steps
 from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
 from envmanager.hosts.hosting import COMMANDS, failed, make_group
@@ -45,6 +45,7 @@ class FakeWorker:
         self.sent: list[tuple[str, Any]] = []
         self._step_queue = step_queue
         self._group = make_group(FakeEnvironment if env_factory is None else env_factory, worker_id)
+        self.report: StartReport = COMMANDS[CommandName.START](self._group, None)
         self._responses: list[EnvironmentResponse] = []
         self._held_back: list[EnvironmentResponse] = []
 
@@ -52,6 +53,9 @@ class FakeWorker:
         """Execute a command. Queue the response to a step unless ``hold`` is set. Keep other responses for ``recv``."""
         command = CommandName(name)
         self.sent.append((str(command), payload))
+        if command is CommandName.BEGIN and self._group.on_demand is not None:
+            self._group.on_demand.add(payload)
+            return
         response = self._respond(command, payload)
         if command not in STEPPING:
             self._responses.append(response)

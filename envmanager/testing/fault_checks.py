@@ -45,7 +45,6 @@ IDLE = ("idle", "step")
 SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 """Signal that kills a process. On Windows ``os.kill`` makes the number of the signal the exit code."""
 KILLED = "SIGKILL" if hasattr(signal, "SIGKILL") else f"EXIT({signal.SIGTERM:d})"
-"""Name that errors give to the exit of a process killed by SIGKILL."""
 unless_windows = functools.partial(pytest.mark.skipif, sys.platform == "win32")
 """A decorator that skips a test on Windows. ``reason`` says what Windows lacks."""
 
@@ -177,19 +176,16 @@ class CheckedTrainer:
     def _check(self, info: StepInfo) -> None:
         last = self._last[info.worker_id]
         assert info.previous is last.current
+        if info.lost is None:
+            check_echo(info, self._policy.given, self._n_steps)
+            self._last[info.worker_id] = info
+            return
         if is_recycled(info):
             assert self._recycling
             assert last.current["default"].ended.any(), "no episode had ended"
-            check_lost(info, last)
-            self.recycled.append(info)
-            self._begin(info)
-        elif info.lost is not None:
-            check_lost(info, last)
-            self.lost.append(info)
-            self._begin(info)
-        else:
-            check_echo(info, self._policy.given, self._n_steps)
-            self._last[info.worker_id] = info
+        check_lost(info, last)
+        (self.recycled if is_recycled(info) else self.lost).append(info)
+        self._begin(info)
 
     def _begin(self, info: StepInfo) -> None:
         self._last[info.worker_id] = info
@@ -240,7 +236,6 @@ class FaultyManagers:
     has_processes = True
     """Whether each environment has its own process, which tests may kill. If False, one worker has all environments."""
     begins_on_demand = True
-    """Whether episodes can begin on demand, from tasks."""
     exceptions_travel = True
     """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, only its text is available."""
     start_s = 12.0
@@ -283,9 +278,8 @@ class FaultyManagers:
 
     def others_than(self, env_id: int, n_envs: int = 3) -> list[int]:
         """Return the ids of the workers that do not host environment ``env_id``."""
-        return [
-            worker_id for worker_id in range(n_envs if self.has_processes else 1) if worker_id != self.worker_of(env_id)
-        ]
+        own, n_workers = self.worker_of(env_id), n_envs if self.has_processes else 1
+        return [worker_id for worker_id in range(n_workers) if worker_id != own]
 
 
 _warmed_up: set[type] = set()

@@ -8,7 +8,7 @@
         def make_manager(self, env_factory, n_envs, **options):
             return MyManager(env_factory, n_envs, **options)
 
-The case numbers in the names of the tests refer to the table in "When things go wrong" in the documentation. The tests
+The case numbers in the names of the tests are those of the page "Cases of faults" of the documentation. The tests
 assert that the right errors are raised, and that the invariants of :mod:`envmanager.testing.fault_checks` hold. They
 use only the public interface of managers.
 """
@@ -18,21 +18,19 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import numpy as np
 import pytest
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec, object_array
-from envmanager.data.steps import Steps
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
-from envmanager.errors import BadObservation, EnvRaised, UsageError, WorkerDied, WorkerTimedOut
+from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerTimedOut
 from envmanager.options import Timeouts, Wait
 from envmanager.testing.contract import NumberedActions
 from envmanager.testing.fakes import Die, EchoEnvironment, FakeEnvironment, Raise, Sleep
@@ -71,9 +69,11 @@ from envmanager.testing.faults import (
 )
 from envmanager.testing.leaks import descendants
 
+_OBJECT = ArraySpec((), object)
+
 
 class CodeFaults(FaultyManagers):
-    """Tests of faults in the environment's own code: cases 1 to 12 of "When things go wrong" in the documentation."""
+    """Tests of faults in the environment's own code: cases 1 to 12 of "Cases of faults" in the documentation."""
 
     @pytest.mark.parametrize("error", [ValueError("no license"), SystemExit(3), MemoryError("too big")], ids=type)
     def test_case_01_a_constructor_raises_and_all_others_are_stopped(self, error: BaseException) -> None:
@@ -317,9 +317,16 @@ class DataFaults(FaultyManagers):
 
     @only_with_processes
     def test_case_32_an_observation_that_cannot_be_pickled_is_an_error_and_the_worker_lives(self) -> None:
-        with self._ready(_Locked, 1) as manager:
+        locks = [threading.Lock]
+
+        def observe(n_steps: int) -> np.ndarray:
+            return object_array([locks.pop()() if n_steps == 1 and locks else n_steps])
+
+        with self._ready(lambda context: _Observed(context, _OBJECT, observe), 1) as manager:
             pid = manager.stats().workers[0].pid
-            told = check_error(_error_of_step(manager), EnvRaised, worker_id=0, env_id=0, phase="step")
+            with pytest.raises(EnvRaised) as raised:
+                manager.step(Wait.all())
+            told = check_error(raised.value, EnvRaised, worker_id=0, env_id=0, phase="step")
             assert "pickle" in told.cause
             manager.reset()
             assert len(manager.step()) == 1
@@ -329,7 +336,9 @@ class DataFaults(FaultyManagers):
 
     def test_case_34_a_very_large_observation_is_delivered(self) -> None:
         size = self.large_observation_bytes
-        with self._ready(lambda: _Large(size), 1) as manager:
+        spec = ArraySpec((size,), np.uint8)
+        observe = lambda n_steps: np.full((1, size), n_steps, np.uint8)  # noqa: E731
+        with self._ready(lambda context: _Observed(context, spec, observe), 1) as manager:
             for number in (1, 2):
                 (info,) = manager.step()
                 obs = info.current["default"].obs
@@ -339,14 +348,19 @@ class DataFaults(FaultyManagers):
                 assert info.previous["default"].obs[0, -1] == number - 1
 
     def test_case_34_an_observation_whose_size_changes_is_delivered(self) -> None:
-        with self._ready(_Growing, 3) as manager:
+        sizes = (1, 10, 1_000_000, 100, 100_000, 10_000, 1_000)
+
+        def observe(n_steps: int) -> np.ndarray:
+            return object_array([np.full(sizes[n_steps % len(sizes)], n_steps, np.uint8)])
+
+        with self._ready(lambda context: _Observed(context, _OBJECT, observe), 3) as manager:
             n_steps = dict.fromkeys(range(3), 0)
             while min(n_steps.values()) < 6:
                 for info in manager.step():
                     steps = info.current["default"]
                     for env_id, obs in zip(steps.env_id.tolist(), steps.obs, strict=True):
                         n_steps[env_id] += 1
-                        assert obs.tolist() == [n_steps[env_id]] * _Growing.size_at(n_steps[env_id])
+                        assert obs.tolist() == observe(n_steps[env_id])[0].tolist()
 
     def test_case_34_large_commands_and_large_responses_at_once_do_not_block(self) -> None:
         text = "x" * 1_000_000
@@ -363,58 +377,13 @@ class FaultContract(CodeFaults, RestartsAfterFaults, TasksUnderFaults, DataFault
     """A test class to inherit, with all fault tests. Set ``has_processes = False`` if no worker is a process."""
 
 
-def _error_of_step(manager: EnvManager) -> BaseException:
-    with pytest.raises((BadObservation, EnvRaised)) as raised:
-        manager.step(Wait.all())
-    return raised.value
+class _Observed(EchoEnvironment):
+    """An environment whose observations are ``observe(n_steps)``, an array of one row."""
 
-
-class _AnyObservation(EchoEnvironment):
-    """Base class of environments whose observation is a Python object, returned by ``observe(n_steps)``."""
-
-    SPEC = BehaviorSpec(ArraySpec((), object), ArraySpec((), np.int64))
-
-    def observe(self, n_steps: int) -> Any:
-        raise NotImplementedError
-
-    def _steps(self, obs: np.ndarray, action: np.ndarray, ended: bool, final_obs: np.ndarray | None) -> Steps:
-        steps = super()._steps(obs, action, ended, final_obs)["default"]
-        seen, final = self._seen(obs), None if final_obs is None else self._seen(final_obs)
-        return {"default": attrs.evolve(steps, obs=seen, final_obs=final)}
-
-    def _seen(self, obs: np.ndarray) -> np.ndarray:
-        return object_array([self.observe(int(obs[0, 2]))])
-
-
-class _Growing(_AnyObservation):
-    SIZES = (1, 10, 1_000_000, 100, 100_000, 10_000, 1_000)
-
-    @classmethod
-    def size_at(cls, n_steps: int) -> int:
-        return cls.SIZES[n_steps % len(cls.SIZES)]
-
-    def observe(self, n_steps: int) -> Any:
-        return np.full(self.size_at(n_steps), n_steps, np.uint8)
-
-
-class _Locked(_AnyObservation):
-    def __init__(self, context: EnvContext) -> None:
+    def __init__(self, context: EnvContext, spec: ArraySpec, observe: Callable[[int], np.ndarray]) -> None:
         super().__init__(context)
-        self._is_spoiled = False
+        self.SPEC = BehaviorSpec(spec, ArraySpec((), np.int64))
+        self._observe = observe
 
-    def observe(self, n_steps: int) -> Any:
-        if n_steps == 1 and not self._is_spoiled:
-            self._is_spoiled = True
-            return threading.Lock()
-        return n_steps
-
-
-class _Large(FakeEnvironment):
-    """An environment whose observation has ``n_bytes`` bytes, each equal to the number of the step."""
-
-    def __init__(self, n_bytes: int) -> None:
-        super().__init__()
-        self.SPEC = BehaviorSpec(ArraySpec((n_bytes,), np.uint8), ArraySpec((), np.int64))
-
-    def _obs(self, action: int) -> np.ndarray:
-        return np.full((1, *self.SPEC.observation.shape), self._n_steps, np.uint8)
+    def _obs(self, action: np.ndarray) -> np.ndarray:
+        return self._observe(self._n_steps)

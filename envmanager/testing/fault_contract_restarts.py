@@ -38,6 +38,7 @@ from envmanager.testing.faults import FaultyEnvironment, faulty
 SHORT = Timeouts(reset_s=3.0, step_s=3.0, call_s=3.0)
 ON_EXCEPTION = RestartPolicy(on_exception="restart")
 BROKEN = Raise(ValueError("gear 7 broke"))
+BREAKS_ONCE = faulty(BROKEN, after=3, only_env=1, only_generation=0)
 
 
 class RestartsAfterFaults(FaultyManagers):
@@ -67,11 +68,7 @@ class RestartsAfterFaults(FaultyManagers):
     @only_with_processes
     @pytest.mark.parametrize(
         ("fault", "kind"),
-        [
-            (Die(0), WorkerDied),
-            (Die(signal_number=SIGKILL), WorkerDied),
-            (Sleep(600), WorkerTimedOut),
-        ],
+        [(Die(0), WorkerDied), (Die(signal_number=SIGKILL), WorkerDied), (Sleep(600), WorkerTimedOut)],
         ids=["exits", "is killed", "hangs"],
     )
     def test_case_20_a_worker_that_fails_is_replaced_once_and_its_episode_is_lost(self, fault: Any, kind: Any) -> None:
@@ -126,8 +123,7 @@ class RestartsAfterFaults(FaultyManagers):
             trainer.go_on([0, 1, 2])
 
     def test_case_20_a_new_generation_has_seeds_of_its_own(self) -> None:
-        factory = faulty(BROKEN, after=3, only_env=1, only_generation=0)
-        with self.running(factory, restarts=ON_EXCEPTION, seed=7) as trainer:
+        with self.running(BREAKS_ONCE, restarts=ON_EXCEPTION, seed=7) as trainer:
             trainer.until_lost()
 
             generations = [trainer.workers[self.worker_of(env_id)].generation for env_id in range(3)]
@@ -139,8 +135,7 @@ class RestartsAfterFaults(FaultyManagers):
             assert trainer.manager.get_attr("seeds") == [[seed] for seed in expected]
 
     def test_case_20_the_seed_of_the_last_reset_counts(self) -> None:
-        factory = faulty(BROKEN, after=3, only_env=1, only_generation=0)
-        with self.running(factory, restarts=ON_EXCEPTION, seed=7) as trainer:
+        with self.running(BREAKS_ONCE, restarts=ON_EXCEPTION, seed=7) as trainer:
             trainer.reset({"seed": 4})
             trainer.until_lost()
             assert trainer.manager.get_attr("seeds")[1] == [derive_seed(4, 1, 1)]
@@ -148,7 +143,7 @@ class RestartsAfterFaults(FaultyManagers):
     @pytest.mark.parametrize("seed", [7, [5, None, 6]], ids=["a number", "a list"])
     def test_case_20_a_reset_with_a_seed_gives_the_same_seeds_whatever_was_replaced_before(self, seed: Any) -> None:
         expected = derive_seeds(seed, [0, 1, 2])
-        with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
+        with self.running(BREAKS_ONCE, restarts=ON_EXCEPTION) as trainer:
             trainer.until_lost()
             trainer.manager.reset(seed=seed)
             assert [seeds[-1] for seeds in trainer.manager.get_attr("seeds")] == expected
@@ -158,7 +153,7 @@ class RestartsAfterFaults(FaultyManagers):
                 assert [seeds[-1] for seeds in trainer.manager.get_attr("seeds")] == expected
 
     def test_case_20_attributes_that_were_set_hold_in_the_replacement(self) -> None:
-        with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
+        with self.running(BREAKS_ONCE, restarts=ON_EXCEPTION) as trainer:
             trainer.manager.set_attr("label", "first")
             trainer.manager.set_attr("label", ["x", "y", "z"])
             trainer.manager.set_attr("label", "last", env_ids=[0])
@@ -166,7 +161,7 @@ class RestartsAfterFaults(FaultyManagers):
             assert trainer.manager.get_attr("label") == ["last", "y", "z"]
 
     def test_case_23_a_new_generation_has_slot_numbers_of_its_own(self) -> None:
-        with self.running(faulty(BROKEN, after=3, only_env=1, only_generation=0), restarts=ON_EXCEPTION) as trainer:
+        with self.running(BREAKS_ONCE, restarts=ON_EXCEPTION) as trainer:
             before = [context.slot for context in trainer.manager.get_attr("context")]
             trainer.until_lost()
             after = [context.slot for context in trainer.manager.get_attr("context")]

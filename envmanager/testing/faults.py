@@ -68,7 +68,6 @@ class RaiseNew(Fault):
         raise self.make_error()
 
 
-@attrs.frozen
 class Recurse(Fault):
     """A fault that recurses infinitely, which raises a RecursionError with a long traceback."""
 
@@ -92,7 +91,6 @@ class HoldGil(Fault):
             ctypes.PyDLL(None).sleep(int(self.seconds))
 
 
-@attrs.frozen
 class IgnoreSigterm(Fault):
     """A fault that makes the environment's process ignore SIGTERM."""
 
@@ -100,7 +98,6 @@ class IgnoreSigterm(Fault):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-@attrs.frozen
 class Stop(Fault):
     """A fault that stops the environment's process with SIGSTOP. The process stays alive, but no thread runs."""
 
@@ -111,7 +108,6 @@ class Stop(Fault):
 # Faults that end the process, as Die does.
 
 
-@attrs.frozen
 class Segfault(Fault):
     """A fault that reads from address 0. This is a real segmentation fault, which faulthandler can report."""
 
@@ -166,7 +162,6 @@ class Print(Fault):
                 left = left[os.write(fd, left) :]
 
 
-@attrs.frozen
 class CloseOutput(Fault):
     """A fault that closes stdout and stderr, so that the next files to be opened get descriptors 1 and 2."""
 
@@ -175,7 +170,6 @@ class CloseOutput(Fault):
         os.close(2)
 
 
-@attrs.frozen
 class ReadInput(Fault):
     """A fault that reads stdin until end of file."""
 
@@ -200,7 +194,6 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-@attrs.frozen
 class Meddle(Fault):
     """A fault that changes all of the state that ``surroundings`` returns."""
 
@@ -217,7 +210,6 @@ class Meddle(Fault):
         np.random.seed(0)
 
 
-@attrs.frozen
 class StartSimulator(Fault):
     """A fault that starts, and never reaps, a child process that sleeps for ten minutes and ignores SIGTERM."""
 
@@ -249,7 +241,6 @@ class Change(Fault):
         return self.change(steps)
 
 
-@attrs.frozen
 class ReuseArrays(Fault):
     """A fault that returns the same arrays, with new contents, in every step. Use it with ``times=sys.maxsize``."""
 

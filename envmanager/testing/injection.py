@@ -123,43 +123,37 @@ class _Process:
         return bool(poll.poll(0))
 
 
+@attrs.define(eq=False)
 class _Injector:
     """State and loop of the signaling thread. Other threads only set ``stopped`` and read ``report`` and ``error``."""
 
-    def __init__(
-        self, manager: EnvManager, rate: float, dice: random.Random, kinds: tuple[Kind, ...], pause_s: float
-    ) -> None:
-        self.report = ChaosReport()
-        self.stopped = threading.Event()
-        self.error: BaseException | None = None
-        self._manager = manager
-        self._rate = rate
-        self._dice = dice
-        self._kinds = kinds
-        self._pause_s = pause_s
-        self._processes: dict[int, _Process] = {}
-        self._doomed: set[tuple[int, int]] = set()
+    _manager: EnvManager
+    _rate: float
+    _dice: random.Random
+    _kinds: tuple[Kind, ...]
+    _pause_s: float
+    report: ChaosReport = attrs.field(factory=ChaosReport, init=False)
+    stopped: threading.Event = attrs.field(factory=threading.Event, init=False)
+    error: BaseException | None = attrs.field(default=None, init=False)
+    _processes: dict[int, _Process] = attrs.field(factory=dict, init=False)
+    _doomed: set[tuple[int, int]] = attrs.field(factory=set, init=False)
 
     def run(self) -> None:
         try:
-            self._inject_until_stopped()
+            due_at = time.monotonic()
+            self._look()
+            while True:
+                due_at = max(due_at + self._dice.expovariate(self._rate), time.monotonic())
+                if self.stopped.wait(due_at - time.monotonic()):
+                    return
+                kind = self._dice.choice(self._kinds)
+                while not self._inject(kind) and not self.stopped.wait(_LOOK_EVERY_S):
+                    pass
         except BaseException as error:
             self.error = error  # raised at the end of the block
         finally:
             for process in self._processes.values():
                 os.close(process.pidfd)
-
-    def _inject_until_stopped(self) -> None:
-        due_at = time.monotonic()
-        self._look()
-        while True:
-            due_at = max(due_at + self._dice.expovariate(self._rate), time.monotonic())
-            if self.stopped.wait(due_at - time.monotonic()):
-                return
-            kind = self._dice.choice(self._kinds)
-            while not self._inject(kind):
-                if self.stopped.wait(_LOOK_EVERY_S):
-                    return
 
     def _inject(self, kind: Kind) -> bool:
         """Kill, freeze or pause a random worker that may be signaled now. Return whether a signal was sent."""

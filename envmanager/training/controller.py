@@ -13,6 +13,7 @@ the trainer collects steps. No step is discarded for its age. Trainers are froze
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Set
@@ -28,7 +29,7 @@ from envmanager.observe import events
 from envmanager.observe.episodes import Episodes
 from envmanager.options import ResetConfig, Wait
 from envmanager.training.learners import FreezeKeys, Learners, LearnersChanged, LearnersState, RoundCount, Rounds
-from envmanager.training.trainer import Trainer
+from envmanager.training.trainer import NotFinite, Trainer
 
 _EPISODES_KEPT = 1000
 """Number of recent episodes kept for means, large enough to include behaviors whose episodes end rarely."""
@@ -50,13 +51,19 @@ class Update:
 class TrainerController:
     """A loop that steps a manager and trains its behaviors, each with its own trainer.
 
-    Behaviors without a trainer need a policy in the manager. ``wait`` says which responses each step waits for. An
-    update waits while it would make a step in flight more than ``max_policy_lag`` versions old. With 0 each update
-    waits for all steps in flight; with None the trainer's own limit applies. ``rounds`` says which behaviors learn in
-    which round; without it all unfrozen behaviors learn. ``tasks``, passed to the manager's ``reset``, is an endless
-    source that always has a task, such as a Curriculum; None for episodes without tasks. ``on_update`` is called after
-    each update, ``on_change`` when the frozen or learning behaviors change. ``reset``, ``step`` and ``train`` also
-    raise the manager's errors.
+    ``reset``, ``step`` and ``train`` also raise the manager's errors, and NotFinite for a number that is not finite in
+    what a trainer would learn from, in the figures of an update, or, if an error says so first, in the weights.
+
+    Args:
+        manager: The manager to step. It needs a policy for each behavior without a trainer.
+        trainers: Trainers by behavior.
+        wait: Which responses each step waits for.
+        max_policy_lag: Number of versions that no step in flight may be older than: an update waits for it. With 0 it
+            waits for all steps in flight; with None the trainer's own limit applies.
+        rounds: Which behaviors learn in which round. Without, all unfrozen behaviors learn.
+        tasks: An endless source that always has a task, such as a Curriculum, for the manager's ``reset``.
+        on_update: Called after each update.
+        on_change: Called when the frozen or learning behaviors change.
     """
 
     def __init__(
@@ -75,7 +82,7 @@ class TrainerController:
             raise UsageError(f"max_policy_lag must be at least 0, not {max_policy_lag}.")
         self.manager = manager
         self.trainers = dict(trainers)
-        self.episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT)
+        self.episodes = Episodes(keeps_returns=False, n_recent=_EPISODES_KEPT, measures=manager.measures)
         """Episodes played for training; episodes of an evaluation with the same manager are not included."""
         self.n_steps = 0
         """Number of agent steps that the trainers have received to learn from."""
@@ -93,7 +100,12 @@ class TrainerController:
         self._round = RoundCount()
         if rounds is not None:
             rounds.check(self.trainers)
-            _require_fixed_policies(self.trainers)
+            for behavior, trainer in self.trainers.items():
+                if trainer.learns_while_playing:
+                    raise UsageError(
+                        f"the trainer of {behavior!r} changes its policy during a round, but rounds need fixed "
+                        "policies: leave out `apart`, or the rounds."
+                    )
             self._require_learners(self.frozen)
             self._change(self.frozen, self._round)
         self._learners.on_change = on_change
@@ -186,7 +198,7 @@ class TrainerController:
         """
         self._require_learners(self.frozen)
         self._goal = n_steps
-        if not self._ready and not self._learners.in_flight.versions:
+        if not self._ready and not self._learners.in_flight:
             self.reset()
         while self.n_steps < n_steps and not (until is not None and until()):
             self.step()
@@ -197,14 +209,25 @@ class TrainerController:
         With rounds, trainers are updated only at the end of a round. ``wait`` replaces the controller's ``wait``.
         """
         self._obey_toggles()
-        self._step(self._wait if wait is None else wait)
-        if self.rounds is None:
-            return self._update_all(lambda trainer: trainer.is_ready())
-        if self._n_played() < self.rounds.steps:
-            return []
-        updates = self._update_all(lambda trainer: trainer.can_update())
-        self._change(self.frozen, RoundCount(self._round.number + 1))
-        return updates
+        try:
+            self._step(self._wait if wait is None else wait)
+            if self.rounds is None:
+                return self._update_all(lambda trainer: trainer.is_ready())
+            if self._n_played() < self.rounds.steps:
+                return []
+            updates = self._update_all(lambda trainer: trainer.can_update())
+            self._change(self.frozen, RoundCount(self._round.number + 1))
+            return updates
+        except Exception as error:
+            self.require_finite_weights(error)  # with NaN in the weights, actions fail in many ways
+            raise
+
+    def require_finite_weights(self, cause: Exception | None = None) -> None:
+        """Raise NotFinite from ``cause`` if any weight is NaN or infinite. Call this before weights are saved."""
+        for behavior, trainer in () if isinstance(cause, NotFinite) else self.trainers.items():
+            weight = trainer.not_finite()
+            if weight is not None:
+                raise NotFinite(behavior, weight, math.nan, self.n_steps) from cause
 
     def _step(self, wait: Wait | None) -> None:
         self._learners.sent([worker_id for worker_id in self._ready if worker_id not in self._dropped])
@@ -213,11 +236,15 @@ class TrainerController:
         if not infos and self.tasks is not None and self.manager.tasks.done:
             raise UsageError(f"there are no more tasks after {self.n_steps:,} agent steps: give an endless source.")
         self._take(infos)
-        self._note_dropped()
+        if self.manager.events.count(events.Dropped) != len(self._dropped):
+            self._dropped = {worker.worker_id for worker in self.manager.stats().workers if worker.dropped}
+            for worker_id in self._dropped:  # so that no update waits for their steps
+                self._learners.in_flight.pop(worker_id, None)
 
     def _take(self, infos: list[StepInfo]) -> None:
         for info in infos:
             self._ready.append(info.worker_id)
+            self._learners.require_finite(info, self.n_steps)
             self.episodes.add(info)
             if self.rounds is not None and info.previous is not None and info.lost is None:
                 self._round.add(info.worker_id)
@@ -233,22 +260,18 @@ class TrainerController:
 
     def _update(self, behavior: str, trainer: Trainer) -> Update:
         most = trainer.max_policy_lag if self._max_policy_lag is None else self._max_policy_lag
-        while trainer.version + 1 - self._learners.in_flight.oldest(behavior) > most:
+        while trainer.version + 1 - self._learners.oldest_in_flight(behavior) > most:
             self._step(Wait.all())
         began = time.perf_counter()
         figures = trainer.update(min(1.0, self.n_steps / self._goal) if self._goal else 0.0)
         seconds = time.perf_counter() - began
+        for name, figure in figures.items():
+            if not math.isfinite(figure):
+                raise NotFinite(behavior, name, figure, self.n_steps)
         update = Update(behavior, trainer.version, self.n_steps, figures, seconds)
         if self._on_update is not None:
             self._on_update(update)
         return update
-
-    def _note_dropped(self) -> None:
-        """Remove the steps of dropped workers from the steps in flight, so that no update waits for them."""
-        if self.manager.events.count(events.Dropped) != len(self._dropped):
-            self._dropped = {worker.worker_id for worker in self.manager.stats().workers if worker.dropped}
-            for worker_id in self._dropped:
-                self._learners.in_flight.came(worker_id)
 
     # Rounds, and requests to freeze.
 
@@ -288,12 +311,3 @@ class TrainerController:
                 self.freeze_only(self.frozen ^ {behavior}, cause=cause)
             except UsageError as error:  # toggle() has returned already, so it cannot raise this
                 _logger.warning("%s", error)
-
-
-def _require_fixed_policies(trainers: Mapping[str, Trainer]) -> None:
-    for behavior, trainer in trainers.items():
-        if trainer.learns_while_playing:
-            raise UsageError(
-                f"the trainer of {behavior!r} changes its policy during a round, but rounds need fixed policies: "
-                "leave out `apart`, or the rounds."
-            )

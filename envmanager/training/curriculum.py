@@ -31,7 +31,6 @@ MEASURES = REWARD, PROGRESS = "reward", "progress"
 """Measures that every environment has."""
 _logger = logging.getLogger("envmanager")
 
-_finite = must_be("a finite number", lambda value: isinstance(value, int | float) and math.isfinite(value))
 _positive = must_be("a number above 0", lambda value: isinstance(value, int | float) and 0 < value < math.inf)
 
 
@@ -49,8 +48,8 @@ class Sampler:
 class Uniform(Sampler):
     """Numbers between ``min`` and ``max``, each as likely as any other."""
 
-    min: float = attrs.field(validator=_finite)
-    max: float = attrs.field(validator=_finite)
+    min: float
+    max: float
 
     def __attrs_post_init__(self) -> None:
         if self.max < self.min:
@@ -89,7 +88,7 @@ class MultiRangeUniform(Sampler):
 class Normal(Sampler):
     """Normally distributed numbers with the mean ``mean`` and the standard deviation ``std``."""
 
-    mean: float = attrs.field(validator=_finite)
+    mean: float
     std: float = attrs.field(validator=_positive)
 
     def draw(self, rng: np.random.Generator) -> float:
@@ -131,7 +130,7 @@ class Until:
     other_names = staticmethod(other_names)
 
     measure: str
-    threshold: float = attrs.field(validator=_finite)
+    threshold: float
     episodes: int = attrs.field(validator=at_least(1))
     behavior: str | None = None
 

@@ -22,8 +22,9 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,17 @@ import attrs
 import numpy as np
 
 from envmanager.data.seeding import derive_seed, task_seed
+from envmanager.data.specs import describe_value
 from envmanager.data.steps import AGENT_BITS, StepInfo
 from envmanager.env_manager import EnvManager
 from envmanager.errors import ConfigError, EnvManagerError, UsageError
 from envmanager.kernel.tasks import TaskBook
 from envmanager.observe import events
-from envmanager.observe.episodes import Episode, Episodes
+from envmanager.observe.episodes import Episodes, FinishedEpisode, means_of_measures
 from envmanager.observe.files import write_atomically
 from envmanager.options import Wait, plain
 from envmanager.policy import Policy
-from envmanager.registry import ManagerOptions, make_manager
+from envmanager.registry import ManagerOptions, live, make_manager
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.machine import count_cores
 from envmanager.tasks import Task, TaskResult
@@ -52,6 +54,7 @@ _GENERATION = 2**31 - 1
 COLUMNS = ("task", "id", "seed", "options", "env_id", "behavior", "agent", "return", "length", "terminated",
            "attempts", "error")  # fmt: skip
 """Columns of the table of an evaluation."""
+MOST_TASKS = 1_000_000  # of an iterator, which seems to have no end if there are more
 _N_TOLD = 3
 """Number of lost tasks that a warning tells the errors of."""
 _logger = logging.getLogger("envmanager")
@@ -76,8 +79,10 @@ class Evaluation:
     played instead, but not those of dropped workers. Long episodes are lost more often than short ones."""
     unplayed: int = 0
     """Number of episodes that had not ended when an error or a Ctrl-C ended the evaluation."""
-    episodes: Sequence[Episode] = ()
+    episodes: Sequence[FinishedEpisode] = ()
     """Evaluated episode of each agent."""
+    measures: Sequence[str] = ()
+    """Names of numbers in the infos at the end of the episodes, such as ``is_success``: those of the manager."""
 
     def __repr__(self) -> str:
         mean = f"mean return {self.mean:.4g}" if self.returns else "no return"
@@ -85,7 +90,7 @@ class Evaluation:
         return f"<Evaluation: {self.n_episodes:,} episodes, {mean}, {self.lost:,} lost{unplayed}>"
 
     @classmethod
-    def of(cls, episodes: Sequence[Episode], behaviors: Iterable[str], **more: Any) -> Evaluation:
+    def of(cls, episodes: Sequence[FinishedEpisode], behaviors: Iterable[str], **more: Any) -> Evaluation:
         """Return an Evaluation of ``episodes``. ``more``: its other fields."""
         returns_of: dict[str, list[float]] = {behavior: [] for behavior in behaviors}
         lengths_of: dict[str, list[int]] = {behavior: [] for behavior in returns_of}
@@ -102,22 +107,24 @@ class Evaluation:
 
         ``cut_by``: what ended the evaluation. It is the error of the tasks that were not played to their end.
         """
-        results = {} if book is None else {result.index: result for result in book.results}
+        played = {} if book is None else {result.index: result for result in book.results}
         running = {} if book is None else book.running
-        n_played, n_lost = len(results), 0 if book is None else book.n_lost
         why = "interrupted" if isinstance(cut_by, KeyboardInterrupt) else getattr(cut_by, "headline", cut_by)
-        for index in () if cut_by is None else range(len(tasks)):
-            if index not in results:
-                where = "" if running.get(index) is None else f" in env {running[index]}"
-                error = EnvManagerError(f"not {f'finished{where}' if index in running else 'played'}: {why}")
-                results[index] = TaskResult(index, Task.of(tasks[index]), -1, False, 0, error)
+
+        def unplayed(index: int) -> TaskResult:
+            where = "" if running.get(index) is None else f" in env {running[index]}"
+            error = EnvManagerError(f"not {f'finished{where}' if index in running else 'played'}: {why}")
+            return TaskResult(index, Task.of(tasks[index]), -1, False, 0, error)
+
+        results = [played.get(index) or unplayed(index) for index in range(len(tasks))]
+        n_lost = sum(result.error is not None for result in played.values())
         return cls.of(
-            [episode for result in results.values() for episode in result.episodes],
+            [episode for result in results for episode in result.episodes],
             behaviors,
-            n_episodes=n_played - n_lost,
-            results=[results[index] for index in sorted(results)],
+            n_episodes=len(played) - n_lost,
+            results=results,
             lost=n_lost,
-            unplayed=len(results) - n_played,
+            unplayed=len(tasks) - len(played),
         )
 
     @property
@@ -125,8 +132,12 @@ class Evaluation:
         """Whether all episodes were played. Means of incomplete evaluations cannot be compared with others."""
         return not (self.lost or self.unplayed)
 
+    def means_of_measures(self, behavior: str) -> dict[str, float]:
+        """Return the mean of each measure over the episodes of a behavior that have it, such as the success rate."""
+        return means_of_measures([each for each in self.episodes if each.behavior == behavior], self.measures)
+
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield a row of COLUMNS for each agent of each task, or of each episode if there were no tasks.
+        """Yield a row of COLUMNS and measures for each agent of each task, or of each episode if there were no tasks.
 
         Rows may lack columns. A lost task has one row, with its error.
         """
@@ -135,11 +146,17 @@ class Evaluation:
             if each.attempts:  # else it was not played
                 row |= {"env_id": each.env_id, "terminated": each.terminated, "attempts": each.attempts}
             row["error"] = _headline(each)
-            yield from ({**row, **_of_agent(episode)} for episode in each.episodes)
+            yield from ({**row, **self._of_agent(episode)} for episode in each.episodes)
             if not each.episodes:
                 yield row
         if not self.results:
-            yield from map(_of_agent, self.episodes)
+            yield from map(self._of_agent, self.episodes)
+
+    def _of_agent(self, episode: FinishedEpisode) -> dict[str, Any]:
+        agent = episode.agent_id & (1 << AGENT_BITS) - 1
+        facts = {"env_id": episode.env_id, "behavior": episode.behavior, "agent": agent}
+        numbers = {name: episode.numbers[name] for name in self.measures if name in episode.numbers}
+        return {**facts, "return": episode.total, "length": episode.length, **numbers}
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write a table of ``rows``. Options and ids are written as JSON. Raises NotWritten."""
@@ -166,12 +183,6 @@ class Evaluation:
         return mean_and_spread(self.returns)[1]
 
 
-def _of_agent(episode: Episode) -> dict[str, Any]:
-    agent = episode.agent_id & (1 << AGENT_BITS) - 1
-    facts = {"env_id": episode.env_id, "behavior": episode.behavior, "agent": agent}
-    return {**facts, "return": episode.total, "length": episode.length}
-
-
 def _headline(result: TaskResult) -> str | None:
     return None if result.error is None else str(result.error).partition("\n")[0].removesuffix(".")
 
@@ -179,7 +190,8 @@ def _headline(result: TaskResult) -> str | None:
 def write_csv(path: str | os.PathLike[str], evaluations: Sequence[tuple[Mapping[str, Any], Evaluation]]) -> None:
     """Write one table of several evaluations, each with the first cells of its rows by column. Raises NotWritten."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, [*evaluations[0][0], *COLUMNS])
+    measures = (name for _, evaluation in evaluations for name in evaluation.measures)
+    table = csv.DictWriter(text, list(dict.fromkeys([*evaluations[0][0], *COLUMNS, *measures])))
     table.writeheader()
     for first, evaluation in evaluations:
         for row in evaluation.rows():
@@ -213,13 +225,17 @@ def evaluate(
 ) -> Evaluation:
     """Reset ``manager``, play with ``policies`` until every agent has finished its episodes, and return the results.
 
-    Pass ``tasks``, of each of which one episode is played, in whichever environment is free: see ``EnvManager.reset``.
-    The results do not depend on the number of environments, and no environment waits for a slower one. Where episodes
-    cannot begin on demand, or environments are unlike, pass ``episodes_per_env`` instead.
+    Pass ``tasks``, or where episodes cannot begin on demand, or environments are unlike, ``episodes_per_env``. Raises
+    UsageError for bad ones. After a Ctrl-C, ``manager.tasks.results`` has what was played.
 
-    ``episodes_per_env`` is one number for all environments or a list with a number for each. ``config`` is passed to
-    ``manager.reset``. The manager plays another episode for each episode lost with a failed worker; all episodes of a
-    dropped worker are left out. ``Evaluation.lost`` counts both. Raises UsageError for an invalid ``episodes_per_env``.
+    Args:
+        manager: The manager to play in.
+        policies: Policies by behavior.
+        episodes_per_env: Number for all environments, or a list with one for each. Another episode is played for each
+            that is lost with a failed worker; those of a dropped worker are left out. ``Evaluation.lost`` counts both.
+        tasks: One episode is played of each, in whichever environment is free, so no environment waits for a slower
+            one; see ``EnvManager.reset``. Results do not depend on ``n_envs``. An endless iterator is refused.
+        config: Passed to ``manager.reset``.
     """
     evaluation = evaluate_until(
         lambda _: False, manager, policies, episodes_per_env=episodes_per_env, tasks=tasks, config=config
@@ -243,7 +259,7 @@ def evaluate_until(
     Its argument is a function that returns the number of episodes that have ended. Logs a warning about lost episodes.
     If an error or a Ctrl-C ends the evaluation, ``on_cut`` is called with what was played, before the error is raised.
     """
-    given = None if tasks is None else list(tasks)
+    given = None if tasks is None else _listed(tasks)
     course: _Shares | _Tasks
     if given is None and episodes_per_env is not None:
         course = _Shares(manager, episodes_per_env)
@@ -268,6 +284,19 @@ def evaluate_until(
         if evaluation.lost:
             _logger.warning("%s", _losses(evaluation))
     return evaluation
+
+
+def _listed(tasks: Iterable[Any]) -> list[Any]:
+    """Return ``tasks`` as a list. Raises UsageError for a source of another kind, and one that seems to have no end."""
+    if not isinstance(tasks, Iterable):
+        raise UsageError(f"evaluate() needs a list or another iterable of tasks, not {describe_value(tasks)}.")
+    given = list(tasks if isinstance(tasks, Sized) else islice(tasks, MOST_TASKS + 1))
+    if len(given) > MOST_TASKS and not isinstance(tasks, Sized):
+        raise UsageError(
+            f"evaluate() plays each task once, but {describe_value(tasks)} has given {MOST_TASKS:,} and has more: pass "
+            "itertools.islice(tasks, n) to play the first n, or a list."
+        )
+    return given
 
 
 def _losses(evaluation: Evaluation) -> str:
@@ -326,34 +355,34 @@ def logged_as_evaluation() -> Iterator[None]:
 
 @attrs.define
 class _Seat:
-    """The episodes of one agent, and of later agents that took its place."""
+    """The episodes to evaluate of one agent, and of later agents that took its place."""
 
     behavior: str
-    seen: int = -1
-    """Last step with a row for the agent."""
+    episodes: list[FinishedEpisode] = attrs.field(factory=list)
     began: int | None = None
     """Step in which the current episode began; None after its end."""
-    episodes: list[Episode] = attrs.field(factory=list)
+    seen: int = -1
+    """Last step with a row for the agent."""
 
 
 @attrs.define
 class _EnvEpisodes:
-    """The episodes of one environment. The first ``wanted`` of each seat are evaluated.
+    """The first ``wanted`` episodes of each seat in one environment.
 
     An agent has left when another agent has begun and finished an episode since the last row for it.
     """
 
     wanted: int
     lost: int = 0
-    seats: dict[int, _Seat] = attrs.field(factory=dict, init=False)
+    seats: dict[int, _Seat] = attrs.field(factory=dict)
     """Seats by the agent_id of the last agent, in the order in which their last episodes ended."""
-    newest: int = attrs.field(default=-1, init=False)
+    newest: int = -1
     """Step in which the newest of the finished episodes began."""
 
     @property
     def is_over(self) -> bool:
         """Whether each seat has its episodes, but for seats of agents that have left."""
-        done = (len(seat.episodes) >= self.wanted or seat.seen < self.newest for seat in self.seats.values())
+        done = (len(seat.episodes) == self.wanted or seat.seen < self.newest for seat in self.seats.values())
         return not self.wanted or (bool(self.seats) and all(done))
 
     def seat(self, behavior: str, agent_id: int) -> _Seat:
@@ -364,9 +393,17 @@ class _EnvEpisodes:
                 for before, seat in self.seats.items()
                 if seat.behavior == behavior and (seat.began is None or seat.seen < self.newest)
             )
-            left = self.seats.pop(next(free, -1), None)
-            self.seats[agent_id] = _Seat(behavior, episodes=[] if left is None else left.episodes)
+            left = self.seats.pop(next(free, -1), _Seat(behavior))
+            self.seats[agent_id] = attrs.evolve(left, began=None, seen=-1)
         return self.seats[agent_id]
+
+    def end(self, episode: FinishedEpisode) -> None:
+        """Add an episode that has ended. Its seat is behind those that are free already."""
+        seat = self.seat(episode.behavior, episode.agent_id)
+        if len(seat.episodes) < self.wanted:
+            seat.episodes.append(episode)
+        self.newest, seat.began = max(self.newest, seat.began or 0), None
+        self.seats[episode.agent_id] = self.seats.pop(episode.agent_id)
 
 
 class _Shares:
@@ -377,11 +414,10 @@ class _Shares:
         wanted = [given] * manager.n_envs if isinstance(given, int) else list(given)
         if len(wanted) != manager.n_envs or min(wanted) < 0 or not any(wanted):
             raise UsageError(f"episodes_per_env must be a number, or {manager.n_envs} of them, not {episodes_per_env}.")
-        self._manager = manager
-        self._envs = [_EnvEpisodes(n) for n in wanted]
-        self._ended: list[Episode] = []
-        """Episodes that end in the StepInfo that is added."""
-        self._episodes = Episodes(on_end=self._ended.append, keeps_returns=False)
+        self._manager, self._envs = manager, [_EnvEpisodes(n) for n in wanted]
+        self._episodes = Episodes(
+            lambda episode: self._envs[episode.env_id].end(episode), keeps_returns=False, measures=manager.measures
+        )
         self._now = 0
         """Number of the step."""
         self._n_dropped = -1  # so that the first check includes workers dropped earlier
@@ -389,52 +425,41 @@ class _Shares:
     def are_played(self, infos: Iterable[StepInfo]) -> bool:
         """Add the steps that the manager has returned, and return whether all episodes are played."""
         for info in infos:
-            self._ended.clear()
-            self._episodes.add(info)
             self._add(info)
         self._now += 1
-        manager = self._manager
-        if manager.events.count(events.Dropped) > self._n_dropped:
-            self._n_dropped = manager.events.count(events.Dropped)
-            for worker in manager.stats().workers:
+        n_dropped = self._manager.events.count(events.Dropped)
+        if n_dropped > self._n_dropped:
+            self._n_dropped = n_dropped
+            for worker in self._manager.stats().workers:
                 for env_id in worker.env_ids if worker.dropped else ():
-                    self._envs[env_id].lost += self._envs[env_id].wanted
-                    self._envs[env_id].wanted = 0
+                    self._envs[env_id] = _EnvEpisodes(0, self._envs[env_id].lost + self._envs[env_id].wanted)
         return all(env.is_over for env in self._envs)
 
     def count(self) -> int:
         """Return the number of episodes played so far."""
-        most = [max((len(seat.episodes) for seat in env.seats.values()), default=0) for env in self._envs]
-        return sum(min(env.wanted, n) for env, n in zip(self._envs, most, strict=True))
+        return sum(max((len(seat.episodes) for seat in env.seats.values()), default=0) for env in self._envs)
 
     def evaluation(self, behaviors: Iterable[str], cut_by: BaseException | None = None) -> Evaluation:
         """Return what was played. ``cut_by``: what ended the evaluation before its end."""
-        seats = [(env, seat) for env in self._envs for seat in env.seats.values()]
-        episodes = [episode for env, seat in seats for episode in seat.episodes[: env.wanted]]
+        episodes = [each for env in self._envs for seat in env.seats.values() for each in seat.episodes]
         n_wanted, n_lost = sum(env.wanted for env in self._envs), sum(env.lost for env in self._envs)
         n_episodes = n_wanted if cut_by is None else self.count()
-        return Evaluation.of(episodes, behaviors, n_episodes=n_episodes, lost=n_lost, unplayed=n_wanted - n_episodes)
+        counts = {"n_episodes": n_episodes, "lost": n_lost, "unplayed": n_wanted - n_episodes}
+        return Evaluation.of(episodes, behaviors, **counts, measures=self._manager.measures)
 
     def _add(self, info: StepInfo) -> None:
+        self._episodes.add(info)
         envs, now = self._envs, self._now
         if info.lost is not None:
-            ended = [steps.env_id[steps.truncated].tolist() for steps in info.current.values()]
-            for env_id in {env_id for own in ended for env_id in own}:
+            ended = (steps.env_id[steps.truncated].tolist() for steps in info.current.values())
+            for env_id in set().union(*ended):
                 envs[env_id].lost += not envs[env_id].is_over
                 for seat in envs[env_id].seats.values():
                     seat.began = None
-        for episode in self._ended:
-            env = envs[episode.env_id]
-            seat = env.seat(episode.behavior, episode.agent_id)
-            seat.episodes.append(episode)
-            env.newest, seat.began = max(env.newest, seat.began or 0), None
-            env.seats[episode.agent_id] = env.seats.pop(episode.agent_id)  # behind the seats that are free already
         for behavior, steps in info.current.items():
             present = steps.agent_id if steps.acting is None else steps.agent_id[steps.acting | ~steps.ended]
             # Agents with a seat come first, so that new agents do not take it.
-            for agent_id in sorted(
-                present.tolist(), key=lambda agent_id: agent_id not in envs[agent_id >> AGENT_BITS].seats
-            ):
+            for agent_id in sorted(present.tolist(), key=lambda each: each not in envs[each >> AGENT_BITS].seats):
                 seat = envs[agent_id >> AGENT_BITS].seat(behavior, agent_id)
                 seat.seen, seat.began = now, now if seat.began is None else seat.began
 
@@ -456,7 +481,8 @@ class _Tasks:
         book = None
         with suppress(UsageError):  # the reset may have been refused
             book = self._manager.tasks if self._manager.tasks.given is self._tasks else None
-        return Evaluation.of_tasks(self._tasks, behaviors, book, cut_by)
+        evaluation = Evaluation.of_tasks(self._tasks, behaviors, book, cut_by)
+        return attrs.evolve(evaluation, measures=self._manager.measures)
 
 
 def evaluation_seed(seed: int) -> int:
@@ -508,11 +534,16 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
 
     Raises ConfigError when the training is attached to a running game, which cannot be started a second time.
     """
+    options = live(options)
     kind = options.kind
     if kind == "auto":
         kind = "simple" if isinstance(manager, SimpleEnvManager) else "subprocess"
-    if kind == "replay":
-        kind = "subprocess"
+    engine = None if options.engine is None else {**options.engine, "window": False, "pin": False}
+    if engine is not None and engine.get("attach") is not None:
+        raise ConfigError(
+            "training.evaluate_every needs a second game for its evaluations, but engine.attach gives only one: leave "
+            "out one of the two."
+        )
     n_envs = min(options.n_envs, n_episodes)
     n_workers = None if kind == "asyncio" else options.n_workers  # there, each environment is a worker
     if n_workers == "auto" or options.kind == "auto":
@@ -529,18 +560,8 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
         record=None,
         order=None,
         log_dir=None if options.log_dir is None else os.path.join(options.log_dir, "evaluation"),
-        engine=None if options.engine is None else _engine(options.engine),
+        engine=engine,
     )
-
-
-def _engine(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return engine options with ``window`` and ``pin`` set to False. Raises ConfigError if ``attach`` is set."""
-    if options.get("attach") is not None:
-        raise ConfigError(
-            "training.evaluate_every needs a second game for its evaluations, but engine.attach gives only one: leave "
-            "out one of the two."
-        )
-    return {**options, "window": False, "pin": False}
 
 
 def generator_states() -> dict[str, np.ndarray]:

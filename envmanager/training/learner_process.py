@@ -30,16 +30,17 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from itertools import accumulate
+from typing import Any, NoReturn
 
 import attrs
-import cloudpickle
 import numpy as np
 
+from envmanager.adapters.factories import pickled
 from envmanager.data.steps import StepInfo
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.hosts import descriptors
-from envmanager.hosts.link import SIGKILL
+from envmanager.hosts.link import SIGKILL, WorkerProcess
 from envmanager.hosts.shared_rows import allocate, map_memory
 from envmanager.hosts.wire import MESSAGE, MESSAGE_MARK, Channel
 from envmanager.importing import needed_by
@@ -48,10 +49,6 @@ from envmanager.policy import Policy
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 from envmanager.system.machine import advice, state_of
 from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
-
-if TYPE_CHECKING:
-    from envmanager.processes.portable import PortableProcess
-    from envmanager.processes.starting import Process
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -98,8 +95,9 @@ class LearnerProcess(Trainer):
             raise UsageError(f"{type(self._here).__name__} has no `model`, so its weights cannot be shared.")
         require_can_learn_apart(self._here)
         self.behavior, self.policy = self._here.behavior, self._here.policy
+        self._who = f"the learner of {self.behavior!r}"
         self.options = getattr(self._here, "options", None)
-        self.max_policy_lag = math.inf
+        self.max_policy_lag, self.n_before_update = math.inf, self._here.n_before_update
         self._model: nn.Module = self._here.model  # type: ignore[attr-defined]
         self._max_ahead = max_ahead
         self._timeout_s = learner_timeout_s
@@ -116,8 +114,8 @@ class LearnerProcess(Trainer):
         self._has_started = False
         self._failure = ""
         """Reason why the learner is unusable; empty while it is usable."""
-        self._unsent: list[memoryview] = []
-        self._process, self._channel, self._copies = _start(cloudpickle.dumps(make), self._model)
+        self._unsent = memoryview(b"")
+        self._process, self._channel, self._copies = _start(pickled(make), self._model)
         self._release = weakref.finalize(self, _release, self._process, self._channel, self._owner_pid)
 
     def __enter__(self) -> LearnerProcess:
@@ -130,12 +128,12 @@ class LearnerProcess(Trainer):
         """Ask the learner to exit, and kill it if it still runs 10 s later. In a forked process, do nothing."""
         if not self._release.alive or self._owner_pid != os.getpid():
             return
-        self._failure = self._failure or f"the learner of {self.behavior!r} was closed."
+        self._failure = self._failure or f"{self._who} was closed."
         with defer_interrupts():
             try:
                 with allow_interrupts():
                     deadline = time.monotonic() + _CLOSE_S
-                    self._queue("close")
+                    self._write(pickle.dumps(("close", None)))
                     while not self._is_cut_off() and self._exchange(deadline - time.monotonic()):
                         pass
                     descriptors.wait_for([self._process.pidfd], deadline - time.monotonic())
@@ -153,13 +151,13 @@ class LearnerProcess(Trainer):
             self._n_sent += n
             self._here.collected(self._n_before + self._n_sent)
             self._send("add", own)
-            while self._n_sent - self._n_learned > self._max_ahead:
-                self._hear_or_wait()
+            self._await(lambda: self._n_sent - self._n_learned <= self._max_ahead)
         return n
 
     def is_ready(self) -> bool:
         self._require_usable()
         with defer_interrupts():
+            self._exchange(0.0)
             while self._hear():
                 pass
         return self._learned_version > self.version
@@ -167,8 +165,9 @@ class LearnerProcess(Trainer):
     def update(self, progress: float) -> dict[str, float]:
         """Use the learner's newest weights and ``version``. Send it ``progress``. Return its last update's figures."""
         self._use_learned()
+        figures = self._figures  # to send may bring newer ones
         self._send("progress", progress)
-        return self._figures
+        return figures
 
     def pause(self) -> None:
         """Wait until the learner has learned from all steps sent to it. Set ``version`` to the learner's version."""
@@ -184,6 +183,10 @@ class LearnerProcess(Trainer):
     def environments_were_reset(self) -> None:
         self._send("reset")
 
+    def not_finite(self) -> str | None:
+        self._copy_learned()
+        return self._here.not_finite()
+
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         return self._ask("state")  # type: ignore[no-any-return]
 
@@ -196,6 +199,9 @@ class LearnerProcess(Trainer):
     def _use_learned(self) -> None:
         """Set ``version`` to the learner's, and copy the learner's weights to a model that is on a GPU."""
         self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
+        self._copy_learned()
+
+    def _copy_learned(self) -> None:
         with torch.no_grad():
             for tensor, shared in self._copies:
                 tensor.copy_(shared)
@@ -203,14 +209,8 @@ class LearnerProcess(Trainer):
     def _send(self, what: str, payload: Any = None) -> None:
         self._require_usable()
         with defer_interrupts():
-            self._queue(what, payload)
-            while self._unsent:
-                self._wait()
-
-    def _queue(self, what: str, payload: Any = None) -> None:
-        """Queue a message, and write as much as possible without blocking. The caller must defer interrupts."""
-        self._unsent.append(memoryview(pickle.dumps((what, payload), protocol=5)))
-        self._write()
+            self._write(pickle.dumps((what, payload), protocol=5))
+            self._await(lambda: not self._unsent)
 
     def _ask(self, what: str, payload: Any = None) -> Any:
         """Send a request and return the learner's answer. Discard answers to earlier, interrupted requests."""
@@ -218,31 +218,49 @@ class LearnerProcess(Trainer):
             self._n_asked += 1
             number = self._n_asked
             self._send(what, (number, payload))
-            while self._answer[0] != number:
-                self._hear_or_wait()
+            self._await(lambda: self._answer[0] == number)
             (_, answer), self._answer = self._answer, (number, None)
         return answer
 
-    def _hear_or_wait(self) -> None:
-        if not self._hear():
-            self._wait()
+    def _await(self, is_done: Callable[[], bool]) -> None:
+        """Handle messages until ``is_done()``. If the learner neither reads nor sends any bytes in time, kill it.
+
+        Raises LearnerFailed if the learner fails. The caller must defer interrupts.
+        """
+        since, is_warned = time.monotonic(), False
+        while not is_done():
+            if self._hear():
+                continue
+            timeout_s = self._timeout_s if self._has_started else max(self._timeout_s, _START_S)
+            half_s, does_what = timeout_s / 2, "not responded" if self._has_started else "been starting"
+            left_s = since + (timeout_s if is_warned else half_s) - time.monotonic()
+            if self._exchange(left_s):
+                since, is_warned = time.monotonic(), False
+            elif left_s <= 0 and not is_warned:
+                is_warned, text = True, "%s has %s for %g s; after %g s more it is killed (learner_timeout_s)."
+                _logger.warning(text, self._who, does_what, half_s, half_s)
+            elif left_s <= 0:
+                state = _STATES.get(state_of(self._process.pid or 0), "unknown")
+                self._process.signal(SIGKILL)
+                self._fail(
+                    f"has {does_what} for {timeout_s:g} s and was killed; its process was {state}. If it was only "
+                    "busy, raise learner_timeout_s."
+                )
 
     def _hear(self) -> bool:
-        """Handle the learner's next message. Return False if there is none. The caller must defer interrupts."""
-        if not self._channel.messages:
-            self._read()
+        """Handle the next message that was read. Return False if there is none. The caller must defer interrupts."""
         if not self._channel.messages:
             if self._channel.broken:
                 self._process.signal(SIGKILL)
-                self._fail(f"the learner of {self.behavior!r} sent {self._channel.broken} and was killed.")
+                self._fail(f"sent {self._channel.broken} and was killed.")
             if self._is_cut_off():
                 self._require_usable()  # after a close in another thread
-                self._fail(f"the learner of {self.behavior!r} has ended ({self._process.exit_name()}).")
+                self._fail(f"has ended ({self._process.exit_name()}).")
             return False
         what, payload = pickle.loads(self._channel.messages.pop(0).data)
         self._has_started = True
         if what == "failed":
-            self._fail(f"the learner of {self.behavior!r} raised:\n{payload}")
+            self._fail(f"raised:\n{payload}")
         elif what == "answer":
             self._answer = payload
         elif what == "learned":
@@ -251,75 +269,39 @@ class LearnerProcess(Trainer):
             self._learned_version, self._figures = payload
         return True
 
-    def _wait(self) -> None:
-        """Wait until the learner reads or sends bytes. On timeout, kill the learner and raise LearnerFailed."""
-        who = f"the learner of {self.behavior!r} has {'not responded' if self._has_started else 'been starting'}"
-        timeout_s = self._timeout_s if self._has_started else max(self._timeout_s, _START_S)
-        half_s = timeout_s / 2
-        if self._exchange(half_s):
-            return
-        _logger.warning("%s for %g s; after %g s more it is killed (learner_timeout_s).", who, half_s, half_s)
-        if self._exchange(half_s):
-            return
-        state = _STATES.get(state_of(self._process.pid), "unknown")
-        self._process.signal(SIGKILL)
-        self._fail(
-            f"{who} for {timeout_s:g} s and was killed; its process was {state}. If it was only busy, raise "
-            "learner_timeout_s."
-        )
-
     def _exchange(self, timeout_s: float) -> bool:
         """Wait until the socket is ready, then write queued bytes and read new ones. Return False only on timeout."""
-        deadline = time.monotonic() + timeout_s
-        while (fd := self._channel.fd) != descriptors.CLOSED and not self._channel.hung_up:
-            with allow_interrupts():
-                writable = [fd] if self._unsent else []
-                ready = descriptors.wait_for([fd], deadline - time.monotonic(), writable=writable)
-            if ready:
-                self._write()
-                self._read()
-                break
-            if time.monotonic() >= deadline:
-                return False
-        return True
+        fd = self._channel.fd
+        if self._is_cut_off():
+            return True
+        with allow_interrupts():
+            ready = descriptors.wait_for([fd], timeout_s, writable=[fd] if self._unsent else [])
+        self._write()
+        with self._channel.lock:
+            self._channel.pump()
+        return bool(ready)
 
     def _is_cut_off(self) -> bool:
         return self._channel.hung_up or self._channel.fd == descriptors.CLOSED
 
-    def _write(self) -> None:
+    def _write(self, more: bytes = b"") -> None:
+        """Queue ``more``, and write as much as possible without blocking. The caller must defer interrupts."""
         with self._channel.lock:
-            while self._unsent:
-                try:
-                    n_written = descriptors.write(self._channel.fd, self._unsent[0])
-                except BlockingIOError:
-                    return
-                except OSError:  # the learner's end is closed, which the next read reports
-                    self._unsent.clear()
-                    return
-                self._unsent[0] = self._unsent[0][n_written:]
-                if not self._unsent[0]:
-                    del self._unsent[0]
+            queued = b"".join(filter(None, (self._unsent, more))) if more else self._unsent
+            self._unsent = self._channel.push(queued, deadline=0.0)
 
-    def _read(self) -> None:
-        with self._channel.lock:
-            self._channel.pump()
-            if self._is_cut_off():
-                self._unsent.clear()
-
-    def _fail(self, why: str) -> NoReturn:
-        self._failure = why
-        raise LearnerFailed(why)
+    def _fail(self, what: str) -> NoReturn:
+        self._failure = f"{self._who} {what}"
+        raise LearnerFailed(self._failure)
 
     def _require_usable(self) -> None:
         if self._owner_pid != os.getpid():
-            raise UsageError(f"the learner of {self.behavior!r} can only be used by the process that started it.")
+            raise UsageError(f"{self._who} can only be used by the process that started it.")
         if self._failure:
             raise LearnerFailed(self._failure)
 
 
-def _start(
-    pickled: bytes, model: nn.Module
-) -> tuple[Process | PortableProcess, Channel, list[tuple[torch.Tensor, torch.Tensor]]]:
+def _start(make: bytes, model: nn.Module) -> tuple[WorkerProcess, Channel, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Start a learner that writes its weights to shared memory. Return process, channel, and tensors to copy.
 
     The model's tensors on the CPU are moved to the shared memory. The tensors to copy are pairs of a tensor on a GPU
@@ -327,7 +309,7 @@ def _start(
     """
     from envmanager.processes.portable import PortableProcess, open_memory
 
-    transport = choose_transport()
+    is_portable = choose_transport() == "portable"
     descriptors.open_standard()
     ours, theirs = descriptors.connected_sockets()
     ours.setblocking(False)
@@ -337,7 +319,7 @@ def _start(
     try:
         with theirs:
             state = model.state_dict(keep_vars=True)
-            allocate(memory, _size_of(state), "the weights")
+            allocate(memory, _offsets(state)[-1], "the weights")
             copies = []
             for name, shared in _lay_out(state, memory).items():
                 shared.copy_(state[name].detach())
@@ -345,9 +327,9 @@ def _start(
                     state[name].data = shared
                 else:
                     copies.append((state[name], shared))
-            who, function, arguments = "envmanager-learner", f"{__name__}:_learn", (pickled, torch.get_num_threads())
-            process: Process | PortableProcess
-            if transport == "portable":
+            who, function, arguments = "envmanager-learner", f"{__name__}:_learn", (make, torch.get_num_threads())
+            process: WorkerProcess
+            if is_portable:
                 process = PortableProcess(
                     who, function, arguments, connection=theirs, memory=memory, environ=os.environ
                 )
@@ -366,30 +348,25 @@ def _start(
             descriptors.close(memory)
 
 
-def _room_for(tensor: torch.Tensor) -> int:
-    n_bytes: int = tensor.numel() * tensor.element_size()
-    return math.ceil(n_bytes / _ALIGNED_BYTES) * _ALIGNED_BYTES
-
-
-def _size_of(state: Mapping[str, torch.Tensor]) -> int:
-    return max(1, sum(map(_room_for, state.values())))
+def _offsets(state: Mapping[str, torch.Tensor]) -> list[int]:
+    """Return the offsets of a model's tensors in the shared memory, and the size of the memory, in bytes."""
+    sizes = (tensor.numel() * tensor.element_size() for tensor in state.values())
+    *offsets, end = accumulate((math.ceil(n / _ALIGNED_BYTES) * _ALIGNED_BYTES for n in sizes), initial=0)
+    return [*offsets, max(1, end)]
 
 
 def _lay_out(state: Mapping[str, torch.Tensor], memory: int | str) -> dict[str, torch.Tensor]:
     """Return tensors in shared memory, by name, with the shapes and dtypes of the tensors in a model's state."""
-    mapped, offset = map_memory(memory, _size_of(state)), 0
-    tensors = {}
-    for name, tensor in state.items():
-        if tensor.numel() == 0:
-            tensors[name] = torch.empty_like(tensor)
-        else:
-            flat = torch.frombuffer(mapped, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            tensors[name] = flat.view(tensor.shape)
-        offset += _room_for(tensor)
+    *offsets, size_bytes = _offsets(state)
+    mapped, tensors = map_memory(memory, size_bytes), {}
+    for (name, tensor), offset in zip(state.items(), offsets, strict=True):
+        n, dtype = tensor.numel(), tensor.dtype
+        flat = torch.frombuffer(mapped, dtype=dtype, count=n, offset=offset) if n else torch.empty_like(tensor)
+        tensors[name] = flat.view(tensor.shape)
     return tensors
 
 
-def _release(process: Process | PortableProcess, channel: Channel, owner_pid: int) -> None:
+def _release(process: WorkerProcess, channel: Channel, owner_pid: int) -> None:
     """Kill the learner if it still runs, and release its process and channel. Do nothing in a forked process."""
     if os.getpid() == owner_pid:
         process.signal(SIGKILL)
@@ -401,19 +378,16 @@ def _release(process: Process | PortableProcess, channel: Channel, owner_pid: in
 def _only(info: StepInfo, behavior: str) -> StepInfo:
     """Return the part of ``info`` that the learner needs: one behavior, without infos and previous observations."""
 
-    def part(of: Any) -> Any:
-        return {behavior: of[behavior]} if of is not None and behavior in of else {}
+    def part(of: Any, *left_out: str) -> Any:
+        own = {} if of is None else {name: steps for name, steps in of.items() if name == behavior}
+        return {name: attrs.evolve(steps, **dict.fromkeys(left_out)) for name, steps in own.items()}
 
-    previous = None if info.previous is None else part(info.previous)
-    if previous:
-        before = previous[behavior]
-        previous = {behavior: attrs.evolve(before, obs=None, final_obs=None, info=None, reset_info=None)}
-    current = {name: attrs.evolve(steps, info=None, reset_info=None) for name, steps in part(info.current).items()}
-    actions = None if info.actions is None or behavior not in info.actions else part(info.actions)
+    previous = None if info.previous is None else part(info.previous, "obs", "final_obs", "info", "reset_info")
+    current, actions = part(info.current, "info", "reset_info"), part(info.actions) or None
     return StepInfo(previous, current, actions, info.worker_id, info.lost)
 
 
-def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
+def _learn(inherited: list[Any], make: bytes, n_threads: int) -> None:
     """Run a learner with the pickled ``make``. ``inherited`` holds the socket's descriptor and the shared memory."""
     fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -423,13 +397,13 @@ def _learn(inherited: list[Any], pickled: bytes, n_threads: int) -> None:
     with socket.socket(fileno=descriptors.register(fd)) as connection:
         try:
             torch.set_num_threads(n_threads)
-            trainer: Any = cloudpickle.loads(pickled)()
+            trainer: Any = pickle.loads(make)()
             weights = _lay_out(trainer.model.state_dict(), memory)
             if isinstance(memory, int):
                 os.close(memory)
             with torch.no_grad():
                 trainer.model.load_state_dict(weights)
-            _Learner(connection, trainer, weights).run()
+            _serve(connection, trainer, weights)
         except BaseException:
             with contextlib.suppress(OSError):  # the other process has exited
                 tell(connection, "failed", traceback.format_exc())
@@ -442,54 +416,39 @@ def tell(connection: socket.socket, what: str, payload: Any) -> None:
     connection.sendall(data)
 
 
-class _Learner:
-    """The loop of the learner's process. It reads no message while an update is due, so the sender may have to wait."""
+def _serve(connection: socket.socket, trainer: Any, weights: Mapping[str, torch.Tensor]) -> None:
+    """Learn from what is received until "close". While an update is due, no message is read: the sender may wait."""
+    progress, n_learned = 0.0, 0
 
-    def __init__(self, connection: socket.socket, trainer: Any, weights: dict[str, torch.Tensor]) -> None:
-        self._connection = connection
-        self._trainer = trainer
-        self._weights = weights
-        self._progress = 0.0
-        self._n_learned = 0
-
-    def run(self) -> None:
-        self._tell("started", None)
-        received = self._connection.makefile("rb")
-        goes_on = True
-        while goes_on:
-            if self._trainer.is_ready():
-                figures = self._trainer.update(self._progress)
-                self._publish()
-                self._tell("updated", (self._trainer.version, figures))
-            else:
-                goes_on = self._obey(*pickle.load(received))
-
-    def _tell(self, what: str, payload: Any) -> None:
-        tell(self._connection, what, payload)
-
-    def _obey(self, what: str, payload: Any) -> bool:
-        if what == "add":
-            self._n_learned += self._trainer.add(payload)
-            self._tell("learned", self._n_learned)
-        elif what == "progress":
-            self._progress = payload
-        elif what == "reset":
-            self._trainer.environments_were_reset()
-        elif what in ("pause", "state", "restore"):
-            number, told = payload
-            self._tell("answer", (number, self._answer(what, told)))
-        return what != "close"
-
-    def _answer(self, what: str, told: Any) -> Any:
-        if what == "state":
-            return self._trainer.state()
-        if what == "restore":
-            self._trainer.restore(*told)
-            self._publish()
-            return self._trainer.version
-        return None  # "pause" is read only when no update is due, so all earlier steps are learned from
-
-    def _publish(self) -> None:
+    def publish() -> None:
         with torch.no_grad():
-            for name, tensor in self._trainer.model.state_dict().items():
-                self._weights[name].copy_(tensor)
+            for name, tensor in trainer.model.state_dict().items():
+                weights[name].copy_(tensor)
+
+    tell(connection, "started", None)
+    received = connection.makefile("rb")
+    while True:
+        if trainer.is_ready():
+            figures = trainer.update(progress)
+            publish()
+            tell(connection, "updated", (trainer.version, figures))
+            continue
+        what, payload = pickle.load(received)
+        if what == "add":
+            n_learned += trainer.add(payload)
+            tell(connection, "learned", n_learned)
+        elif what == "progress":
+            progress = payload
+        elif what == "reset":
+            trainer.environments_were_reset()
+        elif what == "close":
+            return
+        else:
+            (number, told), answer = payload, None  # "pause" waits only until all earlier steps are learned from
+            if what == "state":
+                answer = trainer.state()
+            elif what == "restore":
+                trainer.restore(*told)
+                publish()
+                answer = trainer.version
+            tell(connection, "answer", (number, answer))

@@ -35,39 +35,30 @@ from envmanager.errors import UsageError
 from envmanager.importing import SIMILAR, nearest
 from envmanager.observe.events import Note
 from envmanager.options import at_least, plain_numbers
-from envmanager.training.trainer import Trainer
+from envmanager.training.trainer import Trainer, require_finite
 
 KEPT = 1000
 """Number of latest changes kept in memory."""
-_NOTHING: Mapping[str, int] = {}
 _logger = logging.getLogger("envmanager")
 NOTE = "toggle_frozen"
 """Name of the event of a freeze key. A game's script may send it too, for example for a button."""
 _EXAMPLE = "a list of lists of behaviors, one list per round, such as [[hero], [target]]"
 
 
-def _groups(value: Any) -> Any:
-    """Convert a list of lists to a tuple of tuples; return any other value unchanged, for the validator to reject."""
-    if not _is_list(value) or not all(_is_list(group) for group in value):
-        return value
-    return tuple(tuple(group) for group in value)
+def _groups(value: Any) -> tuple[tuple[str, ...], ...]:
+    """Convert a list of lists of behaviors to a tuple of tuples. Raises UsageError for anything else."""
 
+    def is_list_of(is_right: Callable[[Any], bool], given: Any) -> bool:
+        is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+        return is_list and len(given) > 0 and all(map(is_right, given))
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
-
-
-def _check_groups(_: Any, __: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, tuple) or not value or not all(_is_group(group) for group in value):
+    if not is_list_of(lambda group: is_list_of(lambda behavior: isinstance(behavior, str), group), value):
         raise UsageError(f"train must be {_EXAMPLE}, not {value!r}.")
     for group in value:
         twice = sorted({behavior for behavior in group if group.count(behavior) > 1})
         if twice:
             raise UsageError(f"train names the behavior {twice[0]!r} twice in one round.")
-
-
-def _is_group(group: Any) -> bool:
-    return isinstance(group, tuple) and bool(group) and all(isinstance(behavior, str) for behavior in group)
+    return tuple(map(tuple, value))
 
 
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
@@ -76,7 +67,7 @@ class Rounds:
 
     steps: int = attrs.field(default=0, validator=at_least(1))
     """Minimum number of steps that each environment takes in a round."""
-    train: Any = attrs.field(default=(), converter=_groups, validator=_check_groups)
+    train: Any = attrs.field(default=(), converter=_groups)
     """Behaviors that learn: one list per round, repeated in order. Other behaviors are frozen during the round."""
 
     @property
@@ -157,31 +148,6 @@ class LearnersState:
     round: RoundCount | None = None
 
 
-@attrs.define
-class InFlight:
-    """The steps sent but not yet received. ``versions[worker_id][behavior]`` is the version of the acting policy."""
-
-    versions: dict[int, dict[str, int]] = attrs.field(factory=dict)
-
-    def sent(self, worker_ids: Collection[int], versions: dict[str, int]) -> None:
-        """Record ``versions``, the policy versions by behavior, for the next step of each worker in ``worker_ids``."""
-        for worker_id in worker_ids:
-            self.versions[worker_id] = versions
-
-    def came(self, worker_id: int) -> Mapping[str, int]:
-        """Remove a worker's step from the steps in flight. Return its policy versions by behavior, {} if unknown."""
-        return self.versions.pop(worker_id, _NOTHING)
-
-    def forget(self, behavior: str) -> None:
-        """Remove a behavior from all steps in flight, so that its trainer does not learn from them."""
-        for versions in self.versions.values():
-            versions.pop(behavior, None)
-
-    def oldest(self, behavior: str) -> float:
-        """Return the oldest version of a behavior's policy among the steps in flight, or ``inf`` if there is none."""
-        return min((versions.get(behavior, math.inf) for versions in self.versions.values()), default=math.inf)
-
-
 class Learners:
     """The trainers of one manager. Freezes and unfreezes trainers, and passes steps to the trainers that learn.
 
@@ -192,7 +158,8 @@ class Learners:
         self.trainers = dict(trainers)
         self.frozen = {behavior for behavior, trainer in self.trainers.items() if trainer.frozen}
         self.resting: Set[str] = frozenset()
-        self.in_flight = InFlight()
+        self.in_flight: dict[int, dict[str, int]] = {}
+        """Versions of the acting policies, by behavior, of each worker's step that was sent and has not come."""
         self.changes: deque[LearnersChanged] = deque(maxlen=KEPT)
         self.on_change: Callable[[LearnersChanged], Any] | None = None
         self._manager = manager
@@ -211,7 +178,7 @@ class Learners:
 
     def begin(self) -> None:
         """Prepare trainers for a reset of all environments. Discard the steps in flight. Set each behavior's policy."""
-        self.in_flight.versions.clear()
+        self.in_flight.clear()
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
             self._seen[behavior].clear()
@@ -223,68 +190,67 @@ class Learners:
         stopped = [name for name, trainer in self.trainers.items() if name in only_act and not trainer.frozen]
         resumed = [name for name, trainer in self.trainers.items() if name not in only_act and trainer.frozen]
         for behavior in stopped:
-            self._stop(behavior)
+            trainer = self.trainers[behavior]
+            trainer.pause()
+            self._manager.set_policy(behavior, trainer.greedy_policy())
+            for versions in self.in_flight.values():  # so that it does not learn from these steps
+                versions.pop(behavior, None)
+            trainer.frozen = True
         for behavior in resumed:
-            self._resume(behavior)
+            trainer = self.trainers[behavior]
+            self._manager.set_policy(behavior, trainer.policy)
+            trainer.environments_were_reset()
+            self._seen[behavior].clear()
+            trainer.frozen = False
         # A resting behavior that is frozen or unfrozen keeps resting, but the request is reported.
         newly = [name for name in self.trainers if name in stopped or name in frozen - self.frozen]
         again = [name for name in self.trainers if name in resumed or name in self.frozen - frozen]
         self.frozen, self.resting = set(frozen), frozenset(resting)
         if newly or again:
-            self._tell(
-                LearnersChanged(
-                    frozen=tuple(newly),
-                    unfrozen=tuple(again),
-                    learning=self.learning,
-                    n_steps=n_steps,
-                    cause=cause,
-                    is_round=is_round,
-                )
+            change = LearnersChanged(
+                frozen=tuple(newly),
+                unfrozen=tuple(again),
+                learning=self.learning,
+                n_steps=n_steps,
+                cause=cause,
+                is_round=is_round,
             )
+            self.changes.append(change)
+            _logger.log(logging.DEBUG if is_round else logging.INFO, "%s", change)
+            if self.on_change is not None:
+                self.on_change(change)
 
     def sent(self, worker_ids: Collection[int]) -> None:
         """Record that the learning trainers' current policies choose the next actions of the workers ``worker_ids``."""
         versions = {name: trainer.version for name, trainer in self.trainers.items() if not trainer.frozen}
-        self.in_flight.sent(worker_ids, versions)
+        self.in_flight.update(dict.fromkeys(worker_ids, versions))
+
+    def oldest_in_flight(self, behavior: str) -> float:
+        """Return the oldest version of a behavior's policy among the steps in flight, or ``inf`` if there is none."""
+        return min((versions.get(behavior, math.inf) for versions in self.in_flight.values()), default=math.inf)
+
+    def require_finite(self, info: StepInfo, n_steps: int) -> None:
+        """Raise NotFinite if ``give`` would pass a reward or an observation on that is not finite."""
+        for behavior, trainer in self.trainers.items():
+            is_new = info.worker_id not in self._seen[behavior]
+            for steps in () if trainer.frozen else (info.previous if is_new else None, info.current):
+                if steps is not None and behavior in steps:
+                    require_finite(behavior, steps[behavior], n_steps)
 
     def give(self, info: StepInfo) -> int:
         """Pass a step, or only observations, to learning trainers. Return the number of agent steps to learn from."""
-        chosen_by = self.in_flight.came(info.worker_id)
-        return sum(
-            self._give_to(trainer, behavior, info, behavior in chosen_by)
-            for behavior, trainer in self.trainers.items()
-            if not trainer.frozen
-        )
-
-    def _give_to(self, trainer: Trainer, behavior: str, info: StepInfo, is_own: bool) -> int:
-        seen = self._seen[behavior]
-        if info.previous is not None and not is_own:
+        chosen_by, n_steps = self.in_flight.pop(info.worker_id, {}), 0
+        for behavior, trainer in self.trainers.items():
+            if trainer.frozen:
+                continue
+            seen, given = self._seen[behavior], info
+            if info.previous is not None and behavior not in chosen_by:
+                given = _beginning(info, info.current, behavior)
+            elif info.previous is not None and info.worker_id not in seen:
+                trainer.add(_beginning(info, info.previous, behavior))
             seen.add(info.worker_id)
-            return trainer.add(_beginning(info, info.current, behavior))
-        if info.previous is not None and info.worker_id not in seen:
-            trainer.add(_beginning(info, info.previous, behavior))
-        seen.add(info.worker_id)
-        return trainer.add(info)
-
-    def _stop(self, behavior: str) -> None:
-        trainer = self.trainers[behavior]
-        trainer.pause()
-        self._manager.set_policy(behavior, trainer.greedy_policy())
-        self.in_flight.forget(behavior)
-        trainer.frozen = True
-
-    def _resume(self, behavior: str) -> None:
-        trainer = self.trainers[behavior]
-        self._manager.set_policy(behavior, trainer.policy)
-        trainer.environments_were_reset()
-        self._seen[behavior].clear()
-        trainer.frozen = False
-
-    def _tell(self, change: LearnersChanged) -> None:
-        self.changes.append(change)
-        _logger.log(logging.DEBUG if change.is_round else logging.INFO, "%s", change)
-        if self.on_change is not None:
-            self.on_change(change)
+            n_steps += trainer.add(given)
+        return n_steps
 
 
 def _beginning(info: StepInfo, steps: Steps, behavior: str) -> StepInfo:

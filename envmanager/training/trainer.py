@@ -1,4 +1,7 @@
-"""The interface of a trainer, which trains the policy of one behavior."""
+"""The interface of a trainer, which trains the policy of one behavior, and the error for numbers it cannot learn from.
+
+The rule: a NaN or an infinite number is found before a trainer receives it, or before weights with it are saved.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,61 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from envmanager.data.steps import StepInfo
-from envmanager.errors import UsageError
+from envmanager.data.specs import as_array
+from envmanager.data.steps import AGENT_BITS, AgentSteps, StepInfo
+from envmanager.data.trees import leaves, paths
+from envmanager.errors import EnvManagerError, UsageError
 from envmanager.policy import Policy
 
 if TYPE_CHECKING:
     from torch import nn
 
 Arrays = Mapping[str, np.ndarray]
+
+
+class NotFinite(EnvManagerError):
+    """Error raised when a training meets NaN or an infinite number, which no trainer and no checkpoint receives.
+
+    ``what`` names the number, such as ``"reward"``, ``"obs['speed'][2]"``, ``"loss"`` or a weight. ``n_steps``: agent
+    steps of the training before. ``env_id`` is None for what an update of the trainer of ``behavior`` made.
+    """
+
+    def __init__(self, behavior: str, what: str, value: float, n_steps: int, agent_id: int | None = None) -> None:
+        self.behavior, self.what, self.value, self.n_steps = behavior, what, value, n_steps
+        self.env_id = None if agent_id is None else agent_id >> AGENT_BITS
+        number = f"{what} = {value} after agent step {n_steps:,}"
+        if agent_id is None:
+            text = (
+                f"{behavior!r} has {number}, and is not saved. Its environments gave only finite numbers, so the "
+                "training has diverged: lower learning_rate, or scale large rewards and observations "
+                "(normalize_rewards, normalize_observations). --resume goes on from the last checkpoint."
+            )
+        else:
+            agent = agent_id & (1 << AGENT_BITS) - 1
+            text = (
+                f"env {self.env_id} gave {f'agent {agent} of ' if agent else ''}{behavior!r} {number}. No trainer has "
+                "received it, because all weights would become NaN. Mend the environment, or replace such numbers in "
+                "a wrapper; `envmanager check` and check_values: true find them too."
+            )
+        super().__init__(text)
+
+
+def require_finite(behavior: str, steps: AgentSteps, n_steps: int) -> None:
+    """Raise NotFinite for a reward, or a number in an observation to learn from, that is not finite.
+
+    Not learned from are the observations of agents that do not act, and the last ones of episodes that terminated.
+    """
+    for root, tree in (("reward", steps.reward), ("obs", steps.obs), ("final_obs", steps.final_obs)):
+        for number, leaf in enumerate(() if tree is None else leaves(tree)):
+            column = as_array(leaf)
+            if column.dtype.kind not in "fc" or np.isfinite(column).all():
+                continue
+            rows = np.flatnonzero(steps.ended) if root == "final_obs" else np.arange(len(steps))
+            learned = {"obs": steps.acting_rows, "final_obs": np.flatnonzero(~steps.terminated)}.get(root, rows)
+            for place in np.argwhere(~np.isfinite(column)).tolist():
+                row, what = rows[place[0]], paths(tree, root)[number] + "".join(f"[{index}]" for index in place[1:])
+                if row in learned:
+                    raise NotFinite(behavior, what, column[tuple(place)].item(), n_steps, int(steps.agent_id[row]))
 
 
 class Trainer(ABC):
@@ -33,6 +83,8 @@ class Trainer(ABC):
     """Maximum age of a step in flight at an update, in policy versions. The controller's option overrides it."""
     frozen: bool = False
     """Whether the behavior only acts, greedily. Set from the config, and by ``TrainerController.freeze``."""
+    n_before_update: int = 0
+    """Number of agent steps before the first update outside rounds, as far as the options say."""
     learns_while_playing: bool = False
     """Whether the weights of the policy also change between calls of ``update``."""
 
@@ -48,7 +100,7 @@ class Trainer(ABC):
     def update(self, progress: float) -> dict[str, float]:
         """Update the weights and increment ``version``. ``progress`` rises from 0 to 1 in the course of training.
 
-        Returns figures for displays and metrics, by name.
+        Returns figures for displays and metrics, by name. One that is not finite ends the training.
         """
 
     @abstractmethod
@@ -90,6 +142,17 @@ class Trainer(ABC):
         Called at the end of a round, and again after each update until it returns False.
         """
         return self.is_ready()
+
+    def not_finite(self) -> str | None:
+        """Return the name of a weight that is NaN or infinite, or None. Weights are not saved then.
+
+        The default looks at the parameters of the attribute ``model``, if that is a ``torch.nn.Module``.
+        """
+        named_parameters = getattr(getattr(self, "model", None), "named_parameters", None)
+        for name, tensor in () if named_parameters is None else named_parameters():
+            if not tensor.detach().isfinite().all():
+                return str(name)
+        return None
 
     def pause(self) -> None:  # noqa: B027  (not needed by trainers that learn only in update())
         """Stop learning, for a freeze or an evaluation, so that the weights do not change until the next ``add``."""

@@ -34,7 +34,7 @@ FLOORS = {
         "subprocess_env_manager",
         "registry",
     ],
-    "tools": ["check", "testing", "interop", "training", "cli"],
+    "tools": ["check", "testing", "interop", "rollouts", "training", "cli", "__main__"],
 }
 """A module imports from its own floor and from those before it, and never itself through others."""
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
+import pkgutil
 import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+import pytest
 
 import envmanager
 
@@ -82,3 +86,39 @@ def test_odd_openers_are_told_from_plain_ones() -> None:
 
     assert all(Docstring(ROOT, "", text).opens_oddly for text in odd)
     assert not any(Docstring(ROOT, "", text).opens_oddly for text in plain)
+
+
+_TAKERS = """
+    envmanager:SubprocessEnvManager envmanager:make_manager envmanager:Task envmanager:Wait envmanager:RestartPolicy
+    envmanager:Timeouts envmanager:as_environment envmanager:EnvManager.reset envmanager:EnvManager.step
+    envmanager:EnvManager.send envmanager:EnvManager.recv envmanager:EnvManager.begin envmanager:EnvManager.call
+    envmanager:EnvManager.pool envmanager.training.evaluation:evaluate envmanager.training.controller:TrainerController
+    envmanager.interop:as_vector_env envmanager.interop:as_sb3_vec_env envmanager.check.environment:check_environment
+"""
+_ARGUMENT = re.compile(r"^    \**(\w+): ", re.M)
+
+
+def described_by(text: str) -> list[str]:
+    """Return the names in the section ``Args`` of a docstring, which is its last."""
+    return _ARGUMENT.findall(inspect.cleandoc(text).partition("\nArgs:\n")[2])
+
+
+@pytest.mark.parametrize("name", _TAKERS.split())
+def test_what_users_call_most_describes_each_of_its_arguments(name: str) -> None:
+    taker = pkgutil.resolve_name(name)
+
+    parameters = [each for each in inspect.signature(taker).parameters if each != "self"]
+    assert described_by(taker.__doc__) == parameters
+
+
+def test_a_manager_in_this_process_describes_what_its_options_mean_instead() -> None:
+    own = described_by(str(envmanager.SimpleEnvManager.__doc__))
+
+    assert own
+    assert set(own) < set(inspect.signature(envmanager.SimpleEnvManager).parameters)
+
+
+def test_no_other_docstring_has_a_list_of_arguments() -> None:
+    listing = [each for path in python_files() for each in docstrings_of(path) if "Args:\n" in each.text]
+
+    assert len(listing) == len(_TAKERS.split()) + 1

@@ -35,7 +35,9 @@ from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager.testing.contract import NumberedActions, OwnManagers, check_echo
 
 
-class KernelContract(OwnManagers):
+class CallContract(OwnManagers):
+    """Calls, policies, results and episodes on demand, which may differ between kinds."""
+
     # Policies and what a step refers to.
 
     def test_before_the_first_action_transitions_have_no_rows_and_the_specs_shapes(self) -> None:
@@ -87,31 +89,6 @@ class KernelContract(OwnManagers):
             assert all(len(manager.step(Wait(max_ready=1))) == 1 for _ in range(12))
 
     # Invalid calls.
-
-    @pytest.mark.parametrize(
-        ("actions", "env_ids"),
-        [
-            (np.zeros(2, np.int64), [0, 1, 2]),
-            (np.zeros((3, 1), np.int64), [0, 1, 2]),
-            (np.full(3, 0.5), [0, 1, 2]),
-            (None, [0, 1, 2]),
-            (np.zeros(3, np.int64), [0, 1, 3]),
-            (np.zeros(3, np.int64), [0, 1, -1]),
-            (np.zeros(3, np.int64), [0, 1, 1]),
-            (np.zeros(3, np.int64), ["0", "1", "2"]),
-            ({"a": np.zeros(3, np.int64)}, [0, 1, 2]),
-        ],
-        ids=["length", "shape", "dtype", "none", "unknown env", "negative env", "twice", "text", "structure"],
-    )
-    def test_bad_actions_are_refused_before_anything_is_sent(self, actions: Any, env_ids: Any) -> None:
-        with self.receiving(EchoEnvironment, 3) as manager:
-            with pytest.raises(BadAction):
-                manager.send(actions, env_ids)
-
-            manager.send(np.array([5, 6, 7]), [0, 1, 2])
-            batch = manager.recv(Wait.all())
-            assert batch.obs[:, 3].tolist() == [5, 6, 7]
-            assert batch.obs[:, 2].tolist() == [1, 1, 1]
 
     def test_a_second_send_before_the_response_is_refused(self) -> None:
         with self.receiving(EchoEnvironment, 2) as manager:
@@ -208,27 +185,6 @@ class KernelContract(OwnManagers):
             assert [own[2:] for own in seeds] == [[7, None], [8, None], [9, None]]
             assert manager.get_attr("levels") == [[None, None, 2, 3]] * 3
 
-    @pytest.mark.parametrize(
-        ("config", "named", "message"),
-        [
-            ({"seed": 1}, {"seed": 2}, "not both"),
-            ({"options": {}}, {"options": {}}, "not both"),
-            ({}, {"seed": 2}, "not both"),
-            (None, {"seed": [1]}, "1 seeds for 2 environments"),
-            (None, {"seed": -1}, "a seed must be"),
-            (None, {"options": 3}, "options must be a mapping"),
-        ],
-    )
-    def test_a_contradictory_reset_is_refused_and_nothing_begins(
-        self, config: Any, named: Mapping[str, Any], message: str
-    ) -> None:
-        with self.make_manager(_Remembers, 2) as manager:
-            manager.reset()
-            with pytest.raises(UsageError, match=message):
-                manager.reset(config, **named)
-            assert manager.get_attr("seeds") == [[None], [None]]
-            assert len(manager.recv("all")) == 2
-
     def test_arguments_of_a_call_may_be_given_by_name(self) -> None:
         with self.make_manager(_Talks, 3) as manager:
             manager.reset()
@@ -252,79 +208,6 @@ class KernelContract(OwnManagers):
                 "hello, env 0!",
                 "hello, env 1!",
             ]
-
-    @pytest.mark.parametrize("value", ["xy", 2, 0.5, True, None, {"x": 1, "y": 2}], ids=repr)
-    def test_a_value_that_is_no_sequence_is_set_in_all_environments(self, value: Any) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.set_attr("label", value)
-            assert manager.get_attr("label") == [value, value]
-
-    def test_one_value_is_set_in_the_environments_asked_for(self) -> None:
-        with self.make_manager(EchoEnvironment, 3) as manager:
-            manager.set_attr("label", "x", env_ids=[2, 0])
-            assert manager.get_attr("label") == ["x", "env 1", "x"]
-
-    def test_a_sequence_is_one_value_for_each_environment(self) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            manager.set_attr("label", ("x", "y"))
-            assert manager.get_attr("label") == ["x", "y"]
-            manager.set_attr("label", [["a", "b"]] * 2)
-            assert manager.get_attr("label") == [["a", "b"]] * 2
-
-    @pytest.mark.parametrize("values", [["x"], ("x", "y", "z"), []], ids=repr)
-    def test_a_sequence_of_another_length_is_refused_and_nothing_is_set(self, values: Any) -> None:
-        with self.make_manager(EchoEnvironment, 2) as manager:
-            with pytest.raises(UsageError, match="one value for each of 2"):
-                manager.set_attr("label", values)
-            assert manager.get_attr("label") == ["env 0", "env 1"]
-
-    # Values that are empty, do not fit, or are cast.
-
-    @pytest.mark.parametrize("nothing", [{}, (), {"a": (), "b": {}}], ids=repr)
-    def test_spaces_that_are_empty_work(self, nothing: Tree) -> None:
-        with self.make_manager(lambda: _Empty(nothing), 4) as manager:
-            manager.reset()
-            batch = manager.recv(Wait.all())
-            for env_ids in ([0, 1, 2, 3], [2, 1], [3], [0, 1, 2, 3]):
-                manager.send(nothing, env_ids)
-                batch = manager.recv(Wait.all())
-                assert sorted(batch.env_ids.tolist()) == sorted(env_ids)
-                assert batch.obs == nothing
-            assert manager.get_attr("n_steps") == [2, 3, 3, 3]
-            assert batch.terminated.any()
-            manager.set_policy("default", _Chooses(nothing))
-            manager.reset()
-            assert manager.step(Wait.all())[0].transitions().action == nothing
-
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 7.5)}},
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 300)}},
-            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), np.nan)}},
-            lambda steps: {"obs": {**steps.obs, "place": np.full((len(steps), 2), 1e300)}},
-            lambda steps: {"terminated": np.full(len(steps), 2)},
-            lambda steps: {"reward": np.full(len(steps), "1")},
-        ],
-        ids=["0.5 in integers", "300 in uint8", "NaN in integers", "infinite", "2 as a bool", "text"],
-    )
-    def test_values_that_do_not_survive_a_cast_are_refused(self, change: Callable[[AgentSteps], Any]) -> None:
-        with self.make_manager(lambda: _OtherDtypes(change), 1) as manager, pytest.raises(BadObservation):
-            manager.reset()
-
-    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint64, np.bool_])
-    def test_actions_that_survive_a_cast_are_cast(self, dtype: type) -> None:
-        with self.receiving(EchoEnvironment, 2) as manager:
-            manager.send(np.array([1, 0], dtype), [1, 0])
-            batch = manager.recv(Wait.all())
-            assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
-
-    @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
-    def test_an_info_that_is_no_dict_is_refused_also_without_infos(self, info: Any) -> None:
-        with self.stepping(lambda: _Informs(info), 1, _Fives()) as manager:
-            with pytest.raises(BadObservation) as raised:
-                manager.step()
-            assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
 
     # Results.
 
@@ -414,6 +297,131 @@ class KernelContract(OwnManagers):
             assert len(errors) == 1
             assert [result.index for result in manager.tasks.results] == list(range(11))
             assert sorted(source.told) == list(range(11))
+
+
+class ValueContract(OwnManagers):
+    """Values that are refused, cast or empty: the kernel and the environments' processes see to them in each kind."""
+
+    @pytest.mark.parametrize(
+        ("actions", "env_ids"),
+        [
+            (np.zeros(2, np.int64), [0, 1, 2]),
+            (np.zeros((3, 1), np.int64), [0, 1, 2]),
+            (np.full(3, 0.5), [0, 1, 2]),
+            (None, [0, 1, 2]),
+            (np.zeros(3, np.int64), [0, 1, 3]),
+            (np.zeros(3, np.int64), [0, 1, -1]),
+            (np.zeros(3, np.int64), [0, 1, 1]),
+            (np.zeros(3, np.int64), ["0", "1", "2"]),
+            ({"a": np.zeros(3, np.int64)}, [0, 1, 2]),
+        ],
+        ids=["length", "shape", "dtype", "none", "unknown env", "negative env", "twice", "text", "structure"],
+    )
+    def test_bad_actions_are_refused_before_anything_is_sent(self, actions: Any, env_ids: Any) -> None:
+        with self.receiving(EchoEnvironment, 3) as manager:
+            with pytest.raises(BadAction):
+                manager.send(actions, env_ids)
+
+            manager.send(np.array([5, 6, 7]), [0, 1, 2])
+            batch = manager.recv(Wait.all())
+            assert batch.obs[:, 3].tolist() == [5, 6, 7]
+            assert batch.obs[:, 2].tolist() == [1, 1, 1]
+
+    @pytest.mark.parametrize(
+        ("config", "named", "message"),
+        [
+            ({"seed": 1}, {"seed": 2}, "not both"),
+            ({"options": {}}, {"options": {}}, "not both"),
+            ({}, {"seed": 2}, "not both"),
+            (None, {"seed": [1]}, "1 seeds for 2 environments"),
+            (None, {"seed": -1}, "a seed must be"),
+            (None, {"options": 3}, "options must be a mapping"),
+        ],
+    )
+    def test_a_contradictory_reset_is_refused_and_nothing_begins(
+        self, config: Any, named: Mapping[str, Any], message: str
+    ) -> None:
+        with self.make_manager(_Remembers, 2) as manager:
+            manager.reset()
+            with pytest.raises(UsageError, match=message):
+                manager.reset(config, **named)
+            assert manager.get_attr("seeds") == [[None], [None]]
+            assert len(manager.recv("all")) == 2
+
+    @pytest.mark.parametrize("value", ["xy", 2, 0.5, True, None, {"x": 1, "y": 2}], ids=repr)
+    def test_a_value_that_is_no_sequence_is_set_in_all_environments(self, value: Any) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_attr("label", value)
+            assert manager.get_attr("label") == [value, value]
+
+    def test_one_value_is_set_in_the_environments_asked_for(self) -> None:
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_attr("label", "x", env_ids=[2, 0])
+            assert manager.get_attr("label") == ["x", "env 1", "x"]
+
+    def test_a_sequence_is_one_value_for_each_environment(self) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            manager.set_attr("label", ("x", "y"))
+            assert manager.get_attr("label") == ["x", "y"]
+            manager.set_attr("label", [["a", "b"]] * 2)
+            assert manager.get_attr("label") == [["a", "b"]] * 2
+
+    @pytest.mark.parametrize("values", [["x"], ("x", "y", "z"), []], ids=repr)
+    def test_a_sequence_of_another_length_is_refused_and_nothing_is_set(self, values: Any) -> None:
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            with pytest.raises(UsageError, match="one value for each of 2"):
+                manager.set_attr("label", values)
+            assert manager.get_attr("label") == ["env 0", "env 1"]
+
+    @pytest.mark.parametrize("nothing", [{}, (), {"a": (), "b": {}}], ids=repr)
+    def test_spaces_that_are_empty_work(self, nothing: Tree) -> None:
+        with self.make_manager(lambda: _Empty(nothing), 4) as manager:
+            manager.reset()
+            batch = manager.recv(Wait.all())
+            for env_ids in ([0, 1, 2, 3], [2, 1], [3], [0, 1, 2, 3]):
+                manager.send(nothing, env_ids)
+                batch = manager.recv(Wait.all())
+                assert sorted(batch.env_ids.tolist()) == sorted(env_ids)
+                assert batch.obs == nothing
+            assert manager.get_attr("n_steps") == [2, 3, 3, 3]
+            assert batch.terminated.any()
+            manager.set_policy("default", _Chooses(nothing))
+            manager.reset()
+            assert manager.step(Wait.all())[0].transitions().action == nothing
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 7.5)}},
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), 300)}},
+            lambda steps: {"obs": {**steps.obs, "camera": np.full(len(steps), np.nan)}},
+            lambda steps: {"obs": {**steps.obs, "place": np.full((len(steps), 2), 1e300)}},
+            lambda steps: {"terminated": np.full(len(steps), 2)},
+            lambda steps: {"reward": np.full(len(steps), "1")},
+        ],
+        ids=["0.5 in integers", "300 in uint8", "NaN in integers", "infinite", "2 as a bool", "text"],
+    )
+    def test_values_that_do_not_survive_a_cast_are_refused(self, change: Callable[[AgentSteps], Any]) -> None:
+        with self.make_manager(lambda: _OtherDtypes(change), 1) as manager, pytest.raises(BadObservation):
+            manager.reset()
+
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int8, np.uint64, np.bool_])
+    def test_actions_that_survive_a_cast_are_cast(self, dtype: type) -> None:
+        with self.receiving(EchoEnvironment, 2) as manager:
+            manager.send(np.array([1, 0], dtype), [1, 0])
+            batch = manager.recv(Wait.all())
+            assert dict(zip(batch.env_ids.tolist(), batch.obs[:, 3].tolist(), strict=True)) == {1: 1, 0: 0}
+
+    @pytest.mark.parametrize("info", [None, [], ["x"], "x"], ids=repr)
+    def test_an_info_that_is_no_dict_is_refused_also_without_infos(self, info: Any) -> None:
+        with self.stepping(lambda: _Informs(info), 1, _Fives()) as manager:
+            with pytest.raises(BadObservation) as raised:
+                manager.step()
+            assert (raised.value.path, raised.value.env_ids, raised.value.phase) == ("info[0]", (0,), "step")
+
+
+class KernelContract(CallContract, ValueContract):
+    """Both, for kinds of which each brings values by a way of its own."""
 
 
 class CastContract(OwnManagers):

@@ -299,8 +299,8 @@ def test_rows_of_recycled_workers_are_truncated_after_any_reset(make_manager: An
     restarts = RestartPolicy(recycle_after_steps=7)
     make = lambda context: Lasts(2 + context.env_id)  # noqa: E731
     with make_manager(make, n_envs=4, zero_copy=zero_copy, restarts=restarts) as manager:
-        for n in range(200):
-            if n % 40 == 0:  # in the middle of episodes
+        for n in range(60):
+            if n % 20 == 0:  # in the middle of episodes
                 manager.reset()
                 batch = manager.recv("all")
             manager.send(np.zeros(len(batch), np.int64), batch.env_ids)

@@ -98,6 +98,7 @@ def first_obs(manager: Any) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample
 def test_arguments_render_mode_and_wrappers_reach_every_environment(kind: Mapping[str, Any]) -> None:
     wrappers = [{"my_rooms:Doubled": {"by": 3}}, "my_rooms:PlusOne"]
     how = {"env_kwargs": {"size": 2}, "render_mode": "rgb_array", "wrappers": wrappers}
@@ -108,6 +109,7 @@ def test_arguments_render_mode_and_wrappers_reach_every_environment(kind: Mappin
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample("Room")
 @pytest.mark.parametrize("env", ["my/Room-v0", "my/ByClass-v1"])
 def test_an_id_that_an_imported_module_registers_is_known_in_every_process(kind: Mapping[str, Any], env: str) -> None:
     config = {**kind, "env": env, "n_envs": 2, "imports": ["registers_rooms"], "env_kwargs": {"size": 5}}
@@ -124,6 +126,7 @@ def test_a_module_before_an_id_and_the_wrappers_go_together(kind: Mapping[str, A
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample
 def test_ids_that_an_environment_itself_asks_for_are_known_where_they_are_imported(kind: Mapping[str, Any]) -> None:
     with make_manager({**kind, "env": "my_rooms:Room", "n_envs": 2, "imports": ["registers_rooms"]}) as manager:
         manager.reset(options={"other": "my/Room-v0"})
@@ -139,6 +142,7 @@ def test_an_id_that_only_the_trainer_has_registered_is_known_to_workers(kind: Ma
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample
 def test_an_id_that_an_environments_process_does_not_know_is_told_with_what_to_do(kind: Mapping[str, Any]) -> None:
     with make_manager({**kind, "env": "my_rooms:Room", "n_envs": 2}) as manager:
         with pytest.raises(EnvRaised, match="not registered in the process of this environment") as raised:
@@ -167,6 +171,7 @@ def test_a_module_that_only_the_trainer_can_import_is_named(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sample
 def test_wrappers_of_pettingzoo_go_around_its_environments(kind: Mapping[str, Any], tmp_path: Path) -> None:
     (tmp_path / "quiet_wrapper.py").write_text(
         "from pettingzoo.utils.wrappers import BaseParallelWrapper\n"

@@ -21,6 +21,8 @@ from envmanager.testing.fakes import FakeEnvironment, Raise, Step
 from envmanager.testing.fault_contract_restarts import TasksUnderFaults
 from envmanager_tests.contract.kernel_contract import KernelContract
 
+SUITE = "vectors portable faults"
+
 
 class AsGymnasium(gymnasium.Env):  # type: ignore[type-arg, misc]
     """An Environment of one agent as a gymnasium.Env, for vectors of the contract's environments."""
@@ -138,9 +140,19 @@ class TestTasksOfAVectorUnderFaults(_InEachMode, TasksUnderFaults):
         return SimpleEnvManager(vectors_of(env_factory, n_envs, getattr(self, "mode", "NextStep")), n_envs, **options)
 
 
-class TestTasksOfVectorsUnderFaults(_InEachMode, TasksUnderFaults):
+class _TasksInWorkers(TasksUnderFaults):
+    mode = AutoresetMode.NEXT_STEP
+
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        make = vectors_of(
-            env_factory, n_envs, getattr(self, "mode", "NextStep")
-        )  # none yet for the first, in a fixture
-        return SubprocessEnvManager(make, n_envs, n_workers=(n_envs + 1) // 2, **options)
+        return SubprocessEnvManager(
+            vectors_of(env_factory, n_envs, self.mode), n_envs, n_workers=(n_envs + 1) // 2, **options
+        )
+
+
+class TestTasksOfVectorsUnderFaults(_TasksInWorkers):
+    pass
+
+
+@pytest.mark.thorough
+class TestTasksOfVectorsInEachMode(_InEachMode, _TasksInWorkers):
+    """What a mode has of its own is shown in this process, above."""

@@ -30,6 +30,7 @@ from envmanager import (
     WorkerError,
     WorkerTimedOut,
 )
+from envmanager.coroutines.loop import LoopThread
 from envmanager.observe import events
 from envmanager.testing.fault_checks import returns_within, until
 
@@ -235,6 +236,35 @@ def test_code_that_blocks_the_loop_is_named_and_others_go_on_after_it(gate: thre
         assert "test_deadlines.py" in event.where
         assert "(step)" in event.where
         assert manager.stats().restarts == 0
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_only_code_that_runs_on_blocks_a_loop_not_many_callbacks(blocks: bool) -> None:
+    loop = LoopThread(lambda: None)
+    done = threading.Event()
+    called: list[int] = []
+
+    def many() -> None:
+        for number in range(200_000):
+            loop.loop.call_soon(called.append, number)
+        if blocks:
+            loop.loop.call_soon(done.wait, 30)
+        loop.loop.call_soon(done.set)
+
+    try:
+        loop.post(many)
+        found = set[str]()
+        while not (found if blocks else done.is_set()):
+            loop.watch(time.monotonic())
+            if loop.blocked is not None:
+                found.add(loop.blocked.where.partition("(")[2].rstrip(")"))
+            n_called = len(called)
+            until(lambda: n_called < len(called) or len(called) in (0, 200_000))  # noqa: B023
+        done.set()
+        assert found == ({"wait"} if blocks else set())
+    finally:
+        loop.finish(1.0)
+        assert loop.join(30)
 
 
 def test_code_that_blocks_the_loop_is_named_while_coroutines_play(gate: threading.Event) -> None:
@@ -501,13 +531,13 @@ def test_hangs_and_errors_cost_no_row_of_another_and_every_task_is_played_or_los
 @pytest.mark.parametrize("action", ["hang", "ignore", 0.2])
 def test_closing_with_many_in_flight_takes_close_s_and_leaves_no_task(action: Any, gate: threading.Event) -> None:
     made: Made = {}
-    manager = AsyncioEnvManager(lambda c: Obeys(c, made, gate), 300, timeouts=SOON)
+    manager = AsyncioEnvManager(lambda c: Obeys(c, made, gate), 100, timeouts=SOON)
     begun(manager)
-    manager.send([action] * 300, range(300))
+    manager.send([action] * 100, range(100))
     with returns_within(SOON.close_s):
         manager.close()
     assert all("close" in env.calls for env in made.values())
-    assert manager.events.count(events.Abandoned) == (300 if action == "ignore" else 0)
+    assert manager.events.count(events.Abandoned) == (100 if action == "ignore" else 0)
 
 
 def test_a_close_that_hangs_is_cancelled() -> None:

@@ -105,6 +105,14 @@ class Talk:
         return f"{question}? {len(self.given)}"
 
 
+def test_infos_come_unasked_where_observations_are_objects() -> None:
+    with AsyncioEnvManager(Talk, 1) as manager:
+        manager.reset()
+        assert manager.recv(ALL).info == [{"turn": 0}]
+        manager.send(["hello"], [0])
+        assert manager.recv(ALL).info == [{"turn": 1}]
+
+
 class Blocking:
     """A synchronous environment without a base class or spaces, which notes the threads that call it."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -9,7 +12,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from envmanager import EnvContext, SimpleEnvManager, SubprocessEnvManager
+from envmanager import EnvContext, RandomPolicy, SimpleEnvManager, SubprocessEnvManager
+from envmanager.check import check_environment
+from envmanager.data import trees
+from envmanager.data.seeding import derive_seed
 from envmanager.data.trees import concat_rows, copy_tree, take_rows, with_rows
 
 jax = pytest.importorskip("jax", reason="JAX is not installed: make test-envpool")
@@ -89,3 +95,110 @@ def test_the_functions_on_rows_keep_the_library() -> None:
     assert changed[0].tolist() == [[0.0, 0.0], [2.0, 3.0], [0.0, 0.0]]
     assert all(isinstance(each[0], jax.Array) for each in (changed, copy_tree(tree), take_rows(tree, slice(0))))
     assert concat_rows([tree, changed])[0].shape == (6, 2)
+
+
+# The example of the page about vectors.
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def example(monkeypatch: Any) -> Any:
+    monkeypatch.syspath_prepend(DOCS / "examples")
+    return importlib.import_module("jax_vector")
+
+
+def test_a_functional_environment_in_a_manager_has_the_episodes_of_its_functions_alone(example: Any) -> None:
+    n, n_ends = 3, 0
+    of_rows = jax.random.split(jax.random.key(derive_seed(5, 0)), (2, n))
+    keys, (states, first) = list(of_rows[0]), zip(*map(example.reset, of_rows[1]), strict=True)
+    states, step = list(states), jax.jit(example.step)
+    with SimpleEnvManager(example.make, n) as manager:
+        manager.reset(seed=5)
+        batch = manager.recv()
+        assert np.allclose(batch.obs, np.stack(first))
+        for nth in range(80):
+            actions = (np.arange(n) + nth // 20) % 2
+            manager.send(actions, batch.env_ids)
+            batch = manager.recv()
+            finals = [] if batch.final_obs is None else batch.final_obs.tolist()
+            for row in range(n):
+                keys[row], of_step, of_reset = jax.random.split(keys[row], 3)
+                states[row], last, _, has_ended, _ = step(of_step, states[row], actions[row])
+                assert batch.terminated[row] == bool(has_ended)
+                if has_ended:
+                    assert np.allclose(finals.pop(0), last, atol=1e-5)
+                    states[row], _ = example.reset(of_reset)
+                    n_ends += 1
+                assert np.allclose(batch.obs[row], states[row], atol=1e-5)
+    assert n_ends > 3
+
+
+def test_a_functional_environment_has_no_problems(example: Any) -> None:
+    findings = check_environment(example.make, n_steps=100, in_process=True)
+    assert [each for each in findings if each.outcome == "problem"] == []
+
+
+@pytest.mark.usefixtures("example")
+def test_what_the_page_shows_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (DOCS / "vectorised-environments.md").read_text("utf-8")
+    exec(page.partition('title="points.py"\n')[2].partition("```")[0], {})
+    importlib.import_module("jax_vector_costs").measure(4, n_steps=3)
+
+    first, *costs = capsys.readouterr().out.splitlines()
+    assert "jax" in first
+    assert [line.split()[2] for line in costs] == ["scan", "vector", "manager"]
+
+
+class Lottery(JaxVector):
+    """A JaxVector whose episodes end by chance, another number of them in each step."""
+
+    def __init__(self, n: int, mode: AutoresetMode) -> None:
+        super().__init__(n, mode)
+        self.random, self.late = np.random.default_rng(0), np.zeros(n, np.bool_)
+
+    def step(self, actions: Any) -> Any:
+        ended = (self.random.random(self.num_envs) < 0.3) & ~self.late
+        self.late = ended & (self.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP)
+        infos = {"final_obs": self.obs} if self.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP else {}
+        return self.obs, np.zeros(self.num_envs), ended, np.zeros(self.num_envs, bool), infos
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """What JAX has compiled so far."""
+    names: list[str] = []
+
+    def listen(name: str, *_: Any, **__: Any) -> None:
+        if "backend_compile" in name:
+            names.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield names
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(("by_policies", "small_bytes"), [(True, 1 << 20), (False, 1 << 20), (False, 0)])
+def test_another_number_of_ends_in_each_step_compiles_only_a_handful(
+    mode: AutoresetMode, by_policies: bool, small_bytes: int, compiled: list[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(trees, "SMALL_BYTES", small_bytes)
+    n_ends = set()
+    with SimpleEnvManager(lambda: Lottery(100, mode), 100) as manager:
+        manager.reset()
+        if by_policies:
+            manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], 0))
+            for _ in range(40):
+                (info,) = manager.step()
+                n_ends.add(int(info.current["default"].ended.sum()))
+                info.transitions()
+        else:
+            batch = manager.recv()
+            for _ in range(40):
+                manager.send(np.zeros(len(batch), np.float32), batch.env_ids)
+                batch = manager.recv()
+                n_ends.add(int(batch.terminated.sum()))
+    assert len(n_ends) > 10
+    assert len(compiled) < 20

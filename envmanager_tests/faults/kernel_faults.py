@@ -1,4 +1,4 @@
-"""Cases 20, 22, 29 to 31, 33, 36, 37 and 43 of docs/failures.md: budgets, options, values, specs and calls.
+"""Cases 20, 22, 29 to 31, 33, 36, 37 and 43 of docs/fault-cases.md: budgets, options, values, specs and calls.
 
 A kind of manager leaves them to the kernel, so they are no part of FaultContract; here they run over every manager.
 """

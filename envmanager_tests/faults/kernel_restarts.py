@@ -1,4 +1,4 @@
-"""Cases 20 to 22 of docs/failures.md as far as the kernel alone decides: budgets and dropped workers.
+"""Cases 20 to 22 of docs/fault-cases.md as far as the kernel alone decides: budgets and dropped workers.
 
 A kind of manager starts the replacements that it is asked for. When one is due is no part of FaultContract; here it
 runs over every manager.

@@ -1,4 +1,4 @@
-"""Cases 13 to 19 and 24 to 27 of docs/failures.md: processes that die, processes that do not respond.
+"""Cases 13 to 19 and 24 to 27 of docs/fault-cases.md: processes that die, processes that do not respond.
 
 Here no worker is restarted, so that each error can be inspected. Restarts are tested in
 :mod:`envmanager.testing.fault_contract_restarts`.

@@ -88,6 +88,7 @@ def step_numbers(manager: SubprocessEnvManager) -> list[int]:
 
 
 @every_start_method
+@pytest.mark.sample(r"returns-step|raises-constructor|os\._exit.*reset|another program-call")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_fork_takes_no_steps_and_ends_as_a_script_would(
@@ -110,6 +111,7 @@ def test_a_fork_takes_no_steps_and_ends_as_a_script_would(
 
 
 @every_start_method
+@pytest.mark.sample("returns")
 @pytest.mark.parametrize("ending", ["returns", "raises", "sys.exit(3)"])
 def test_a_fork_made_while_the_environment_closes_does_not_end_the_worker(
     start_method: Any, ending: str, tmp_path: Path

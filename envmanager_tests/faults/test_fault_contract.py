@@ -1,7 +1,7 @@
 """The fault contract, over every manager and start method.
 
 What an environment returns takes the same way whatever started its process, so the cases about data run with one start
-method only.
+method only. Large observations take a way of their own only where they travel.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from envmanager.testing.faults import SendSignal, faulty
 from envmanager_tests.awaiting import awaiting
 from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
-from envmanager_tests.start_methods import FIRST_START_METHOD, IS_PORTABLE
+from envmanager_tests.start_methods import FIRST_START_METHOD, IS_PORTABLE, SAMPLE_OF_DEATHS, SAMPLE_OF_STARTS
 
 
 class TestSimpleEnvManager(KernelFaults, ProcessFaults, FaultContract):
     has_processes = False
+    large_observation_bytes = 1 << 20
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return SimpleEnvManager(env_factory, n_envs, **options)
@@ -54,6 +55,8 @@ class OneEnvEach:
 class TestAsyncioEnvManager(OneEnvEach, KernelFaults, ProcessFaults, FaultContract):
     """These environments run in a thread each."""
 
+    large_observation_bytes = 1 << 20
+
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return AsyncioEnvManager(env_factory, n_envs, **options)
 
@@ -72,24 +75,28 @@ class TestCoroutines(OneEnvEach, CodeFaults, RestartsAfterFaults, TasksUnderFaul
 class InProcesses:
     start_method: StartMethod
     transport: Transport | None = None
+    large_observation_bytes = 32 << 20
 
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         own = {"start_method": self.start_method, "transport": self.transport}
         return SubprocessEnvManager(env_factory, n_envs, **own, **options)
 
 
+@pytest.mark.sample(r"^(?!test_case_21_a_crash_loop_ends_if_each_task_fails\[raises)", everywhere=True)
 class TestForkserver(InProcesses, KernelFaults, ProcessFaults, FaultContract):
     start_method = FIRST_START_METHOD
     start_s = 20.0 if IS_PORTABLE else 12.0  # each worker imports all it needs by itself
 
 
 @pytest.mark.start_methods
+@pytest.mark.sample(SAMPLE_OF_STARTS + "|" + SAMPLE_OF_DEATHS)
 class TestSpawn(InProcesses, CodeFaults, ProcessFaults, RestartsAfterFaults, UsageFaults, KernelFaults):
     start_method = "spawn"
     start_s = 20.0  # each worker imports all it needs by itself
 
 
 @pytest.mark.start_methods
+@pytest.mark.sample(SAMPLE_OF_DEATHS)
 class TestPortable(InProcesses, ProcessFaults):
     """Deaths and hangs over the portable transport; `make test-portable` runs the whole contract over it."""
 

@@ -26,6 +26,7 @@ every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHOD
 
 @loses
 @every_start_method
+@pytest.mark.sample("3")
 @pytest.mark.parametrize("n_envs", [1, 3])
 def test_simulators_of_crashed_workers_go_with_a_trainer_that_never_noticed(start_method: str, n_envs: int) -> None:
     with program(scripts.train_and_look_away, start_method, n_envs) as trainer:
@@ -55,6 +56,7 @@ def test_case_11_the_simulator_of_a_crashed_worker_ends_when_the_crash_is_notice
 
 
 @every_start_method
+@pytest.mark.sample
 def test_case_11_it_ends_at_once(start_method: str) -> None:
     with program(scripts.train_and_look_away, start_method, 1) as trainer:
         ((worker, simulator),) = trainer.announced("crashing")
@@ -90,6 +92,7 @@ def test_a_trainer_whose_children_are_reaped_by_others_loses_nothing(start_metho
 
 
 @every_start_method
+@pytest.mark.sample("does it all")
 @pytest.mark.parametrize("how", scripts.ESCAPES)
 def test_an_environment_that_unties_itself_and_hangs_goes_with_its_trainer(start_method: str, how: str) -> None:
     with program(scripts.train_what_escapes_and_hangs, start_method, how) as trainer:
@@ -103,6 +106,7 @@ def test_an_environment_that_unties_itself_and_hangs_goes_with_its_trainer(start
 
 
 @every_start_method
+@pytest.mark.sample("does it all")
 @pytest.mark.parametrize("how", scripts.ESCAPES)
 def test_an_environment_that_has_left_its_group_is_closed_and_the_trainer_lives(start_method: str, how: str) -> None:
     with program(scripts.train_what_escapes_and_is_closed, start_method, how) as trainer:
@@ -121,6 +125,7 @@ def test_an_environment_that_has_left_its_group_is_closed_and_the_trainer_lives(
 
 @native_only
 @every_start_method
+@pytest.mark.sample("KILL")
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
 def test_without_the_helper_a_manager_works_and_its_workers_go_with_the_trainer(start_method: str, name: str) -> None:
     with program(scripts.train_without_a_helper, start_method, int(signal.Signals[name])) as trainer:

@@ -40,6 +40,8 @@ from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program, until_gone
 from envmanager_tests.faults.scripts_of_workers import mount_in_a_namespace
 
+SUITE = "systems portable faults"
+
 NO_RESTARTS = RestartPolicy(max_restarts=0)
 
 

@@ -85,6 +85,7 @@ class LargeInfo(ShortOfMemory):
         return results
 
 
+@pytest.mark.sample("in the step")
 @every_start_method
 @pytest.mark.parametrize("environment", [ShortOfMemory, LargeInfo], ids=["in the step", "in pickling its info"])
 def test_case_19_memory_that_runs_out_is_the_environments_error_and_its_worker_lives(
@@ -133,6 +134,7 @@ class FourMebibytes(FakeEnvironment):
         return np.zeros((1, 4 << 20), np.uint8)
 
 
+@pytest.mark.sample("zero-copy")
 @every_start_method
 @pytest.mark.parametrize("zero_copy", [False, True], ids=["copied", "zero-copy"])
 def test_case_35_shared_memory_that_does_not_fit_is_refused_before_it_is_touched(
@@ -275,6 +277,7 @@ def refusing(calls: set[int], number: int = errno.EAGAIN) -> Iterator[None]:
         setattr(starter, name, original)
 
 
+@pytest.mark.sample("EAGAIN")
 @every_start_method
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM], ids=["EAGAIN", "ENOMEM"])
 def test_case_46_when_the_kernel_refuses_the_third_process_the_first_two_are_stopped(

@@ -23,6 +23,7 @@ every_start_method = pytest.mark.parametrize("start_method", MARKED_START_METHOD
 # Standard streams.
 
 
+@pytest.mark.sample("0, 1, 2")
 @every_start_method
 @pytest.mark.parametrize("closed", [[0, 1, 2], [1], [0, 2]], ids=str)
 def test_what_environments_print_goes_nowhere_else_when_the_trainer_has_closed_its_output(
@@ -75,6 +76,7 @@ def first_death(manager: SubprocessEnvManager) -> WorkerDied:
     return raised.value
 
 
+@pytest.mark.sample
 @every_start_method
 def test_an_earlier_runs_text_is_kept_in_the_log_and_out_of_the_error(start_method: Any, tmp_path: Path) -> None:
     log = tmp_path / "worker-0-0.log"
@@ -87,6 +89,7 @@ def test_an_earlier_runs_text_is_kept_in_the_log_and_out_of_the_error(start_meth
     assert log.read_text().splitlines() == ["of another run", *LAST_WORDS]
 
 
+@pytest.mark.sample
 @every_start_method
 def test_a_log_that_others_could_read_becomes_private(start_method: Any, tmp_path: Path) -> None:
     log = tmp_path / "worker-0-0.log"

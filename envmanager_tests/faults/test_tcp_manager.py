@@ -18,9 +18,15 @@ from envmanager.testing import FakeEnvironment, FaultContract, ManagerContract
 from envmanager_tests.contract.kernel_contract import KernelContract
 from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
+from envmanager_tests.start_methods import SAMPLE_OF_DEATHS, SAMPLE_OF_STEPS
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "tcp_manager.py"
 MOST_LINES = 250
+SAMPLE_OF_VALUES = (
+    "test_spaces_that_are_empty|test_values_that_do_not_survive|test_actions_that_survive|test_an_info_that_is_no_dict|"
+    "test_multi_agent|test_an_observation_that_breaks"
+)
+"""Names of the tests about values that travel, which this connection packs in a way of its own."""
 
 
 @cache
@@ -44,11 +50,13 @@ class OverTcp:
 
 
 @pytest.mark.start_methods
+@pytest.mark.sample(SAMPLE_OF_STEPS + "|" + SAMPLE_OF_VALUES)
 class TestTcpManager(OverTcp, ManagerContract, KernelContract):
     pass
 
 
 @pytest.mark.start_methods
+@pytest.mark.sample(SAMPLE_OF_DEATHS + "|test_case_06.*step|test_case_3[24]_")
 class TestTcpManagerUnderFaults(OverTcp, KernelFaults, ProcessFaults, FaultContract):
     pass
 

@@ -87,6 +87,7 @@ def test_case_40_workers_whose_trainer_died_before_they_could_look_make_no_envir
             trainer.announced("made", within_s=0)
 
 
+@pytest.mark.sample("end of the script|os._exit|SIGTERM")
 @pytest.mark.parametrize("ending", scripts.ENDINGS)
 def test_case_41_workers_end_with_a_trainer_that_did_not_close(start_method: str, ending: str) -> None:
     with program(scripts.train_and_end, start_method, ending) as trainer:

@@ -57,9 +57,7 @@ func _process(delta):
 				var root = get_editor_interface().get_edited_scene_root()
 				get_editor_interface().edit_node(root.get_node(words[1]))
 			"front":
-				var tab = dock
-				while not tab.get_parent() is TabContainer:
-					tab = tab.get_parent()
+				var tab = _tab_of(dock)
 				tab.get_parent().current_tab = tab.get_parent().get_tab_idx_from_control(tab)
 			"disable":
 				get_editor_interface().set_plugin_enabled("envmanager", false)
@@ -69,6 +67,7 @@ func _process(delta):
 				get_tree().quit()
 	var seen = {"n_done": _n_done, "spawned": _spawned, "can_press": [], "texts": {}}
 	if is_instance_valid(dock) and dock.is_inside_tree():
+		seen.tab = _tab_of(dock).get_index()
 		for each in dock.find_children("*", "", true, false):
 			if each is BaseButton and not each.disabled:
 				seen.can_press.append(each.name)
@@ -85,6 +84,12 @@ func _process(delta):
 	file.store_string(JSON.stringify(seen))
 	file.close()
 	DirAccess.rename_absolute("res://addons/probe/seen.new", "res://addons/probe/seen")
+
+
+func _tab_of(dock):
+	while not dock.get_parent() is TabContainer:
+		dock = dock.get_parent()
+	return dock
 
 
 func _press(button):

@@ -7,7 +7,7 @@
 Its argument, or else ENVMANAGER_FAKE_ENV, is the environment: any text that a manager accepts as ``env_factory``, or
 the path of a file into which cloudpickle has written a factory, a list of one factory per environment, or the
 ``GroupFactory`` of a worker. ENVMANAGER_FAKE_CONTEXT, in JSON, has facts that a trainer does not send to an engine:
-``worker_id``, ``env_ids`` (by default 0, 1, …), ``generation``, ``first_slot``. ENVMANAGER_FAKE_MODE makes it misbehave
+``worker_id``, ``env_ids`` (by default 0, 1, …), ``generation``. ENVMANAGER_FAKE_MODE makes it misbehave
 (``engine_misbehaviour``).
 
 The rule: an exception of an environment is reported in an error frame, and the engine goes on. It ends after a close
@@ -94,7 +94,6 @@ class Hosted:
             env_ids,
             worker_id=self.context.get("worker_id", 0),
             generation=self.context.get("generation", 0),
-            first_slot=self.context.get("first_slot", 0),
             seed=configure.seed,
             log_dir=None,
         )

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from envmanager import RandomPolicy, RestartPolicy, Timeouts, UsageError, WorkerDied, WorkerTimedOut
-from envmanager.godot import engine_host, engine_link
+from envmanager.godot import engine_host, messages
 from envmanager.godot.manager import GodotEnvManager
 from envmanager_tests.godot.attaching import free_port, when_awaited
 from envmanager_tests.godot.driver import END_S
@@ -115,7 +115,7 @@ def test_a_game_that_is_played_elsewhere_never_spins(
     play_in_editor: Callable[..., Editor], port: int, mocker: Any
 ) -> None:
     mocker.patch.object(engine_host, "count_cores", return_value=64)
-    configured = mocker.spy(engine_link, "configure_body")
+    configured = mocker.spy(messages, "configure_body")
     play_in_editor("rolling_ball")
     with attached(port):
         assert [call.kwargs["may_spin"] for call in configured.call_args_list] == [False]

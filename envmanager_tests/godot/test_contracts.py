@@ -15,6 +15,7 @@ from envmanager_tests.contract.kernel_contract import KernelContract
 from envmanager_tests.faults.kernel_faults import KernelFaults
 from envmanager_tests.faults.process_faults import ProcessFaults
 from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
+from envmanager_tests.start_methods import SAMPLE_OF_DEATHS, SAMPLE_OF_STEPS
 
 _OBJECTS = "an engine says what JSON and arrays can say: no objects of Python"
 _LIMITS = "an array of an engine has a limit, and a frame too"
@@ -34,6 +35,27 @@ NOT_FOR_ENGINES = {
     "test_case_36_a_factory": "an engine has no factory",
 }
 """Tests of the contracts that cannot apply, by the beginning of their names."""
+OF_THE_KERNEL = (
+    "bad_actions_are_refused",
+    "a_contradictory_reset",
+    "a_sequence_of_another_length",
+    "a_value_that_is_no_sequence.*(2|0.5|True)-?",
+    "calls_before_reset",
+    "step_without_a_policy",
+    "recv_with_nothing",
+    "step_and_send_do_not_mix",
+    "an_environment_instead",
+    "errors_are_all",
+    "stats_count",
+    "max_ready",
+    "a_second_send",
+    "a_policy",
+    "a_refused_call",
+    "before_the_first_action",
+    "previous_is",
+    "the_policys_outputs",
+)
+"""Tests whose calls end in the trainer's process, before anything is sent, or after it was received."""
 
 
 def _skip_what_cannot_apply(request: pytest.FixtureRequest) -> None:
@@ -54,16 +76,19 @@ class _OfEngines:
         return FakeEngineManager(env_factory, n_envs, **options)
 
 
+@pytest.mark.sample(f"^test_(?!{'|'.join(OF_THE_KERNEL)})", everywhere=True)
 class TestSeveralArenasPerEngine(_OfEngines, ManagerContract, KernelContract):
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
         return super().make_manager(env_factory, n_envs, n_workers=max(1, n_envs // 2), **options)
 
 
 @pytest.mark.start_methods
+@pytest.mark.sample(SAMPLE_OF_STEPS)
 class TestAnEnginePerEnvironment(_OfEngines, ManagerContract, KernelContract):
     pass
 
 
 @pytest.mark.start_methods
+@pytest.mark.sample(SAMPLE_OF_DEATHS + "|test_case_05|test_case_30_.*obs: rows")
 class TestEnginesUnderFaults(_OfEngines, KernelFaults, ProcessFaults, FaultContract):
     has_processes = True

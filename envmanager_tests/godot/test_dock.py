@@ -147,7 +147,8 @@ def test_an_editor_that_ends_takes_its_training_with_it(editor: Editor, game: Pa
     assert steps_of(game / "runs" / "my game") > 0
 
 
-def test_an_error_of_the_command_is_shown(editor: Editor, game: Path) -> None:
+def test_an_error_of_the_command_is_shown_in_the_tab_beside_the_inspector(editor: Editor, game: Path) -> None:
+    editor.wait_until(lambda seen: seen.get("tab") == 1)
     (game / "arena.gd").write_text((game / "arena.gd").read_text() + "\n\nfunc broken(:\n")
     editor.press("Train")
     seen = editor.wait_until(has_ended)

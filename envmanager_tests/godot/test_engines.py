@@ -327,6 +327,41 @@ def test_a_demo_is_not_imported_first(program: str, tmp_path: Path) -> None:
     assert import_command(find_game("demo:rolling_ball", EngineOptions(binary=program), tmp_path)) is None
 
 
+@pytest.mark.parametrize(
+    "how", [{"engine": {"script_errors": "warn"}}, {"restarts": RestartPolicy(on_exception="restart")}, {}]
+)
+def test_a_game_whose_autoload_has_an_error_plays_where_that_is_a_warning(
+    program: str, major: int, tmp_path: Path, how: dict[str, Any]
+) -> None:
+    game = new_project(tmp_path / "game", major)
+    (game / "oops.gd").write_text(
+        'extends Node\n\nfunc _ready():\n\tvar music = get_node_or_null("Music")\n\tmusic.play()\n'
+    )
+    project = game / "project.godot"
+    project.write_text(project.read_text().replace("[autoload]\n", '[autoload]\n\nOops="*res://oops.gd"'))
+    options = how | {"engine": {"binary": program, **how.get("engine", {})}}
+    if not how:
+        with pytest.raises(EnvRaised, match=r"oops\.gd:5") as raised:
+            GodotEnvManager(str(game), 2, **options)
+        assert raised.value.phase == "start"
+        return
+    with GodotEnvManager(str(game), 2, **options) as manager:
+        manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], 3))
+        manager.reset({"seed": 0})
+        take_steps(manager, 3)
+        assert manager.stats().restarts == 0
+
+
+def test_script_errors_in_steps_are_warnings_where_they_are_and_what_is_missing_stays_an_error(play: Play) -> None:
+    with play("games", 1, engine={"scene": TROUBLED, "script_errors": "warn"}, restarts=NEVER) as manager:
+        for fail in ("act", "after_tick"):
+            manager.reset({"options": {"fail": fail}})
+            take_steps(manager, 4)
+        manager.reset({"options": {"fail": "observe"}})
+        with pytest.raises(EnvRaised, match=r"troubled\.gd:\d+"):
+            take_steps(manager, 4)
+
+
 @pytest.mark.parametrize("pictures", [False, True], ids=["a class", "a picture too"])
 def test_a_fresh_clone_starts_with_its_classes_and_pictures(
     program: str, major: int, tmp_path: Path, pictures: bool
@@ -343,6 +378,8 @@ def test_a_fresh_clone_starts_with_its_classes_and_pictures(
     if pictures:
         (game / "dot.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="8" height="8"/>')
         text = text.replace("Helper.none()", 'Helper.none() + int(load("res://dot.svg") == null)')
+        if major == 4:
+            (game / ".godot").mkdir()  # what is left of an import that was cut
     arena.write_text(text)
     with GodotEnvManager(str(game), 2, engine={"binary": program}) as manager:
         manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], 3))

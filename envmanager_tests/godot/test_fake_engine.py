@@ -39,7 +39,7 @@ def described(said):
 
 def group_of(source, arenas, *, infos, seed=0):
     """The same environments in this process, as a worker has them."""
-    contexts = make_contexts(range(arenas), worker_id=0, generation=0, first_slot=0, seed=seed, log_dir=None)
+    contexts = make_contexts(range(arenas), worker_id=0, generation=0, seed=seed, log_dir=None)
     return GroupFactory(factories_for(source, arenas), contexts, infos, check_values=False)()
 
 
@@ -194,7 +194,7 @@ def test_what_fails_at_the_start_is_the_answer_to_configure(source, message, are
 
 
 def test_environments_know_who_they_are_when_the_engine_is_told(tmp_path):
-    context = {"worker_id": 2, "env_ids": [8, 9], "generation": 1, "first_slot": 4}
+    context = {"worker_id": 2, "env_ids": [8, 9], "generation": 1}
     with engine([EchoEnvironment] * 10, tmp_path, context=context) as client:
         client.accept()
         client.configure()
@@ -203,7 +203,7 @@ def test_environments_know_who_they_are_when_the_engine_is_told(tmp_path):
 
 
 def test_a_workers_group_factory_is_hosted_as_it_is(tmp_path):
-    contexts = make_contexts([4, 5], worker_id=1, generation=3, first_slot=0, seed=None, log_dir=None)
+    contexts = make_contexts([4, 5], worker_id=1, generation=3, seed=None, log_dir=None)
     with engine(GroupFactory([EchoEnvironment] * 2, contexts, False, check_values=True), tmp_path) as client:
         client.accept()
         client.configure()

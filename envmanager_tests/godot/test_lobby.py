@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +121,14 @@ def test_after_its_end_nobody_can_connect(lobby: Lobby) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=10)
     lobby.close()
+
+
+def test_what_an_engine_writes_wakes_a_wait_once(lobby: Lobby, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb", buffering=0) as log:
+        lobby.watch_writes(log.fileno())
+        assert not descriptors.wait_for([lobby.fd], 0.0)
+        for _ in range(2):
+            log.write(b"a line\n")
+            assert descriptors.wait_for([lobby.fd], 10.0)
+            assert lobby.look() is None
+            assert not descriptors.wait_for([lobby.fd], 0.0)

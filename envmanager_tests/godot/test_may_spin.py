@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager.godot import channel, engine_host, engine_link
+from envmanager.godot import channel, engine_host, messages
 from envmanager.hosts import spin
 from envmanager.hosts.spin import MANY, SPIN_NS
 from envmanager.testing import EchoEnvironment
@@ -19,7 +19,7 @@ def test_engines_may_spin_where_there_is_a_core_for_each_and_one_for_the_trainer
     mocker: Any, n_cores: int, may_spin: bool
 ) -> None:
     mocker.patch.object(engine_host, "count_cores", return_value=n_cores)
-    configured = mocker.spy(engine_link, "configure_body")
+    configured = mocker.spy(messages, "configure_body")
     with FakeEngineManager(EchoEnvironment, 2):
         assert [call.kwargs["may_spin"] for call in configured.call_args_list] == [may_spin] * 2
 

@@ -9,7 +9,7 @@ import pytest
 
 from envmanager import ConfigError, UsageError, make_manager
 from envmanager.godot import games
-from envmanager.godot.games import Game, command_for, find_engine, find_game, import_command
+from envmanager.godot.games import UNFINISHED, Game, command_for, find_engine, find_game, import_command
 from envmanager.godot.options import EngineOptions, GodotOptions
 
 
@@ -175,7 +175,9 @@ def test_a_project_of_godot_4_is_imported_when_it_is_a_fresh_clone(tmp_path: Pat
     folder = project(tmp_path / "game")
     game = Game(folder, "godot4", 4, 60)
     assert import_command(game) is not None
-    (folder / ".godot").mkdir()
+    (folder / ".godot" / "editor").mkdir(parents=True)
+    assert import_command(game) is not None, "an import that was cut leaves a part of the folder"
+    (folder / ".godot" / "editor" / "filesystem_cache10").touch()
     assert import_command(game) is None
 
 
@@ -187,3 +189,5 @@ def test_a_project_of_godot_3_is_imported_when_it_has_something_to_import(tmp_pa
     assert import_command(game) is not None
     (folder / ".import").mkdir()
     assert import_command(game) is None
+    (folder / ".import" / UNFINISHED).touch()
+    assert import_command(game) is not None

@@ -103,6 +103,23 @@ def test_other_autoloads_stay(game: Path) -> None:
     assert 'Music="*res://music.gd"' in file.read_text()
 
 
+PLUGIN = {4: '"res://addons/envmanager/plugin.cfg"', 3: '"envmanager"'}
+KIND = {4: "PackedStringArray", 3: "PoolStringArray"}
+
+
+@pytest.mark.parametrize("major", [4, 3])
+@pytest.mark.parametrize("others", [None, "", '"res://addons/gut/plugin.cfg"'])
+def test_the_plugin_is_enabled_beside_others(tmp_path: Path, major: int, others: str | None) -> None:
+    file = tmp_path / "project.godot"
+    before = "" if others is None else f"[editor_plugins]\n\nenabled={KIND[major]}({others})\n"
+    file.write_text(f"config_version={major + 1}\n\n{before}")
+    for _ in range(2):
+        install_addon(tmp_path)
+        all_of_them = f"{others}, {PLUGIN[major]}" if others else PLUGIN[major]
+        assert file.read_text().count(f"[editor_plugins]\n\nenabled={KIND[major]}({all_of_them})\n") == 1
+        assert file.read_text().count("plugins]") == 1
+
+
 def test_a_project_of_godot_3_gets_the_addon_for_it(game: Path) -> None:
     (game / "project.godot").write_text("; a comment\nconfig_version=4\n")
 

@@ -33,10 +33,12 @@ PPO = {"kind": "ppo", "rollout": 64, "epochs": 1, "minibatch": 64, "hidden": [8]
 CARTPOLE = {"kind": "simple", "env": "CartPole-v1", "n_envs": 2}
 
 
-def train(folder: Path, manager: Mapping[str, Any], *, steps: int, resume: bool = False) -> None:
+def train(
+    folder: Path, manager: Mapping[str, Any], *, steps: int, resume: bool = False, parameters: Any = None
+) -> None:
     tables = {
         "manager": manager,
-        "training": {"steps": steps, "evaluation_episodes": 0, "device": "cpu"},
+        "training": {"steps": steps, "evaluation_episodes": 0, "device": "cpu", "parameters": parameters or {}},
         "trainers": {"*": PPO},
     }
 
@@ -111,6 +113,18 @@ def test_the_returns_of_episodes_are_told_as_they_end(tmp_path: Path, monkeypatc
 
     assert len(seen.n_steps) > 1, "not only at the end"
     assert 1100 * 2 - 2 * 500 <= sum(seen.returns) <= 1100 * 2, "one for each step of an episode that has ended"
+
+
+def test_episodes_have_the_parameters_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    strict = {"kind": "simple", "env": "envmanager_tests.training.test_curriculum:Strict"}  # cannot be reset without
+    train(tmp_path, strict, steps=64, parameters={"level": 7})
+    rewrite(next((tmp_path / "checkpoints").glob("*/state.json")), '"kind": "simple"', '"kind": "godot"')
+    monkeypatch.setattr(watching, "make_manager", lambda _: make_manager(strict))
+    seen = Seen()
+
+    Watching(WatchPlan(directory=tmp_path, steps=20), seen).go()
+
+    assert set(seen.returns) == {3.0}
 
 
 def test_the_policies_of_a_training_play_as_many_steps_as_wanted(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,8 @@ from envmanager_tests.interop.envs import (
     frozen_lake,
 )
 
+SUITE = "training"
+
 pytest.importorskip("stable_baselines3")
 
 from stable_baselines3 import A2C, PPO
@@ -346,3 +348,14 @@ def test_on_policy_algorithms_train_on_multi_binary_actions(algorithm):
     batch = {"batch_size": 16} if algorithm is PPO else {}
     algorithm("MlpPolicy", env, n_steps=8, device="cpu", **batch).learn(32)
     env.close()
+
+
+def test_vec_monitor_s_info_keywords_get_the_last_values_of_an_episode_that_was_lost():
+    vec_env = VecMonitor(obedient(2), info_keywords=("count",))
+    vec_env.reset()
+    vec_env.step([GO_ON, END])
+    assert [info["episode"]["count"] for info in vec_env.step([DIE, END])[3]] == [1, 1]
+    infos = vec_env.step([DIE, GO_ON])[3]
+    assert infos[0]["episode"]["count"] == 1
+    assert "episode" not in infos[1]
+    vec_env.close()

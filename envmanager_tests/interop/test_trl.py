@@ -20,6 +20,8 @@ from envmanager import AsyncioEnvManager, LostEpisode, ManagerClosed, RestartPol
 from envmanager.interop.trl import ToolEnvironment, supervised
 from envmanager.kernel.pool import Pool
 
+SUITE = "waiting"
+
 ALWAYS = RestartPolicy(max_restarts=10_000, on_exception="restart", backoff_s=0)
 
 

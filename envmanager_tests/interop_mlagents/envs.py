@@ -24,6 +24,9 @@ from mlagents_envs.side_channel.environment_parameters_channel import Environmen
 from mlagents_envs.side_channel.side_channel import IncomingMessage, SideChannel
 from mlagents_envs.side_channel.stats_side_channel import StatsAggregationMethod, StatsSideChannel
 
+from envmanager import EnvContext
+from envmanager.adapters.mlagents import MlagentsEnvironment, MlagentsFactory
+
 
 def observation_spec(*shape: int, name: str = "") -> ObservationSpec:
     return ObservationSpec(shape, (DimensionProperty.NONE,) * len(shape), ObservationType.DEFAULT, name)
@@ -244,6 +247,7 @@ def make_corridor(worker_id: int, side_channels: Sequence[SideChannel]) -> Corri
     return CorridorEnv(worker_id, side_channels)
 
 
-def make_mortal_corridor(worker_id: int, side_channels: Sequence[SideChannel]) -> CorridorEnv:
-    """The first environment with number 1 dies in its third step; what takes its place has another number."""
-    return CorridorEnv(worker_id, side_channels, dies=worker_id == 1)
+def make_mortal_corridor(context: EnvContext) -> MlagentsEnvironment:
+    """The first environment with number 1 dies in its third step; what takes its place does not."""
+    dies = (context.env_id, context.generation) == (1, 0)
+    return MlagentsFactory(lambda worker_id, side_channels: CorridorEnv(worker_id, side_channels, dies=dies))(context)

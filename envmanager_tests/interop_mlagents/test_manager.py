@@ -366,7 +366,8 @@ def test_trajectories_are_those_of_ml_agents_own_manager():
     env = make_corridor(0, [])
     env.reset()  # as the adapter does once
     theirs = trajectories(MlagentsSimpleEnvManager(env, EnvironmentParametersChannel()), CORRIDOR, 30)
-    ours = trajectories(MlagentsEnvManager(SimpleEnvManager(MlagentsFactory(make_corridor))), CORRIDOR, 30)
+    factory = MlagentsFactory(lambda _, side_channels: make_corridor(0, side_channels))
+    ours = trajectories(MlagentsEnvManager(SimpleEnvManager(factory)), CORRIDOR, 30)
 
     assert len(theirs) > 10
     assert plain(ours) == plain(theirs)

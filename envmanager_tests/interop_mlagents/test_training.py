@@ -96,7 +96,7 @@ def test_two_environments_in_a_process_are_kept_apart():
 
 
 def test_when_a_process_dies_only_its_unfinished_episode_is_missing():
-    with SubprocessEnvManager(MlagentsFactory(make_mortal_corridor), n_envs=3) as manager:
+    with SubprocessEnvManager(make_mortal_corridor, n_envs=3) as manager:
         found, workers = played(MlagentsEnvManager(manager), 300)
         assert manager.stats().restarts == 1
 

@@ -44,6 +44,8 @@ from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import NO_RESTARTS, Zeros, pids_of
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
+SUITE = "core start-methods faults"
+
 N_KILLS = 50
 N_WORKERS = 4
 VICTIM = 0

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envmanager import SimpleEnvManager, SubprocessEnvManager, make_manager
-from envmanager.cli.config_files import load_config
 from envmanager.system.machine import count_cores
-from envmanager_tests.process.test_cli_tune import ENVS, tune
 from envmanager_tests.process.test_placement import N_ENVS, Noop
 from envmanager_tests.unit.test_placement import probe_of
 
@@ -58,18 +55,3 @@ def test_environments_that_sleep_get_a_worker_each() -> None:
 def test_cheap_environments_share_workers() -> None:
     with SubprocessEnvManager(Noop, n_envs=4, n_workers="auto") as manager:
         assert manager.n_workers < 4
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "some_envs.py").write_text(ENVS)
-    return tmp_path
-
-
-@pytest.mark.parametrize(("env", "kind", "n_workers"), [("Noop", "simple", None), ("Sleeping", "subprocess", 4)])
-def test_tune_finds_where_environments_are_fastest(folder: Path, env: str, kind: str, n_workers: int | None) -> None:
-    done = tune(folder, "--env", f"some_envs:{env}", "--n-envs", 4, "--seconds", 8, "--out", "best.toml", "--plain")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    manager = load_config(folder / "best.toml")["manager"]
-    assert (manager["kind"], manager.get("n_workers")) == (kind, n_workers)

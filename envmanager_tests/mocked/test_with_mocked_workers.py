@@ -17,6 +17,7 @@ from pytest_mock import MockerFixture
 from envmanager import (
     ActionInfo,
     AgentSteps,
+    EnvContext,
     EnvironmentCommand,
     EnvironmentResponse,
     EnvRaised,
@@ -475,3 +476,29 @@ def test_the_worker_loop_ends_when_nobody_is_there_and_closes_its_environment(mo
     worker(conn, mocker.Mock(spec=["put"]), cloudpickle.dumps(FakeEnvironment), 0)
 
     close.assert_called_once_with()
+
+
+@pytest.mark.parametrize("use", ["step", "recv"])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_fakes_play_tasks_which_are_drawn_in_the_order_of_workers_whatever_that_of_responses(
+    mocker: MockerFixture, use: str, prefetch: bool
+) -> None:
+    def played(arrived: queue.Queue[EnvironmentResponse]) -> list[tuple[int, int, int]]:
+        def factory(context: EnvContext) -> EchoEnvironment:
+            return EchoEnvironment(context, episode_length=4 - context.env_id - context.env_id // 2)
+
+        create = mocker.patch.object(SubprocessEnvManager, "create_worker")
+        create.side_effect = lambda worker_id, _, env_factory: FakeWorker(worker_id, arrived, env_factory)
+        with SubprocessEnvManager(factory, 4) as manager:
+            manager.step_queue = arrived
+            manager.set_policy("default", Zeros())
+            manager.reset(tasks=[{"task": task} for task in range(30)], prefetch=prefetch and None)
+            while not manager.tasks.done:
+                if use == "step":
+                    manager.step("all")
+                else:
+                    batch = manager.recv("all")
+                    manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+            return [(result.index, result.env_id, result.length) for result in manager.tasks.results]
+
+    assert played(queue.Queue()) == played(queue.LifoQueue())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from typing import Any
 
@@ -130,6 +131,29 @@ def test_coroutines_play_games_from_a_config_with_arguments() -> None:
 
     with make_manager(config) as manager:
         assert asyncio.run(all_answers(manager.pool())) == [1.0] * 12
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "env", ["textarena:TicTacToe-v0", "gem:game:GuessTheNumber-v0-easy", "reasoning_gym:chain_sum"]
+)
+def test_they_are_closed_without_a_word(kind: Any, env: str, caplog: pytest.LogCaptureFixture) -> None:
+    with kind(env, 2) as manager:
+        manager.reset()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@KINDS
+def test_the_rewards_of_all_players_are_in_the_info_of_an_episode_without_infos(kind: Any) -> None:
+    async def play(pool: Any) -> dict[str, Any]:
+        async with pool.begin(7) as episode:
+            for number in range(9):
+                if not episode.is_over:
+                    await episode.step(f"[{number}]")
+            return dict(episode.info)
+
+    with kind("textarena:TicTacToe-v0", 1) as manager:
+        assert asyncio.run(play(manager.pool()))["rewards"] == {0: 1, 1: -1}
 
 
 @pytest.mark.parametrize(

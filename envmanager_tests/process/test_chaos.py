@@ -25,6 +25,8 @@ from envmanager.observe.stats import WorkerStats
 from envmanager.testing import EchoEnvironment, chaos
 from envmanager_tests.chaos_runs import SendingAndReceiving, Stepping, run_under_chaos
 
+SUITE = "many portable faults"
+
 PLENTY = RestartPolicy(max_restarts=10**6, backoff_s=0.0)
 
 
@@ -32,7 +34,7 @@ PLENTY = RestartPolicy(max_restarts=10**6, backoff_s=0.0)
     ("kind", "seconds", "rate", "sleep_s"),
     [
         (Stepping, 15, 2.0, 0.005),
-        pytest.param(SendingAndReceiving, 60, 0.5, 0.002, marks=pytest.mark.start_methods),
+        pytest.param(SendingAndReceiving, 60, 0.5, 0.002, marks=pytest.mark.thorough),
     ],
     ids=["step", "send-recv"],
 )

@@ -15,9 +15,11 @@ import gymnasium
 import numpy as np
 import pytest
 
+from envmanager import EnvRecipe, Timeouts
 from envmanager.check import trial
 from envmanager.check.environment import Finding, check_environment
 from envmanager.errors import UsageError
+from envmanager.options import ProcessOptions
 
 N_STEPS = 12
 
@@ -77,10 +79,24 @@ class CrashesAtRestart(Sound):
         return super().reset(seed=seed)
 
 
+class CrashesAfterAStepAtRestart(Sound):
+    def reset(self, *, seed=None, options=None):
+        first = super().reset(seed=seed)
+        self.step(0)
+        if self.n_resets == 3:
+            os.abort()
+        return first
+
+
 class ExitsInConstructor(Sound):
     def __init__(self):
         print("there is no display", flush=True)
         os._exit(9)
+
+
+class HangsInConstructor(Sound):
+    def __init__(self):
+        threading.Event().wait()
 
 
 class ExitsInReset(Sound):
@@ -136,6 +152,11 @@ def test_a_crash_in_native_code_names_the_step_and_shows_the_output_and_the_envi
         (CallsSysExit, "steps", "Step 8: it raised SystemExit: enough."),
         (ExitsInReset, "reset", "reset(): it ended its process with exit code 4."),
         (CrashesAtRestart, "episodes", "reset() after an episode's end, in step 10: its process crashed (SIGABRT)."),
+        (
+            CrashesAfterAStepAtRestart,
+            "episodes",
+            "reset() after an episode's end, in step 8: its process crashed (SIGABRT).",
+        ),
         (ExitsInClose, "close", "close(): it ended its process with exit code 5."),
         (
             ExitsInTheSecondRound,
@@ -249,6 +270,23 @@ def test_a_constructor_that_ends_the_process_is_the_only_finding_and_comes_with_
 
     assert finding.text == "It cannot be made: it ended its process with exit code 9."
     assert finding.evidence == "there is no display"
+
+
+@pytest.mark.parametrize("patience", [{"timeout_s": 0.5}, {"options": ProcessOptions(timeouts=Timeouts(start_s=0.5))}])
+def test_a_constructor_that_does_not_return_in_time_comes_with_advice_about_the_time(patience):
+    (finding,) = check_environment(HangsInConstructor, **patience)
+
+    assert finding.text == "It cannot be made: it did not return within 0.5 s, and its process was killed."
+    assert "--timeout" in finding.advice
+
+
+def test_a_recipe_whose_module_ends_the_process_is_a_finding_too(tmp_path, monkeypatch):
+    (tmp_path / "ends_at_import_too.py").write_text("import os; os._exit(8)")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    (finding,) = check_environment(EnvRecipe("ends_at_import_too:Env", env_kwargs={"size": 3}))
+
+    assert "exit code 8" in finding.text
 
 
 def test_what_can_still_be_tried_after_a_crash_is_tried_in_new_workers():

@@ -15,7 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from envmanager.cli.app import run_command_line
 from envmanager_tests.start_methods import MARKED_START_METHODS
+
+SUITE = "cli portable start-methods faults"
 
 COMMAND = str(Path(sys.executable).with_name("envmanager"))
 TIMEOUT_S = 300
@@ -127,30 +130,39 @@ def assert_gone(processes):
     assert alive == []
 
 
-@pytest.mark.parametrize("kind", ["simple", "subprocess"])
-def test_a_run_ends_with_0_and_writes_every_environments_returns(folder, kind):
-    done = run(
-        folder,
-        *("run", "--env", "CartPole-v1", "--n-envs", 3, "--manager", kind),
-        *("--steps", 300, "--seed", 1, "--wait", "all", "--out", "a.json"),
-    )
-
-    summary = json.loads((folder / "a.json").read_text())
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (summary["ended"], summary["env_steps"]) == ("done", 300)
-    assert sorted(summary["episode_returns"]) == ["0", "1", "2"]
-
-
-def test_the_same_seed_gives_the_same_episodes_in_any_manager(folder):
-    for name, kind in (("a.json", "simple"), ("b.json", "subprocess")):
-        run(
+def test_a_run_ends_with_0_and_writes_the_same_returns_in_any_manager_for_a_seed(folder):
+    summaries = []
+    for kind in ("simple", "subprocess"):
+        done = run(
             folder,
             *("run", "--env", "CartPole-v1", "--n-envs", 3, "--manager", kind),
-            *("--steps", 300, "--seed", 1, "--wait", "all", "--out", name),
+            *("--steps", 300, "--seed", 1, "--wait", "all", "--out", "a.json"),
         )
+        summary = json.loads((folder / "a.json").read_text())
+        assert (done.returncode, done.stderr) == (0, "")
+        assert all(character.isprintable() or character == "\n" for character in done.stdout), "it is no terminal"
+        assert (summary["ended"], summary["env_steps"]) == ("done", 300)
+        assert sorted(summary["episode_returns"]) == ["0", "1", "2"]
+        summaries.append(summary)
+    assert summaries[0]["episode_returns"] == summaries[1]["episode_returns"]
 
-    a, b = (json.loads((folder / name).read_text())["episode_returns"] for name in ("a.json", "b.json"))
-    assert a == b
+
+def test_python_runs_the_package_as_the_command(folder):
+    arguments = [
+        sys.executable,
+        "-m",
+        "envmanager",
+        "run",
+        "--env",
+        "CartPole-v1",
+        "--steps",
+        "9",
+        "--policy",
+        "nothing",
+    ]
+    run = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert run.returncode == 2
+    assert "nothing" in run.stderr
 
 
 def test_a_yaml_config_runs(folder):
@@ -174,7 +186,7 @@ def test_a_worker_that_dies_is_replaced_and_the_run_goes_on(folder, start_method
 
     summary = json.loads((folder / "a.json").read_text())
     assert done.returncode == 0
-    assert "Warning: worker 0 died in step (SIGKILL); restart 1 (at most 100 in 60 s)\n" in done.stderr
+    assert "Warning: worker 0 died in step (SIGKILL); restart 1 (at most 3 in 60 s)\n" in done.stderr
     assert "1 episode, 1 worker step" in done.stdout
     assert summary["ended"] == "done"
     assert (summary["restarts"], summary["episodes_lost"], summary["steps_lost"]) == (1, 1, 1)
@@ -223,21 +235,29 @@ def test_without_restarts_left_the_run_ends_with_the_workers_error(folder, resta
     [
         (["run", "--env", "Nothing-v0"], 2, "Gymnasium knows no environment"),
         (["run", "--env", "CartPole-v1", "--out", "no/where.json"], 2, "there is no directory no"),
-        (["run", "--no-such-option"], 2, "No such option"),
-        (["run", "--env", "some_envs:faulty"], 1, "ValueError: the robot fell over"),
         (["check", "--env", "some_envs:nothing"], 2, "cannot be found"),
     ],
 )
-def test_what_goes_wrong_decides_the_exit_code(folder, arguments, exit_code, message):
-    done = run(folder, *arguments)
+def test_what_goes_wrong_decides_the_exit_code(folder, arguments, exit_code, message, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
+    assert run_command_line(arguments) == exit_code
+    assert message in capsys.readouterr().err
+    sys.modules.pop("some_envs", None)
 
-    assert done.returncode == exit_code
-    assert message in done.stderr
+
+def test_the_exit_code_of_a_process_is_that_of_its_command(folder):
+    done = run(folder, "run", "--no-such-option")
+
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
 
 
 def test_an_environments_error_comes_with_the_workers_traceback_and_no_other(folder):
     done = run(folder, "run", "--env", "some_envs:faulty", "--n-envs", 2)
 
+    assert done.returncode == 1
+    assert "ValueError: the robot fell over" in done.stderr
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "some_envs.py" in done.stderr
 
@@ -249,6 +269,7 @@ def test_check_runs_an_environment_of_the_present_directory(folder):
     assert "no problems found" in done.stdout
 
 
+@pytest.mark.sample("2-130")
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_signal_closes_everything_and_shows_what_was_done(folder, signum, exit_code, start_method):
@@ -311,13 +332,6 @@ def test_a_reader_that_goes_away_ends_the_run_quietly(folder):
     assert_gone(family)
 
 
-def test_piped_output_holds_no_control_characters(folder):
-    done = run(folder, "run", "--env", "CartPole-v1", "--n-envs", 2, "--steps", 100)
-
-    assert done.stdout
-    assert all(character.isprintable() or character == "\n" for character in done.stdout)
-
-
 def in_a_terminal(folder, *arguments):
     """The exit code and all that a terminal gets to see."""
     ours, theirs = pty.openpty()
@@ -337,16 +351,7 @@ def in_a_terminal(folder, *arguments):
     return process.wait(timeout=TIMEOUT_S), seen.decode()
 
 
-def test_a_terminal_gets_a_live_display(folder):
-    exit_code, seen = in_a_terminal(folder, "run", "--env", "CartPole-v1", "--n-envs", 2, "--steps", 500)
-
-    assert exit_code == 0
-    assert "/500 env steps" in seen
-    assert "\x1b[?25l" in seen  # the cursor is hidden while it draws …
-    assert "\x1b[?25h" in seen  # … and shown again
-
-
-def test_what_happens_to_a_worker_is_told_above_the_live_display(folder):
+def test_a_terminal_gets_a_live_display_and_what_happens_to_a_worker_is_told_above_it(folder):
     exit_code, seen = in_a_terminal(
         folder, *("run", "--env", "some_envs:mortal_once", "--n-envs", 2, "--steps", 300, "--wait", "all")
     )
@@ -355,6 +360,19 @@ def test_what_happens_to_a_worker_is_told_above_the_live_display(folder):
     assert exit_code == 0
     assert re.search(r"(\x1b\[1A\x1b\[2K)+(\x1b\[\d+m)*$", seen[:first]), "the drawing was not taken away before"
     assert "/300 env steps" in seen[first:], "nor drawn again below"
+    assert "\x1b[?25l" in seen[:first]  # the cursor is hidden while it draws …
+    assert "\x1b[?25h" in seen[first:]  # … and shown again
+
+
+@pytest.mark.parametrize("kind", ["subprocess", "simple"])
+def test_what_environments_print_is_shown_above_the_live_display(folder, kind):
+    arguments = ("run", "--env", "some_envs:announcing", "--n-envs", 2, "--manager", kind, "--steps", 300)
+    exit_code, seen = in_a_terminal(folder, *arguments)
+
+    before = [seen[: found.start()] for found in re.finditer("stepping\r\n", seen)]
+    assert exit_code == 0
+    assert len(before) == 2
+    assert all(re.search(r"(\n|\x1b\[2K)(\x1b\[\d+m)*$", each) for each in before), "it stands in a line of the table"
 
 
 def test_plain_is_plain_in_a_terminal_too(folder):
@@ -405,9 +423,12 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("caught", [False, True], ids=["", "caught by a library"])
 @pytest.mark.parametrize(
-    "module", ["typer", "rich.console", "numpy", "envmanager.registry", "torch", "envmanager.training.runs.run"]
+    ("module", "caught"),
+    [
+        *((module, False) for module in ("typer", "numpy", "envmanager.registry", "envmanager.training.runs.run")),
+        *((module, True) for module in ("rich.console", "envmanager.registry", "torch")),
+    ],
 )
 def test_ctrl_c_while_a_command_loads_ends_it_without_a_word(folder, module, caught):
     if module == "torch":

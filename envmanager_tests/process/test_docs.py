@@ -6,6 +6,8 @@ as one script, then the commands. What a page shows as output is compared; ``…
 
 from __future__ import annotations
 
+import ast
+import importlib
 import importlib.util
 import os
 import re
@@ -20,12 +22,16 @@ import pytest
 import yaml
 
 from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
+from envmanager.errors import MissingExtra
 from envmanager.godot.games import find_major
 from envmanager.registry import ENTRY_POINT_GROUP, ManagerOptions, structure
 from envmanager.training.runs.control import Control, ControlFile
 
+SUITE = "docs"
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+SITE = ROOT / "site"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 BESIDE_DOCS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "envmanager/godot/addon/README.md")]
 TIMEOUT_S = 500
@@ -167,7 +173,8 @@ def test_configs_are_understood(page: Path, tmp_path: Path, monkeypatch: pytest.
         else:
             file.write_text(block.text, encoding="utf-8")
             tables = TRAINING_TABLES if "trainers:" in block.text else RUN_TABLES
-            structure(ManagerOptions, load_config(file, tables)["manager"])
+            options = structure(ManagerOptions, load_config(file, tables)["manager"])
+            assert ".py:" not in (options.env or ""), "an environment is named by its module, not by a file"
 
 
 def check_control(file: Path) -> None:
@@ -276,7 +283,10 @@ def test_targets_of_make_that_are_named_exist(name: str) -> None:
     named = {*re.findall(r"(?:`|^|run: )make ([a-z][a-z0-9-]*)", text, re.M), *workflow}
 
     assert named
-    assert named - set(re.findall(r"^([a-z][a-z0-9-]*):", makefile, re.M)) == set()
+    suites = re.search(r"^OTHER_SUITES = (.+)$", makefile, re.M)
+    assert suites
+    targets = {*re.findall(r"^([a-z][a-z0-9-]*):", makefile, re.M), *(f"test-{suite}" for suite in suites[1].split())}
+    assert named - targets == set()
 
 
 def test_the_workflow_tries_the_pythons_that_the_package_is_declared_for() -> None:
@@ -286,23 +296,120 @@ def test_the_workflow_tries_the_pythons_that_the_package_is_declared_for() -> No
     assert workflow["jobs"]["test"]["strategy"]["matrix"]["python-version"] == declared
 
 
-def test_every_decision_is_listed() -> None:
+def test_every_decision_is_listed_and_marked_where_a_later_one_has_overruled_it() -> None:
     listed = (DOCS / "decisions" / "index.md").read_text(encoding="utf-8")
+    marks = dict(re.findall(r"^\| \[\d+\]\((.+?)\) \|.+\| ?(.*) \|$", listed, re.M))
+    notes = {note.name: note.read_text(encoding="utf-8") for note in (DOCS / "decisions").glob("0*.md")}
 
-    assert [note.name for note in (DOCS / "decisions").glob("0*.md") if f"({note.name})" not in listed] == []
+    assert marks.keys() == notes.keys()
+    said = {name for name, text in notes.items() if re.match(r"# .+\n\n(\*|> )(Overruled|Changed)", text)}
+    assert said == {name for name, mark in marks.items() if mark}
+    assert len(said) > 10
 
 
-def test_the_site_builds_without_warnings_and_holds_no_code_but_the_examples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def pages_of_the_site() -> dict[str, list[str]]:
+    """Return the paths of the pages in ``docs/`` under each heading of the navigation."""
+    _, nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")
+    groups = [group for entry in yaml.safe_load(nav) for group in entry.items()]
+    return {title: [path for page in pages for path in page.values()] for title, pages in groups}
+
+
+def test_the_readme_and_the_overview_name_every_page_about_what_the_library_can_do() -> None:
+    readme, overview = (page.read_text(encoding="utf-8") for page in (ROOT / "README.md", DOCS / "index.md"))
+    groups = pages_of_the_site()
+    features = [page for name in groups if name.startswith(("Guides", "Training", "Integ")) for page in groups[name]]
+
+    assert len(features) > 20
+    assert [page for page in features if f"](docs/{page})" not in readme] == []
+    assert [page for page in features if f"]({page})" not in overview and f"]({page}#" not in overview] == []
+
+
+PUBLIC = DOCS / "reference" / "index.md"
+
+
+def rows_of_public() -> list[str]:
+    return [line for line in PUBLIC.read_text(encoding="utf-8").splitlines() if re.match(r"\|.*\[`", line)]
+
+
+def public_names() -> dict[str, list[str]]:
+    """Return the names that the page of public names lists, by module. A row without a module belongs to the last."""
+    names: dict[str, list[str]] = {}
+    module = ""
+    for cells in (line.split(" | ") for line in rows_of_public()):
+        found = re.match(r"\| `(envmanager[\w.]*)`", cells[0])
+        module = found[1] if found else module
+        names.setdefault(module, []).extend(re.findall(r"\[`(\w+)`\]", cells[1]))
+    return names
+
+
+@pytest.mark.parametrize("module", public_names())
+def test_public_names_are_those_of_their_module(module: str) -> None:
+    names = public_names()[module]
+    try:
+        found = importlib.import_module(module)
+        assert [name for name in names if not hasattr(found, name)] == []
+    except MissingExtra as error:
+        pytest.skip(str(error))
+    declared = getattr(found, "__all__", None)
+    if Path(str(found.__file__)).name == "__init__.py":
+        assert sorted(names) == sorted(declared or [])
+
+
+def test_a_public_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for module, names in public_names().items():
+        for name in names:
+            homes.setdefault(name, []).append(module)
+    twice = {name: modules for name, modules in homes.items() if len(modules) > 1 and name != "MlagentsEnvManager"}
+    meant = {name: {id(getattr(importlib.import_module(each), name)) for each in twice[name]} for name in twice}
+
+    assert [name for name, objects in meant.items() if len(objects) > 1] == []
+
+
+def imported_on(page: Path) -> Iterator[tuple[str, str]]:
+    """Yield the modules and names that a page's blocks, or an example, import from this library."""
+    code = page.read_text(encoding="utf-8") if page.suffix == ".py" else script_of(blocks_of(page))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("envmanager"):
+            yield from ((str(node.module), alias.name) for alias in node.names)
+
+
+def test_what_pages_and_examples_import_is_public_and_what_is_public_is_taught() -> None:
+    inside = {"writing-a-manager.md", "tcp_manager.py", "plot_returns.py"}  # the last reads the files of runs
+    teaching = [page for page in (*PAGES, *(DOCS / "examples").glob("*.py")) if page.name not in inside]
+    public = public_names()
+    imported = {(page.name, *each) for page in teaching for each in imported_on(page)}
+    unlisted = {
+        (page, module, name)
+        for page, module, name in imported
+        if name not in public.get(module, []) and f"{module}.{name}" not in public
+    }
+    assert len(imported) > 80
+    assert unlisted == set()
+
+    for line in rows_of_public():
+        pages, names = re.findall(r"\]\(\.\./([\w-]+\.md)\)", line), re.findall(r"\[`(\w+)`\]", line)
+        told = "".join((DOCS / page).read_text(encoding="utf-8") for page in pages)
+        assert [name for name in names if not re.search(rf"\b{name}\b", told)] == [], pages
+
+
+def test_the_site_builds_without_warnings_and_holds_no_code_but_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stays in ``site/``, where `make docs` says that it is."""
     pytest.importorskip("mkdocs")
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # the hook's own bytecode lies among the pages
 
-    run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)], ROOT)
-    assert (tmp_path / "reference.html").stat().st_size > 100_000
-    code = {path for path in tmp_path.rglob("*") if path.name == "__pycache__" or path.suffix in (".py", ".pyc")}
-    assert code == {tmp_path / "examples" / path.name for path in (DOCS / "examples").glob("*.py")}
-    assert list(dead_links(tmp_path)) == []
+    run([sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(SITE)], ROOT)
+    reference = list((SITE / "reference").glob("*.html"))
+    assert len(reference) > 10
+    assert max(page.stat().st_size for page in reference) < 400_000, "a page of the reference that nobody reads"
+    assert "envmanager.make_manager" in (SITE / "reference" / "managers.html").read_text(encoding="utf-8")
+    code = {path for path in SITE.rglob("*") if path.name == "__pycache__" or path.suffix in (".py", ".pyc")}
+    assert code == {SITE / "examples" / path.name for path in (DOCS / "examples").glob("*.py")}
+    assert list(dead_links(SITE)) == []
+    overview = (SITE / "index.html").read_text(encoding="utf-8")
+    first = overview[overview.index("<table") : overview.index("</table>")]
+    assert first.startswith("<table data-wide>"), "the comparison does not fit a phone"
+    assert '<td data-column="envmanager"><strong>5,523 steps/s</strong>' in first
 
 
 def dead_links(site: Path) -> Iterator[str]:

@@ -159,6 +159,23 @@ def test_first_observations_that_come_late_are_no_steps() -> None:
         assert manager.episodes.env_steps == 2
 
 
+@pytest.mark.parametrize("way", ["send", "step"])
+def test_first_observations_that_a_further_reset_has_discarded_leave_no_trace(way: str) -> None:
+    with made(SubprocessEnvManager, 2) as manager:
+        manager.reset()
+        manager.recv(Wait(max_ready=1))
+        manager.reset()
+        assert manager.episodes.env_steps == 0
+        if way == "step":
+            manager.set_policy("default", Zeros())
+            manager.step("all")
+        else:
+            manager.send(np.zeros(2, np.int64), [0, 1])
+            assert not manager.recv("all").first.any()
+
+        assert manager.episodes.env_steps == manager.stats().env_steps == 2
+
+
 @MANAGERS
 def test_who_sends_after_a_reset_without_having_received_is_counted_too(kind: Any) -> None:
     with made(kind, 2) as manager:

@@ -253,12 +253,12 @@ class Books:
     ],
     ids=["simple", "asyncio", "processes", "zero-copy", "share"],
 )
-def test_a_thousand_interrupts_at_any_moment_lose_nothing_and_mix_up_nothing(make: Any) -> None:
+def test_hundreds_of_interrupts_at_any_moment_lose_nothing_and_mix_up_nothing(make: Any) -> None:
     handler = Interrupts()
     with interrupts_from_outside(handler, 0.0005, 0.003):
         manager = make()
         handler.is_armed = True
-        use_until_interrupted(manager, handler, 250)
+        use_until_interrupted(manager, handler, 80)
 
 
 def use_until_interrupted(manager: EnvManager, handler: Interrupts, n_times: int) -> None:

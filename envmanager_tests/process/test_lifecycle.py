@@ -15,11 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import ActionInfo, AgentSteps, EnvContext, SubprocessEnvManager, UsageError, Wait
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    AsyncioEnvManager,
+    EnvContext,
+    SimpleEnvManager,
+    SubprocessEnvManager,
+    UsageError,
+    Wait,
+)
 from envmanager.hosts import shared_rows
 from envmanager.processes.boot import THREAD_CAPS
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager_tests.start_methods import MARKED_START_METHODS
+
+SUITE = "core portable start-methods faults"
 
 
 class Zeros:
@@ -31,6 +42,7 @@ def pids(manager: SubprocessEnvManager) -> list[int]:
     return [worker.pid or 0 for worker in manager.stats().workers]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_seventeen_environments_over_six_workers(start_method: Any) -> None:
     with SubprocessEnvManager(EchoEnvironment, 17, n_workers=6, start_method=start_method) as manager:
@@ -68,19 +80,29 @@ def test_environments_may_use_multiprocessing_and_atexit(
     assert capfd.readouterr().err == ""
 
 
-def test_a_factory_learns_its_context(tmp_path: Path) -> None:
-    class Keeps(FakeEnvironment):
-        def __init__(self, context: EnvContext) -> None:
-            super().__init__()
-            self.context = context
+class Keeps(FakeEnvironment):
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__()
+        self.context = context
 
+
+def test_a_factory_learns_its_context(tmp_path: Path) -> None:
     with SubprocessEnvManager(Keeps, 3, n_workers=2, seed=4, log_dir=str(tmp_path)) as manager:
         contexts = manager.get_attr("context")
 
     assert [(c.env_id, c.worker_id, c.generation) for c in contexts] == [(0, 0, 0), (1, 0, 0), (2, 1, 0)]
-    assert len({c.slot for c in contexts}) == 3
     assert len({c.seed for c in contexts}) == 3
     assert {c.log_dir for c in contexts} == {str(tmp_path)}
+
+
+def test_no_two_managers_of_a_program_share_a_slot() -> None:
+    slots = []
+    for kind in (SubprocessEnvManager, SimpleEnvManager, AsyncioEnvManager):
+        for _ in range(2):
+            with kind(Keeps, 3) as manager:
+                slots += [context.slot for context in manager.get_attr("context")]
+
+    assert len(set(slots)) == 18
 
 
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)

@@ -12,6 +12,8 @@ import pytest
 
 from envmanager_tests.start_methods import MARKED_START_METHODS
 
+SUITE = "core portable start-methods faults"
+
 SCRIPT = '''
 import gymnasium
 import numpy as np
@@ -120,12 +122,66 @@ def test_an_environment_may_pickle_functions_and_classes_of_the_script_and_fork_
     assert run([str(path)]).splitlines() == ["[21.0, 21.0]"]
 
 
+DECORATED = """
+import functools
+import gymnasium
+import numpy as np
+from envmanager import SubprocessEnvManager
+
+@functools.lru_cache(maxsize=5)
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+@functools.singledispatch
+def total(value):
+    return value
+
+@total.register
+def _(value: list):
+    return sum(total(each) for each in value)
+
+class Decorated(gymnasium.Env):
+    action_space = gymnasium.spaces.Discrete(2)
+
+    @functools.cached_property
+    def observation_space(self):
+        return gymnasium.spaces.Box(0, 9, (5,), np.float32)
+
+    @functools.cache
+    def own(self, n):
+        return n
+
+    @functools.singledispatchmethod
+    def plus_one(self, value):
+        return value + 1
+
+    @plus_one.register
+    def _(self, value: str):
+        return float(value) + 1
+
+    def reset(self, *, seed=None, options=None):
+        own, kept = self.own(4), fibonacci.cache_parameters()["maxsize"]
+        return np.array([fibonacci(6), total([1, [2, 3]]), own, self.plus_one("1"), kept], np.float32), {}
+
+with SubprocessEnvManager(Decorated) as manager:
+    print(manager.reset()[0].current["default"].obs.tolist())
+    print(manager.call(lambda env, n: fibonacci(n), 7), manager.call(lambda env: total([1, [1]])))
+"""
+
+
+def test_what_functools_makes_of_functions_of_the_script_works_in_workers(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(DECORATED)
+    assert run([str(path)]).splitlines() == ["[[8.0, 6.0, 4.0, 2.0, 5.0]]", "[13] [2]"]
+
+
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 def test_a_module_without_a_guard_runs_once(start_method: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script(start_method))
     assert run(["-m", "train"], cwd=tmp_path).splitlines() == [EXPECTED]
 
 
+@pytest.mark.sample("python -i")
 @pytest.mark.parametrize("start_method", MARKED_START_METHODS)
 @pytest.mark.parametrize("arguments", [["-"], ["-i", "-q"]], ids=["stdin", "python -i"])
 def test_the_repl_runs_an_env_class_defined_there(start_method: str, arguments: list[str]) -> None:

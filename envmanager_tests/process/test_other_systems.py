@@ -13,8 +13,12 @@ from envmanager_tests.first_steps import LINUX_ONLY
 from envmanager_tests.other_systems import SYSTEMS, lacking, lacking_modules, run_on
 from envmanager_tests.start_methods import IS_PORTABLE
 
+SUITE = "systems portable"
+
 OTHERS = ("gymnasium", "mpe2", "pettingzoo", "psutil", "pytest", "hypothesis", "rich", "typer", "yaml")
 """Other people's modules, but for those that need PyTorch: these are tried with the training runs."""
+LIGHT = ("gymnasium", "psutil", "pytest")
+"""Those that a script about one thing needs."""
 NEED_TORCH = ("torch", "stable_baselines3", "ray", "mlagents", "mlagents_envs")
 
 SCRIPT = """
@@ -80,40 +84,42 @@ sys.exit(pytest.main(["--quiet", "--capture=no", *plugins.split(), FILE, "-k", S
 CONTRACT_LIBRARIES = (*OTHERS, "pytest_mock", "pytest_timeout", "xdist", "ale_py")
 
 
-def check_contract(system: str, file: str, selected: str, timeout_s: float = 300) -> None:
+def check_contract(system: str, file: str, selected: str, part: str, timeout_s: float = 300) -> None:
+    """Run all that is selected in `make test-portable`, and a part of it in `make test-systems`."""
+    selected = selected if IS_PORTABLE else f"{selected} and ({part})"
     script = f"FILE, SELECTED = 'envmanager_tests/{file}', {selected!r}\n{CONTRACT}"
     assert " passed" in run_on(system, script, preloaded=CONTRACT_LIBRARIES, timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_contract_of_managers_holds_in_one_process(system: str) -> None:
-    check_contract(system, "contract/test_managers.py", "TestSimpleEnvManager")
+    part = "every_step or send_and_recv or close or call or exception or freed or tasks or same_seed"
+    check_contract(system, "contract/test_managers.py", "TestSimpleEnvManager", part)
 
 
 @pytest.mark.parametrize(
     ("file", "selected", "part"),
     [
-        ("contract/test_managers.py", "TestPortableTransport", "every_step or send_and_recv or close"),
-        ("faults/test_fault_contract.py", "TestForkserver", "case_13 or case_17"),
+        ("contract/test_managers.py", "TestPortableTransport", "(every_step and any) or send_and_recv or close_works"),
+        ("faults/test_fault_contract.py", "TestForkserver", "(case_13 and 0) or case_17_when"),
     ],
     ids=["managers", "faults"],
 )
 @pytest.mark.timeout(1300)
 def test_the_contracts_hold_over_workers_on_macos(file: str, selected: str, part: str) -> None:
-    """Run the whole contracts in `make test-portable`, and a part of them in `make test-systems`."""
-    check_contract("macos", file, selected if IS_PORTABLE else f"{selected} and ({part})", timeout_s=1200)
+    check_contract("macos", file, selected, part, timeout_s=1200)
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_links_to_actors_of_ray_work_with_an_actor_that_is_played(system: str) -> None:
     """Ray itself is not needed for this."""
-    check_contract(system, "unit/test_ray_worker.py", "woken or step_that or closing or place")
+    check_contract(system, "unit/test_ray_worker.py", "test", "woken or step_that or closing or place")
 
 
 def test_the_quickstart_runs_on_macos_with_workers_and_without_a_guard() -> None:
     script = re.findall(r"```python\n(.*?)```", Path("docs/quickstart.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     assert "SubprocessEnvManager" in script
-    assert "terminated" in run_on("macos", script, preloaded=OTHERS)
+    assert "terminated" in run_on("macos", script, preloaded=LIGHT)
 
 
 LEFT_BEHIND = """
@@ -138,7 +144,7 @@ end.set()
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_threads_that_are_left_behind_are_found(system: str) -> None:
-    assert "'threads': ['left']" in run_on(system, LEFT_BEHIND, preloaded=OTHERS)
+    assert "'threads': ['left']" in run_on(system, LEFT_BEHIND, preloaded=LIGHT)
 
 
 COMMANDS = """
@@ -154,8 +160,12 @@ print("left behind", os.listdir(FOLDER))
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_the_command_line_runs_and_on_macos_checks_and_tunes(system: str, tmp_path: Path) -> None:
-    commands = ["check --env CartPole-v1", "tune --env CartPole-v1 --n-envs 2 --seconds 2"] if system == "macos" else []
+def test_the_command_line_runs_and_on_macos_checks_and_explains(system: str, tmp_path: Path) -> None:
+    commands = (
+        ["check --env CartPole-v1", "run --env CartPole-v1 --manager auto --explain --steps 9"]
+        if system == "macos"
+        else []
+    )
     script = f"FOLDER, COMMANDS = {str(tmp_path)!r}, {commands}\n{COMMANDS}"
     told = run_on(system, script, preloaded=[*OTHERS, "rich.live", "typer.testing"])
 
@@ -164,14 +174,14 @@ def test_the_command_line_runs_and_on_macos_checks_and_tunes(system: str, tmp_pa
     assert "left behind []" in told
     if commands:
         assert "no problems found" in told
-        assert "best: 2 environments" in told
+        assert "measured: a step of an environment takes" in told
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_folder_is_locked_for_one_training(system: str) -> None:
     pytest.importorskip("filelock", reason="PyTorch brings it")
     script = "from envmanager_tests import first_steps\nfirst_steps.files_are_replaced_and_folders_locked()"
-    assert run_on(system, script, preloaded=OTHERS) == ""
+    assert run_on(system, script, preloaded=LIGHT) == ""
 
 
 SLOW_STEPS = """
@@ -204,7 +214,7 @@ with SimpleEnvManager(Slow) as manager:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_steps_shorter_than_a_tick_of_the_systems_clock_are_measured(system: str) -> None:
-    assert float(run_on(system, SLOW_STEPS, preloaded=OTHERS)) >= 0.001
+    assert float(run_on(system, SLOW_STEPS, preloaded=LIGHT)) >= 0.001
 
 
 INTERRUPTED = """
@@ -230,7 +240,7 @@ assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_an_interrupt_of_the_main_thread_is_deferred(system: str) -> None:
-    assert run_on(system, INTERRUPTED, preloaded=OTHERS).splitlines() == ["the block went on", "then it was raised"]
+    assert run_on(system, INTERRUPTED, preloaded=LIGHT).splitlines() == ["the block went on", "then it was raised"]
 
 
 INTERRUPTED_WAITS = """
@@ -268,7 +278,7 @@ poller.close()
 
 
 def test_a_wait_on_windows_notices_an_interrupt_that_ends_no_system_call() -> None:
-    told = run_on("windows", INTERRUPTED_WAITS, preloaded=OTHERS, timeout_s=50)
+    told = run_on("windows", INTERRUPTED_WAITS, preloaded=LIGHT, timeout_s=50)
 
     assert told.splitlines() == ["wait_for interrupted", "poller interrupted"]
 

@@ -1,6 +1,7 @@
-"""``kind="auto"`` and ``n_workers="auto"``, with real probes in real workers.
+"""``kind="auto"`` and ``n_workers="auto"``, with real workers.
 
-What a probe finds depends on the machine, so figures are given in its place; `load/` takes what it finds.
+What a probe finds depends on the machine, so figures are given in its place, and a probe of half a second is only taken
+where the test is about it; `load/` takes what it finds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from envmanager import (
 )
 from envmanager.environment import EnvContext
 from envmanager.placing import pair, probing
+from envmanager.placing.placement import Probe
 from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.machine import count_cores
 
@@ -74,18 +76,22 @@ SLEEPING = {"wall_s": 0.02, "cpu_s": 0.0002, "unevenness": 0.0}
 
 
 @pytest.fixture
-def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, float]], None]:
-    """Has each probe from then on, which is taken all the same, find these figures, as if nothing else were running."""
+def finds(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has each probe from then on find these figures. With ``tries`` it is taken all the same, in a worker."""
     take = probing.measure
 
-    def find(figures: dict[str, float]) -> None:
-        monkeypatch.setattr(probing, "measure", lambda *asked: attrs.evolve(take(*asked), message_s=50e-6, **figures))
+    def find(figures: dict[str, float], *, tries: bool = False) -> None:
+        def found(*asked: Any) -> Probe:
+            probe = take(*asked) if tries else Probe(wall_s=0.0, cpu_s=0.0, obs_bytes=16)
+            return attrs.evolve(probe, message_s=50e-6, **figures)
+
+        monkeypatch.setattr(probing, "measure", found)
 
     return find
 
 
 def test_cheap_environments_run_in_this_process_after_a_probe_outside_it(finds):
-    finds(CHEAP)
+    finds(CHEAP, tries=True)
     pids = []
 
     def make():
@@ -108,7 +114,7 @@ def test_environments_that_compute_get_a_worker_per_core(finds):
 
 
 def test_environments_that_sleep_get_a_worker_each(finds):
-    finds(SLEEPING)
+    finds(SLEEPING, tries=True)
     with make_manager({"kind": "auto", "n_envs": 5}, Noop) as manager:
         manager.reset()
 
@@ -323,13 +329,13 @@ class RaisesInClose(Noop):
 
 @pytest.mark.parametrize("env", [Unseeded, TakesNoSeed, HarderWithEachReset, RaisesInClose])
 def test_environments_that_do_not_disturb_each_other_share_a_process(env, finds):
-    finds(CHEAP)
+    finds(CHEAP, tries=True)
     with make_manager({"kind": "auto", "n_envs": 3}, env) as manager:
         assert isinstance(manager, SimpleEnvManager)
 
 
 def test_a_short_time_for_calls_and_for_closing_does_not_end_the_trial_of_two(finds):
-    finds(CHEAP)
+    finds(CHEAP, tries=True)
     config = {"kind": "auto", "n_envs": 3, "timeouts": {"call_s": 0.01, "close_s": 0.01}}
     with make_manager(config, Slow) as manager:
         assert isinstance(manager, SimpleEnvManager), manager.stats().placement
@@ -408,7 +414,7 @@ class AbortsWhenDeleted(Noop):
     ],
 )
 def test_an_environment_whose_close_ends_its_process_does_not_run_in_the_trainers(env, how, finds):
-    finds(CHEAP)
+    finds(CHEAP, tries=True)
     timeouts = {"close_s": 0.5}
     with make_manager({"kind": "auto", "n_envs": 2, "local_envs": "auto", "timeouts": timeouts}, env) as manager:
         assert f"one each, because an environment failed in close() when it was tried ({how})" in str(manager.placement)
@@ -423,7 +429,7 @@ class CallsSysExitInClose(Noop):
 
 
 def test_a_sys_exit_in_close_is_logged_and_neither_the_others_nor_the_trainer_are_ended(finds, caplog):
-    finds(CHEAP)
+    finds(CHEAP, tries=True)
     with make_manager({"kind": "auto", "n_envs": 3}, CallsSysExitInClose) as manager:
         assert isinstance(manager, SimpleEnvManager)
 
@@ -490,7 +496,7 @@ def test_an_environment_that_dies_once_in_hundreds_of_steps_is_placed_and_steps_
 
 
 def test_the_probe_keeps_its_logs_apart(tmp_path, finds):
-    finds(SLEEPING)
+    finds(SLEEPING, tries=True)
 
     def chatty(context: EnvContext):
         print("made in", context.log_dir, flush=True)
@@ -600,7 +606,7 @@ def test_a_vectorised_form_that_begins_episodes_late_is_not_taken():
 
 
 def test_a_vector_is_probed_with_all_its_rows(finds):
-    finds({})  # a message of 50 µs is more than the share of a step that counts as no slower
+    finds({"wall_s": 1e-6, "cpu_s": 1e-6, "fixed_s": 2e-3}, tries=True)
     with make_manager({"kind": "auto", "n_envs": 8, "env": slow_vector}) as manager:
         assert isinstance(manager, SimpleEnvManager)  # workers would sleep just as long
         assert "8 environments in this process, because a step of a vector of 8 takes" in manager.stats().placement
@@ -616,7 +622,7 @@ def test_a_vector_of_a_fixed_size_gives_the_number_of_workers():
 
 def test_no_vector_of_a_fixed_size_is_split_between_the_trainer_and_a_worker(monkeypatch, finds):
     monkeypatch.setattr(probing, "count_cores", lambda: 8)
-    finds({"wall_s": 1e-3, "cpu_s": 1e-3})
+    finds({"wall_s": 1e-3, "cpu_s": 1e-3}, tries=True)
     with SubprocessEnvManager(eight, 16, n_workers="auto", local_envs="auto") as manager:
         manager.reset()
         assert len(manager.recv(wait="all")) == 16

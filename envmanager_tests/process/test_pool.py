@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from pettingzoo import ParallelEnv
 
+import envmanager.kernel.pool
 from envmanager import (
     AsyncioEnvManager,
     BadAction,
@@ -34,6 +35,8 @@ from envmanager import (
     WorkerDied,
     WorkerTimedOut,
 )
+
+SUITE = "waiting portable"
 
 SOON_S = 60.0
 ALWAYS = RestartPolicy(max_restarts=10_000, on_exception="restart", backoff_s=0)
@@ -402,6 +405,46 @@ def test_an_environment_that_raises_loses_the_episode_and_the_task_is_not_begun_
     with make(restarts=ALWAYS) as manager:
         run(test(manager.pool()))
         assert manager.stats().restarts == 4
+
+
+@KINDS
+def test_recycling_loses_no_episode_of_a_pool(make: Any) -> None:
+    async def left(pool: Any, level: int) -> None:
+        async with pool.begin({"level": level}) as episode:
+            await episode.step(level)
+
+    async def main(pool: Any) -> list[Any]:
+        levels = range(40)
+        several = (left(pool, level) if level % 5 == 4 else played(pool, level, 1 + level % 7) for level in levels)
+        return await asyncio.gather(*several)
+
+    with make(restarts=RestartPolicy(recycle_after_steps=9)) as manager:
+        seen = run(main(manager.pool()))
+
+        for level, rows in enumerate(seen):
+            assert rows == (None if level % 5 == 4 else rows_of(level, 1 + level % 7))
+        assert manager.tasks.n_lost == 0
+        assert all(worker.generation for worker in manager.stats().workers)
+        run(all_are_free(manager.pool()))  # a worker that was old before the reset takes episodes
+
+
+@pytest.mark.parametrize("make", [in_process, all_in_one])
+def test_a_worker_to_be_recycled_takes_an_episode_for_which_those_that_play_there_wait(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envmanager.kernel.pool, "PATIENCE_S", 0.05)
+
+    async def both(pool: Any) -> None:
+        for level in range(4):
+            async with pool.begin({"level": level}) as episode:
+                await episode.step(0)
+                assert await played(pool, level, 2) == rows_of(level, 2)
+                assert await played(pool, level, 2) == rows_of(level, 2)
+
+    with make(restarts=RestartPolicy(recycle_after_steps=2)) as manager:
+        run(both(manager.pool()))
+        assert manager.tasks.n_lost == 0
+        assert manager.stats().workers[0].generation >= 3
 
 
 @KINDS

@@ -8,7 +8,7 @@ from envmanager_tests.random_use import RandomUse
 
 TestRandomUse = RandomUse.TestCase
 TestRandomUse.settings = settings(
-    max_examples=20,
+    max_examples=8,
     stateful_step_count=20,
     deadline=None,
     derandomize=True,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,11 +26,15 @@ from envmanager import (
     RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
+    Task,
     TaskResult,
     Wait,
 )
 from envmanager.adapters.gymnasium import GymnasiumEnvironment
-from envmanager.errors import BadAction, EnvRaised, UsageError, WorkerError
+from envmanager.data.steps import Begin
+from envmanager.errors import BadAction, EnvRaised, RestartsExhausted, UsageError, WorkerError
+from envmanager.kernel.tasks import TaskBook
+from envmanager.observe.events import Restarted, TaskLost
 
 Make = Callable[..., EnvManager]
 
@@ -562,6 +568,7 @@ def test_an_interrupt_reaches_a_source_that_waits_and_loses_no_task(make: Make) 
 
         def ended(self, result: TaskResult) -> None:
             if result.index == 6:
+                signal.raise_signal(signal.SIGINT)  # is raised once ``ended`` has returned; a second one at once
                 self.interrupt("ended")
 
         def interrupt(self, where: str) -> None:
@@ -582,6 +589,95 @@ def test_an_interrupt_reaches_a_source_that_waits_and_loses_no_task(make: Make) 
                 n_raised += 1
         assert (interrupted, n_raised) == (["next_task", "ended"], 2)
         assert [result.task.options for result in manager.tasks.results] == [{"level": level} for level in range(8)]
+
+
+def test_a_source_is_told_of_the_task_that_the_last_worker_took_along_in_the_call_that_counts_it() -> None:
+    class Source:
+        def __init__(self) -> None:
+            self.lost_tasks: list[Any] = []
+
+        def next_task(self, env_id: int) -> Any:
+            return {"level": 7}
+
+        def lost(self, task: Any, error: Exception) -> None:
+            self.lost_tasks.append(task.options)
+
+    class Raising(Level):
+        def step(self, action: Any) -> Any:
+            raise ValueError("this level does not exist")
+
+    source = Source()
+    with in_process(Raising, 1) as manager:
+        manager.reset(tasks=source, attempts=1)
+        manager.send([0], manager.recv().env_ids)
+        with pytest.raises(EnvRaised):
+            manager.recv()
+        with pytest.raises(UsageError, match="call reset"):
+            manager.recv()
+
+        assert (manager.tasks.n_lost, source.lost_tasks) == (1, [{"level": 7}])
+
+
+def test_an_interrupt_between_any_two_lines_loses_no_task_and_tells_each_result_once() -> None:
+    class Source:
+        def __init__(self) -> None:
+            self.n_given, self.told = 0, list[int]()
+
+        def next_task(self, env_id: int) -> Any:
+            if self.n_given == 3:
+                raise StopIteration
+            self.n_given += 1
+            return {"level": 0, "length": 1, "number": self.n_given, "raises": self.n_given == 2}
+
+        def ended(self, result: TaskResult) -> None:
+            self.told.append(result.index)
+
+        def lost(self, task: Any, error: Exception) -> None:
+            self.told.append(task.options["number"] - 1)
+
+    class Raising(Level):
+        def step(self, action: Any) -> Any:
+            if self.given["raises"]:
+                raise ValueError("this level does not exist")
+            return super().step(action)
+
+    def lines_until_interrupted(nth: int) -> int:
+        n_lines, source, n_raised = 0, Source(), 0
+        own = (Source.ended.__code__, Source.lost.__code__)  # in next_task, which may wait, it is raised at once
+
+        def count(frame: Any, event: str, _: Any) -> Any:
+            nonlocal n_lines
+            if frame.f_code not in own and frame.f_code.co_filename != TaskBook.tell.__code__.co_filename:
+                return None
+            n_lines += event == "line"
+            if n_lines == nth and event == "line":
+                signal.raise_signal(signal.SIGINT)
+            return count
+
+        with in_process(Raising, 1, restarts=RestartPolicy(on_exception="restart", backoff_s=0)) as manager:
+            manager.reset(tasks=source, attempts=1)
+            before, batch = sys.gettrace(), None
+            while not manager.tasks.done:
+                try:
+                    sys.settrace(None if n_raised else count)
+                    if batch is None:
+                        batch = manager.recv()
+                    manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+                    batch = None
+                except KeyboardInterrupt:
+                    n_raised += 1
+                except BadAction:  # the actions were sent before the interrupt was raised
+                    batch = None
+                sys.settrace(before)
+            assert source.told == [0, 1, 2]
+            assert [result.index for result in manager.tasks.results] == [0, 1, 2]
+            assert n_raised == (0 < nth <= n_lines)
+        return n_lines
+
+    n_lines = lines_until_interrupted(-1)
+    assert n_lines > 100
+    for nth in range(1, n_lines + 1, 7):
+        lines_until_interrupted(nth)
 
 
 def vector(context: EnvContext) -> Any:
@@ -605,9 +701,65 @@ def test_a_replaced_worker_that_rested_takes_no_infos_from_the_rows_of_others(fa
         assert manager.tasks.results[0].length == 4
 
 
-@pytest.mark.parametrize("use", ["recv", "step"])
-@pytest.mark.parametrize("prefetch", [False, None])
-@pytest.mark.parametrize(("make", "factory"), [(in_process, Level), (all_in_one, Level), (all_in_one, vector)])
+@KINDS
+@pytest.mark.parametrize("how", ["beside others", "at once", "cutting"])
+def test_recycling_loses_no_episode_that_was_begun_on_demand(make: Make, how: str) -> None:
+    with make(Level, 3, **ON_DEMAND, restarts=RestartPolicy(recycle_after_steps=10)) as manager:
+        manager.reset()
+        acting, begun = list(range(3)), 0
+        batch = manager.recv("all")
+        for _ in range(50):
+            if acting:
+                manager.send(np.zeros(len(acting), np.int64), acting)
+            batch = manager.recv("all")
+            assert not batch.lost.any()
+            acting = batch.env_ids[~(batch.terminated | batch.truncated)].tolist()
+            ended = sorted(set(range(3)) - set(acting) - set(manager.tasks.running.values()))
+            if how == "cutting" and acting and batch.obs[0, 1] == 1:
+                ended, acting = [*ended, acting[0]], acting[1:]
+            manager.begin(ended, [{"length": 2 + (begun + k) % 3} for k in range(len(ended))])
+            begun += len(ended)
+            while how == "at once" and ended:
+                batch = manager.recv("all")
+                acting = sorted({*acting, *batch.env_ids[batch.first].tolist()})
+                ended = [env_id for env_id in ended if env_id not in acting]
+        results = manager.tasks.results
+        assert manager.tasks.n_lost == 0
+        assert {result.attempts for result in results} == {1}
+        assert len(results) + len(manager.tasks.running) == begun
+        if how != "at once" or len(manager.stats().workers) > 1:
+            assert all(worker.generation >= 2 for worker in manager.stats().workers)
+
+
+def test_begins_without_a_step_between_them_all_reach_the_worker() -> None:
+    """As when a step could not be sent for lack of memory."""
+    for make in (in_process, in_threads, one_each, all_in_one):
+        with make(Level, 1, **ON_DEMAND) as manager:
+            manager.reset()
+            worker: Any = manager.env_workers[0]
+            worker.send("begin", [Begin(0, True, 0, {"level": 7})])
+            worker.send("begin", [Begin(0, False, 0, {"level": 9})])
+            worker.send("step_rows", (np.zeros(0, np.int64), {"default": np.zeros(0, np.int64)}))
+            (response,) = manager.step_queue.get(1, time.monotonic() + 60)
+            assert response.payload["default"].obs[:, 0].tolist() == [7]
+            worker.send("begin", [Begin(0, True, 0, {"level": 11})])
+            worker.send("reset", [Begin(0, True, 0, {"level": 13})])
+            assert worker.recv().payload["default"].obs[:, 0].tolist() == [13]
+            worker.send("step", {"default": np.zeros(1, np.int64)})
+            (response,) = manager.step_queue.get(1, time.monotonic() + 60)
+            assert response.payload["default"].obs[:, 0].tolist() == [13]
+
+
+@pytest.mark.parametrize(
+    ("make", "factory", "use", "prefetch"),
+    [
+        (in_process, Level, "recv", False),
+        (in_process, Level, "step", None),
+        (all_in_one, Level, "recv", None),
+        (all_in_one, Level, "step", False),
+        (all_in_one, vector, "recv", None),
+    ],
+)
 def test_recycling_loses_no_episode_of_a_task(make: Make, factory: Any, prefetch: bool | None, use: str) -> None:
     class Uneven:
         """An endless source in which one task of nine is longer than a worker lives."""
@@ -631,3 +783,110 @@ def test_recycling_loses_no_episode_of_a_task(make: Make, factory: Any, prefetch
         assert [result.index for result in results if result.length == 40][:3] == [0, 9, 18]
         assert {result.attempts for result in results} == {1}
         assert manager.stats().workers[0].generation >= 3
+
+
+@pytest.mark.parametrize("make", [in_process, one_each])
+def test_after_any_reset_the_first_rows_are_marked_once(make: Make) -> None:
+    with make(Level, 3) as manager:
+        for _ in range(2):
+            manager.reset()
+            assert manager.recv(Wait(max_ready=1)).first.all()
+            manager.reset()
+            batch = manager.recv("all")
+            assert batch.first.tolist() == [True] * 3
+            assert batch.copy().first.tolist() == [True] * 3
+            for _ in range(5):
+                manager.send(np.zeros(3, np.int64), range(3))
+                assert not manager.recv("all").first.any()
+        manager.reset()
+        manager.send(np.zeros(3, np.int64), range(3))
+        assert not manager.recv("all").first.any()
+
+
+def test_a_lost_row_is_no_first_row() -> None:
+    with one_each(Level, 2, restarts=RestartPolicy(backoff_s=0)) as manager:
+        manager.reset()
+        with pytest.raises(WorkerError):
+            manager.call(lambda env: os._exit(3), env_ids=[0])
+        batch = manager.recv("all")
+        assert dict(zip(batch.env_ids.tolist(), batch.first.tolist(), strict=True))[1]
+        while not batch.lost.any():
+            batch = manager.recv("any")
+        assert not batch.first[batch.lost].any()
+
+
+@KINDS
+def test_a_task_that_was_laid_ready_is_not_lost_with_its_worker(make: Make) -> None:
+    class Raising(Level):
+        def step(self, action: Any) -> Any:
+            if self.level == 1 and self.n_steps == 1:
+                raise ValueError("this level does not exist")
+            return super().step(action)
+
+    def endless() -> Iterator[Any]:
+        for level in range(6):
+            yield {"level": level}
+
+    with make(Raising, 1, restarts=RestartPolicy(on_exception="restart", backoff_s=0)) as manager:
+        manager.reset(tasks=endless(), attempts=1)
+        play(manager, "recv", "any")
+        assert [event.index for event in manager.events if isinstance(event, TaskLost)] == [1]
+        assert [result.attempts for result in manager.tasks.results] == [1] * 6
+
+
+class Poisoned(Level):
+    """A step of a task raises if its options say so."""
+
+    def step(self, action: Any) -> Any:
+        if self.given.get("raises"):
+            raise ValueError("this level does not exist")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("make", [in_process, all_in_one])
+def test_a_task_beside_one_that_raises_is_not_given_up_although_each_has_one_attempt(make: Make) -> None:
+    with make(Poisoned, 2, restarts=RestartPolicy(on_exception="restart", backoff_s=0)) as manager:
+        manager.reset(tasks=[{"length": 9}, {"raises": True}], attempts=1)
+        play(manager, "recv", "any")
+        sound, poisoned = manager.tasks.results
+        assert (sound.error, sound.length, sound.attempts) == (None, 9, 2)
+        assert isinstance(poisoned.error, EnvRaised)
+        assert manager.tasks.n_lost == 1
+
+
+@pytest.mark.parametrize("max_restarts", [1, 2])
+def test_a_worker_may_give_up_as_many_tasks_in_a_row_as_it_may_restart_before_they_count(max_restarts: int) -> None:
+    policy = RestartPolicy(max_restarts=max_restarts, on_exception="restart", backoff_s=0)
+    with in_process(Poisoned, 1, restarts=policy) as manager:
+        manager.reset(tasks=[{"raises": True}] * 20, attempts=1)
+        with pytest.raises(RestartsExhausted):
+            play(manager, "recv", "any")
+        assert manager.events.count(Restarted) == (max_restarts + 1) + max_restarts  # excused, and counted
+        manager.reset(tasks=[{"raises": number % 2 == 0, "length": 1} for number in range(20)], attempts=1)
+        play(manager, "recv", "any")  # each sound task shows that it is not the worker
+        assert manager.tasks.n_lost == 10
+
+
+def test_the_options_of_a_task_win_over_those_of_the_reset() -> None:
+    with in_process(Level, 1) as manager:
+        manager.reset(tasks=[{"level": 5}, {"length": 1}, 7], options={"level": 8, "length": 3})
+        rows = []
+        while not manager.tasks.done:
+            rows.append(manager.recv().obs[0].tolist()[:2])
+            manager.send(np.zeros(1, np.int64), [0])
+        assert rows == [[5, 0], [5, 1], [5, 2], [5, 3], [8, 0], [8, 1], [8, 0], [8, 1], [8, 2], [8, 3]]
+
+
+@KINDS
+def test_options_given_to_begin_are_not_kept_when_their_episode_has_ended(make: Make) -> None:
+    with make(Level, 1, **ON_DEMAND) as manager:
+        manager.reset(options={"length": 1})
+        manager.recv()
+        for level in range(3):
+            manager.begin([0], [Task(options={"level": level}, seed=level, id=f"level {level}")])
+            assert manager.recv().obs[:, 0].tolist() == [level]
+            manager.send(np.zeros(1, np.int64), [0])
+            manager.recv()
+        tasks = [result.task for result in manager.tasks.results]
+        assert tasks == [Task(seed=level, id=f"level {level}") for level in range(3)]
+        assert [task.options for task in tasks] == [None] * 3

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("typer", reason="the command line is an extra")
 
 from envmanager.cli.app import run_command_line
+from envmanager.recording.file import further_part
 
 
 @pytest.fixture
@@ -52,6 +53,25 @@ def test_what_happened_around_a_step_is_told(path: str, capsys: Any) -> None:
     assert "worker 0 step 7 arrived: default: reward [1. 1.]" in marked[1]
     assert any("worker 0 step 6 arrived" in line for line in told)
     assert any("worker 0 step 8 arrived" in line for line in told)
+
+
+def test_further_parts_are_summed_up_too(path: str, capsys: Any) -> None:
+    record(path, 40)
+    record(further_part(path), 60)
+    capsys.readouterr()
+
+    assert run_command_line(["replay", path]) == 0
+    told = capsys.readouterr().out
+    assert "run.emrec, " in told
+    assert "run.2.emrec: SimpleEnvManager" in told
+    assert "50 of workers (50), 100 of agents" in told
+
+
+def test_a_worker_without_a_step_is_an_error(path: str, capsys: Any) -> None:
+    record(path, 4)
+
+    assert run_command_line(["replay", path, "--worker", "0"]) == 2
+    assert "--worker 0 needs --step" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("more", [["--step", "999"], ["--worker", "5", "--step", "0"]])

@@ -24,6 +24,7 @@ from envmanager import (
     Environment,
     EnvManager,
     EnvRaised,
+    RandomPolicy,
     RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
@@ -32,9 +33,11 @@ from envmanager import (
     Wait,
     WorkerDied,
 )
+from envmanager.errors import EnvManagerError
 from envmanager.recording.data import RecordedEpisode, episodes, table
 from envmanager.recording.tape import ReplayDiverged
 from envmanager.replay_env_manager import ReplayEnvManager
+from envmanager.testing import Raise, faulty
 from envmanager_tests.recording.runs import Uneven, by_rows, kill
 
 
@@ -73,10 +76,10 @@ def test_episodes_that_begin_amid_others_have_their_own_actions(path: str) -> No
         for number in range(60):
             if number % 5 == 2:
                 manager.begin([1], [{"level": number}])
-            resting = [env_id for env_id in (0, 1, 2) if not manager.tasks.acts[env_id] and number % 5 != 2]
+            resting = [env_id for env_id in (0, 1, 2) if not manager.tasks.seats.acts[env_id] and number % 5 != 2]
             if resting:
                 manager.begin(resting)
-            acting = np.flatnonzero(manager.tasks.acts)
+            acting = np.flatnonzero(manager.tasks.seats.acts)
             if len(acting):
                 manager.send(acting + 10 * number, acting)
             manager.recv()
@@ -256,8 +259,9 @@ class Level:
 def test_options_of_any_kind_are_found_equal_in_a_replay(make: Any, path: str) -> None:
     with SubprocessEnvManager(Uneven, 2, record=path) as manager:
         recorded = by_options(manager, {"other": make()})
-    with ReplayEnvManager(recording=path) as manager:
-        assert by_options(manager, {"other": make()}) == recorded
+    for trust in (False, True):
+        with ReplayEnvManager(recording=path, trust=trust) as manager:
+            assert by_options(manager, {"other": make()}) == recorded
 
 
 @pytest.mark.parametrize(
@@ -267,8 +271,34 @@ def test_options_of_any_kind_are_found_equal_in_a_replay(make: Any, path: str) -
 def test_other_options_are_found_in_a_replay(before: Any, now: Any, path: str) -> None:
     with SimpleEnvManager(Uneven, 2, record=path) as manager:
         by_options(manager, {"other": before})
-    with ReplayEnvManager(recording=path) as manager, pytest.raises(ReplayDiverged):
+    with ReplayEnvManager(recording=path, trust=True) as manager, pytest.raises(ReplayDiverged):
         by_options(manager, {"other": now})
+
+
+def test_without_trust_an_object_of_the_recorded_class_is_as_recorded_and_another_is_not(path: str) -> None:
+    with SimpleEnvManager(Uneven, 2, record=path) as manager:
+        recorded = by_options(manager, {"other": Level(3)})
+    with ReplayEnvManager(recording=path) as manager:
+        assert by_options(manager, {"other": Level(4)}) == recorded
+    for other in (partial(max, 1), 3, None):
+        with ReplayEnvManager(recording=path) as manager, pytest.raises(ReplayDiverged):
+            by_options(manager, {"other": other})
+
+
+def test_a_worker_that_was_replaced_with_objects_in_its_options_is_replayed_without_trust(path: str) -> None:
+    class Raises(Uneven):
+        def step(self, action: Any) -> Any:
+            if action == 9:
+                raise ValueError(action)
+            return super().step(action)
+
+    policy = RestartPolicy(backoff_s=0.0, on_exception="restart")
+    with SimpleEnvManager(Raises, 2, restarts=policy, record=path) as manager:
+        recorded = by_options(manager, {"other": Level(3)})
+        assert manager.stats().restarts == 2
+    with ReplayEnvManager(recording=path) as manager:
+        assert by_options(manager, {"other": Level(3)}) == recorded
+        assert manager.stats().restarts == 2
 
 
 class Locked(Uneven):
@@ -375,6 +405,26 @@ def test_a_recording_without_steps_is_a_table_of_no_rows(path: str) -> None:
     steps = table(path)
     assert {len(column) for column in steps.values()} == {0}
     assert steps["reward"].dtype == np.float32
+
+
+def test_a_replay_ends_with_the_reset_that_raises_the_error_of_a_dropped_worker(path: str) -> None:
+    def told(manager: EnvManager) -> list[str]:
+        names = []
+        manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], 1))
+        manager.reset(seed=1)
+        for call in (manager.step, manager.step, lambda: manager.reset(seed=2)):
+            try:
+                call()
+            except EnvManagerError as error:
+                names.append(type(error).__name__)
+        return names
+
+    policy = RestartPolicy(max_restarts=0, then="drop", on_exception="restart")
+    with SimpleEnvManager(faulty(Raise(ValueError()), after=1), 1, restarts=policy, record=path) as manager:
+        live = told(manager)
+    with ReplayEnvManager(recording=path) as manager:
+        assert told(manager) == live
+    assert live[-1] == "EnvRaised"
 
 
 def test_a_replay_of_nothing_is_refused() -> None:

@@ -9,11 +9,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 from envmanager import (
     AsyncioEnvManager,
+    RandomPolicy,
     RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
@@ -24,15 +26,18 @@ from envmanager import (
 from envmanager.interop.minari import to_minari
 from envmanager.recording.data import about, episodes, table
 from envmanager.recording.file import BadRecording, read_records
-from envmanager.recording.tape import RecordingEnded, ReplayDiverged
+from envmanager.recording.tape import RecordingEnded, ReplayDiverged, same
 from envmanager.replay_env_manager import ReplayEnvManager
 from envmanager_tests.recording.runs import Uneven, by_rows, by_steps, kill
+from envmanager_tests.serving.asking import succeeding
 
 RESTARTS = RestartPolicy(max_restarts=100, backoff_s=0.02)
 KINDS = {
     "one each": lambda **options: SubprocessEnvManager(Uneven, 4, restarts=RESTARTS, **options),
     "two workers": lambda **options: SubprocessEnvManager(Uneven, 4, n_workers=2, restarts=RESTARTS, **options),
-    "portable": lambda **options: SubprocessEnvManager(Uneven, 4, transport="portable", restarts=RESTARTS, **options),
+    "portable": lambda **options: SubprocessEnvManager(
+        Uneven, 4, n_workers=2, transport="portable", restarts=RESTARTS, **options
+    ),
     "zero copy": lambda **options: SubprocessEnvManager(Uneven, 4, zero_copy=True, restarts=RESTARTS, **options),
     "share": lambda **options: SubprocessEnvManager(Uneven, 4, local_envs=1, restarts=RESTARTS, **options),
     "simple": lambda **options: SimpleEnvManager(Uneven, 4, **options),
@@ -46,8 +51,10 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "run.emrec")
 
 
-@pytest.mark.parametrize("use", [by_steps, by_rows])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "use"),
+    [(kind, use) for kind in KINDS for use in (by_steps, by_rows) if (kind, use) != ("portable", by_steps)],
+)
 def test_a_replay_delivers_the_same_to_the_bit_in_the_same_order(kind: str, use: Any, path: str) -> None:
     with KINDS[kind](record=path) as manager:
         recorded = use(manager, 1, kills=KILLS)
@@ -120,8 +127,10 @@ def test_who_goes_on_or_does_something_else_is_told(path: str) -> None:
             manager.get_attr("slow_s")
 
 
-@pytest.mark.parametrize("observations", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "observations"),
+    [(kind, observations) for kind in KINDS for observations in (True, False) if observations or kind != "portable"],
+)
 def test_live_environments_deliver_in_the_recorded_order(kind: str, observations: bool, path: str) -> None:
     with KINDS[kind](record=path, record_observations=observations) as manager:
         recorded = by_steps(manager, 1, kills=KILLS)
@@ -153,8 +162,9 @@ class Forgetful(Uneven):
         return super().obs() + (random.random() if self.n_steps == 3 else 0.0)
 
 
-def test_environments_that_do_not_repeat_are_found(path: str) -> None:
-    with SubprocessEnvManager(Forgetful, 2, record=path) as manager:
+@pytest.mark.parametrize("observations", [True, False])
+def test_environments_that_do_not_repeat_are_found(observations: bool, path: str) -> None:
+    with SubprocessEnvManager(Forgetful, 2, record=path, record_observations=observations) as manager:
         by_steps(manager, 1, n=20)
     with (
         SubprocessEnvManager(Forgetful, 2, order=path) as manager,
@@ -214,6 +224,75 @@ def test_minari_reads_the_episodes_that_were_exported(path: str, tmp_path: Path,
         assert of_minari.terminations[-1] == each.terminated
 
 
+class Sees(gymnasium.Env):  # type: ignore[type-arg, misc]
+    """It shows an image, a small one and numbers, all drawn."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "image": gymnasium.spaces.Box(0, 255, (64, 64, 3), np.uint8),
+            "small": gymnasium.spaces.Box(0, 255, (8, 8), np.uint8),
+            "numbers": gymnasium.spaces.Tuple([gymnasium.spaces.Box(-9, 9, (2,), kind) for kind in (np.float32, int)]),
+        }
+    )
+    action_space = gymnasium.spaces.Discrete(5)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        self.observation_space.seed(seed)
+        self.n = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.n += 1
+        return self.observation_space.sample(), 0.1 * action, self.n == 4, False, {}
+
+
+class Says(Sees):
+    observation_space = gymnasium.spaces.Text(8)
+
+
+def recorded_rows(kind: Any, path: str, n: int = 12) -> None:
+    with SimpleEnvManager(kind, 1, record=path) as manager:
+        manager.reset(seed=1)
+        for number in range(n):
+            manager.recv()
+            manager.send([number % 5], [0])
+
+
+@pytest.mark.filterwarnings("ignore")  # nobody has said who made it
+def test_a_data_set_of_minari_has_images_and_numbers_to_the_bit_or_is_refused(
+    path: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    minari = pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    recorded_rows(Sees, path)
+    to_minari(path, "recorded/sees-v0")
+    whole = [each for each in episodes(path) if not each.is_cut]
+    read = list(minari.load_dataset("recorded/sees-v0").iterate_episodes())
+    assert len(read) == len(whole) == 2
+    for of_minari, each in zip(read, whole, strict=True):
+        assert same(each.obs, of_minari.observations)
+        assert same(each.actions, of_minari.actions)
+        assert of_minari.rewards.astype(np.float32).tobytes() == each.rewards.tobytes()
+
+    to_minari(path, "recorded/lossy-v0", jpeg_encoding=True)  # asked for
+
+    def create_of_old(dataset_id: Any, buffers: Any, observation_space: Any, action_space: Any) -> Any:
+        return create(dataset_id, buffers, observation_space=observation_space, action_space=action_space)
+
+    create = minari.create_dataset_from_buffers
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", create_of_old)
+    with pytest.raises(UsageError, match="does not keep the data"):
+        to_minari(path, "recorded/changed-v0")
+    assert sorted(minari.list_local_datasets()) == ["recorded/lossy-v0", "recorded/sees-v0"]
+
+
+def test_texts_are_refused_by_minari_with_advice_that_can_be_followed(path: str) -> None:
+    pytest.importorskip("minari")
+    recorded_rows(Says, path)
+    with pytest.raises(UsageError, match=r"recording\.episodes"):
+        to_minari(path, "recorded/says-v0")
+
+
 def test_without_observations_a_recording_is_small_data_and_no_replay(path: str) -> None:
     with KINDS["one each"](record=path, record_observations=False) as manager:
         by_steps(manager, 1)
@@ -235,6 +314,21 @@ def test_a_config_switches_to_a_replay(path: str) -> None:
             manager.send(np.zeros(2, np.int64), [0, 1])
             seen.append((batch.obs.tobytes(), manager.recv("all").obs.tobytes()))
     assert seen[0] == seen[1] == seen[2]
+
+
+def test_measures_come_again_too(path: str) -> None:
+    def use(manager: Any) -> Any:
+        episodes = manager.episodes
+        manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], seed=0))
+        manager.reset()
+        while episodes.count < 8:
+            manager.step()
+        return episodes.means_of_measures()
+
+    with SimpleEnvManager(succeeding, 2, measures=["is_success"], record=path) as manager:
+        assert use(manager) == {"is_success": 0.5}
+    with ReplayEnvManager(recording=path) as manager:
+        assert use(manager) == {"is_success": 0.5}
 
 
 def test_any_part_of_a_recording_is_read_up_to_its_last_whole_record(path: str) -> None:
@@ -276,11 +370,12 @@ SCRIPT = """
 import os, sys
 from envmanager import SimpleEnvManager
 from envmanager.replay_env_manager import ReplayEnvManager
+from envmanager_tests.serving.asking import succeeding
 from envmanager_tests.recording.runs import Uneven
 with SimpleEnvManager(Uneven, 4, record=sys.argv[1]) as manager:
     manager.reset(seed=1)
     {limit}
-    for number in range(3000):
+    for number in range(800):
         batch = manager.recv("all")
         manager.send(batch.env_ids, batch.env_ids)
         os.write(1, b".")
@@ -304,7 +399,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(path: str) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
     command = [sys.executable, "-c", SCRIPT.format(limit=limit), path]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert "." * 3000 in done.stdout
+    assert "." * 800 in done.stdout
     assert "RecordingFailed" in done.stdout
     assert len(table(path)["reward"]) > 0
 

@@ -7,6 +7,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 from envmanager import RandomPolicy
@@ -19,6 +21,29 @@ SCRIPT = [Step(1.0), Step(2.0), Step(3.0, terminated=True)]
 def brief(_: Any = None) -> FakeEnvironment:
     """An environment whose episodes take three steps and return 6."""
     return FakeEnvironment(SCRIPT)
+
+
+def succeeding(_: Any = None) -> Succeeding:
+    return Succeeding()
+
+
+class Succeeding(gymnasium.Env):  # type: ignore[misc]
+    """An environment whose episodes of two steps succeed, and fail, by turns."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    n_episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.n_steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.n_steps += 1
+        if self.n_steps < 2:
+            return np.zeros(1, np.float32), 1.0, False, False, {"is_success": False}
+        self.n_episodes += 1
+        return np.zeros(1, np.float32), 1.0, True, False, {"is_success": self.n_episodes % 2 == 1, "text": "no number"}
 
 
 TIMEOUT_S = 60

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import attrs
 import pytest
 
-from envmanager import RestartPolicy, SubprocessEnvManager
+from envmanager import RestartPolicy, SimpleEnvManager, SubprocessEnvManager
 from envmanager.testing import FakeEnvironment, Sleep, Step
-from envmanager_tests.serving.asking import start
+from envmanager_tests.serving.asking import start, succeeding
 
 pytest.importorskip("websockets", reason="the browser is driven over a web socket")
 from envmanager_tests.serving.browser import CHROMIUM, Browser
@@ -103,4 +104,66 @@ def test_texts_of_environments_are_no_markup(browser):
         page.wait_until("document.getElementById('figures').innerText.includes('<img')")
         assert page.evaluate("document.title") == "envmanager"
         assert page.evaluate("document.querySelector('#figures img, #figures script')") is None
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_behaviors_and_figures_may_be_called_like_what_every_object_has(browser):
+    names = ("constructor", "toString", "__proto__")
+    with SimpleEnvManager(lambda: Named(names)) as manager:
+        server = start(manager)
+        server.figures |= {"constructor": {"loss": 0.5}, "__proto__": {"toString": 2.0}}
+        for _ in range(40):
+            manager.step()
+        page = browser.open(server.url, width=400)
+        page.wait_until("document.querySelectorAll('#figures tr').length === 3")
+
+        assert page.evaluate("document.querySelector('#figures').innerText.replace(/\\s+/g, ' ').trim()") == (
+            "behavior constructor __proto__ loss 0.5 – toString – 2"
+        )
+        for name in names:
+            page.wait_until(f"document.getElementById('tiles').innerText.includes('return, {name}')")
+        page.wait_until("document.querySelectorAll('#return .u-series').length === 4")  # the time, and one each
+        assert page.evaluate("document.getElementById('state').textContent") == "live"
+        assert page.evaluate("document.querySelector('#figures').getBoundingClientRect().right <= innerWidth")
+
+
+class Named(FakeEnvironment):
+    """An environment in which agents of several behaviors act; their episodes take three steps."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        super().__init__([Step(1.0), Step(1.0), Step(1.0, terminated=True)])
+        self.names = names
+
+    @property
+    def behavior_specs(self) -> Any:
+        (spec,) = super().behavior_specs.values()
+        return dict.fromkeys(self.names, spec)
+
+    def reset(self, **given: Any) -> Any:
+        return self._shared(super().reset(**given))
+
+    def step(self, actions: Any) -> Any:
+        return self._shared(super().step({"default": actions[self.names[0]]}))
+
+    def _shared(self, steps: Any) -> Any:
+        return {
+            name: attrs.evolve(steps["default"], agent_id=steps["default"].agent_id + at)
+            for at, name in enumerate(self.names)
+        }
+
+
+def test_measures_memory_and_what_else_the_trainer_tells_are_shown(browser):
+    with SubprocessEnvManager(succeeding, n_envs=2, measures=["is_success"]) as manager:
+        server = start(manager)
+        server.facts["goal"] = "1,000 of 5,000 <b>"
+        for _ in range(40):
+            manager.step()
+        page = browser.open(server.url, width=400)
+        page.wait_until("document.getElementById('tiles').innerText.includes('is_success')")
+
+        tiles = page.evaluate("[...document.querySelectorAll('#tiles div')].map(each => each.innerText)")
+        told = dict(reversed(each.split("\n")) for each in tiles)
+        assert 0.4 < float(told["is_success"]) < 0.6
+        assert page.evaluate("document.getElementById('facts').innerText") == "goal: 1,000 of 5,000 <b>"
+        assert told["memory of workers"].endswith("iB")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from envmanager import SimpleEnvManager
-from envmanager_tests.serving.asking import brief, get, refusal, start
+from envmanager import SimpleEnvManager, SubprocessEnvManager
+from envmanager_tests.serving.asking import brief, get, refusal, start, succeeding
 
 pytest.importorskip("prometheus_client", reason="the extra serve is not installed")
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_families
@@ -53,6 +53,18 @@ def test_tasks_are_among_them():
         found = samples(get(server, "/metrics")[2])
 
     assert found["envmanager_tasks_done_total",] == found["envmanager_tasks",] == 5
+
+
+def test_measures_and_memory_are_among_them():
+    with SubprocessEnvManager(succeeding, n_envs=2, measures=["is_success"]) as manager:
+        server = start(manager)
+        for _ in range(40):
+            manager.step()
+        server.watch.sample(time.perf_counter_ns())
+        found = samples(get(server, "/metrics")[2])
+
+    assert found["envmanager_episode_measure", "default", "is_success"] == pytest.approx(0.5, abs=0.1)
+    assert found["envmanager_worker_memory_bytes", "0"] > 2**20
 
 
 def test_openmetrics_is_given_to_those_who_accept_it_and_names_are_escaped():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -341,6 +342,38 @@ def test_connections_beyond_a_number_are_closed(manager):
             each.close()
     until(lambda: _answers(server))
     assert manager.step()
+
+
+def test_connections_that_send_a_byte_now_and_then_do_not_keep_the_owner_out(manager):
+    server = start(manager)
+    slow = [socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) for _ in range(40)]
+    try:
+        for each in slow:
+            with contextlib.suppress(OSError):  # closed by the server
+                each.sendall(b"G")
+        assert get(server)[0] == 200
+    finally:
+        for each in slow:
+            each.close()
+
+
+def test_a_request_has_a_limit_of_time_in_all(manager, monkeypatch):
+    monkeypatch.setattr("envmanager.serving.server._LONGEST_S", 0.5)
+    server = start(manager)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) as slow:
+        until(lambda: _is_closed(slow))
+    assert get(server)[0] == 200
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        connection.sendall(b"G")
+        connection.settimeout(0.1)
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
 
 
 def _step_fails(manager: SubprocessEnvManager) -> bool:

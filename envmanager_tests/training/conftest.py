@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import queue
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +50,15 @@ def speakers() -> Iterator[None]:
     pytest.importorskip("mpe2")
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded_once() -> None:
+    """Workers find PyTorch in the helper: an environment of a test comes with its module, and that with PyTorch."""
+    if sys.platform == "linux":
+        from envmanager.processes import starting
+
+        starting.load("torch")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,6 +22,8 @@ import attrs
 import numpy as np
 import pytest
 
+SUITE = "training portable"
+
 torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, SimpleEnvManager, UsageError

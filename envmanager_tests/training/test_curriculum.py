@@ -19,10 +19,13 @@ pytest.importorskip("torch")
 from envmanager import ActionInfo, AgentSteps, EnvContext, SimpleEnvManager, SubprocessEnvManager, TaskResult
 from envmanager.cli.app import run_command_line
 from envmanager.errors import ConfigError, UsageError
-from envmanager.observe.episodes import Episode
+from envmanager.observe.episodes import FinishedEpisode
 from envmanager.training.algorithms.trainers import make_trainer
 from envmanager.training.controller import TrainerController
 from envmanager.training.curriculum import Curriculum, CurriculumState, LessonBegan, LessonState, parse
+from envmanager.training.policies.exporting import record
+from envmanager.training.policies.playing import FRAMES, PlayedEpisode, play
+from envmanager.training.policies.saved import SavedTraining
 from envmanager.training.runs.figures import read_episodes
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.envs import Duel
@@ -88,7 +91,7 @@ def draws(curriculum: Curriculum, n: int) -> list[Any]:
 
 def result(curriculum: Curriculum, total: float, *, of: str = "default", **numbers: float) -> TaskResult:
     """The end of the next task: an episode with this return, and these numbers in its info."""
-    episode = Episode(of, 0, total, 1)
+    episode = FinishedEpisode(of, 0, total, 1)
     episode.numbers = numbers
     return TaskResult(0, curriculum.next_task(0), 0, True, 1, episodes=(episode,))
 
@@ -423,3 +426,47 @@ def test_an_end_that_cannot_come_is_refused(until: Any, more: Any, key: str, tmp
         TrainingRun(TrainingPlan.parse(tables(64, parameters, **more), tmp_path), Told()).go()
 
     assert f"training.parameters.wall.lessons[0].{key}" in str(raised.value)
+
+
+class Strict(gymnasium.Env):  # type: ignore[misc]
+    """Cannot be reset without its parameter, and shows it as its observation."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space = gymnasium.spaces.Box(0, 9, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._level, self._n = options["level"], 0
+        return np.full(1, self._level, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self._n += 1
+        return np.full(1, self._level, np.float32), 1.0, self._n == 3, False, {}
+
+    def render(self) -> Any:
+        return np.full((32, 32, 3), self._level, np.uint8)
+
+
+def test_what_is_played_after_a_training_has_the_parameters_of_its_last_lessons(tmp_path: Path) -> None:
+    until = {"measure": "progress", "threshold": 0.5}
+    plan = TrainingPlan.parse(
+        {
+            "manager": {"kind": "simple", "env": f"{__name__}:Strict", "n_envs": 2, "wait": "all"},
+            "training": {
+                "steps": 64,
+                "evaluation_episodes": 0,
+                "parameters": {"level": {"lessons": [{"value": 3, "until": until}, {"value": 7}]}},
+            },
+            "trainers": {"*": {"kind": "ppo", "rollout": 32, "epochs": 1, "hidden": [8]}},
+        },
+        tmp_path / "run",
+    )
+    TrainingRun(plan, Report()).go()
+    saved = SavedTraining.open(tmp_path / "run")
+    episodes: list[PlayedEpisode] = []
+    play(saved, n_episodes=2, mode=FRAMES, on_episode=episodes.append)
+    assert [{int(frame[0, 0, 0]) for frame in episode.frames} for episode in episodes] == [{7}, {7}]
+    assert set(record(saved, "default", n=20).ravel().tolist()) == {7.0}

@@ -34,6 +34,13 @@ def test_a_resumed_training_keeps_the_episodes_before_its_checkpoint_and_the_tim
     assert read_episodes(tmp_path / EPISODES) == ENDS
 
 
+def test_an_episode_that_ended_in_the_step_after_the_checkpoint_is_not_kept(tmp_path: Path) -> None:
+    written(tmp_path, *ENDS)  # whose steps are those before the step in which they ended
+    with EpisodeLog(tmp_path, resumed_at=ENDS[1].steps):
+        pass
+    assert read_episodes(tmp_path / EPISODES) == ENDS[:1]
+
+
 def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
     path = written(tmp_path, *ENDS)
     path.write_text(path.read_text() + "300,4.0,wal")

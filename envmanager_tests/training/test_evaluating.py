@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -128,6 +128,38 @@ def test_observations_and_actions_may_be_trees(tmp_path: Path, capsys: pytest.Ca
 def test_mistakes_are_named(run: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
     assert run_command_line(["evaluate", str(run), *arguments]) == 2
     assert words in capsys.readouterr().err
+
+
+TALKS = """
+import os
+import gymnasium
+
+class Talks(gymnasium.Wrapper):
+    def reset(self, **given):
+        print("new episode", flush=True)
+        os.write(1, b"from native code\\n")
+        return super().reset(**given)
+
+def make(): return Talks(gymnasium.make("CartPole-v1"))
+"""
+
+
+@pytest.mark.parametrize("kind", ["simple", "subprocess"])
+def test_what_environments_print_is_not_in_the_json_but_kept(
+    run: Path, kind: str, write_module: Callable[[str, str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_module("talks", TALKS)
+    arguments = [run, "--episodes", 2, "--env", "talks:make", "--manager", kind]
+    assert run_command_line(["evaluate", *map(str, arguments), "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert len(json.loads(out)["results"]) == 2
+
+    log = run / "logs" / "evaluate" / "worker-0-0.log"
+    printed = log.read_text() if kind == "subprocess" else err
+    assert printed.count("new episode\n") == printed.count("from native code\n") >= 1
+
+    assert run_command_line(["evaluate", *map(str, arguments)]) == 0
+    assert f"output      {log.parent}.2\n" in capfd.readouterr().out or kind == "simple"
 
 
 def test_nothing_in_the_folder_changes(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,6 +198,7 @@ def test_a_file_has_a_task_per_row(runs: list[Path], tmp_path: Path, name: str, 
         ("a.csv", "seed,level\n1,2\n-1,3\n", ["line 3", "column seed"]),
         ("a.csv", "seed,options\n1,2\n", ["line 2", "column options"]),
         ("a.csv", 'seed,options,level\n1,"{""a"": 1}",2\n', ["line 2", "column level"]),
+        ("a.csv", 'seed,options\n1,"{""a"": 1, ""a"": 2}"\n', ["line 2", "column options", "'a' comes twice"]),
         ("a.csv", "seed,level\n1\n", ["line 2", "1 cells", "2 columns"]),
         ("a.csv", "seed,seed\n1,2\n", ["line 1", "column 1", "'seed'"]),
         ("a.csv", "seed;level\n1;2\n", ["line 1", "column 1", "Commas"]),
@@ -211,7 +212,7 @@ def test_a_file_has_a_task_per_row(runs: list[Path], tmp_path: Path, name: str, 
         ("a.txt", "seed\n", [".csv or .jsonl"]),
         ("a.csv", None, ["cannot be read", "No such file"]),
     ],
-    ids=range(16),
+    ids=range(17),
 )
 def test_mistakes_in_a_file_are_named(
     runs: list[Path], tmp_path: Path, name: str, text: str | None, words: list[str], capsys: pytest.CaptureFixture[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,17 @@ def test_tasks_and_a_number_of_episodes_exclude_each_other() -> None:
         for given in ({}, {"tasks": [1], "episodes_per_env": 1}):
             with pytest.raises(UsageError, match="episodes_per_env"):
                 evaluate(manager, {"default": Ones()}, **given)
+
+
+def test_tasks_that_never_end_are_refused_and_an_iterator_that_ends_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envmanager.training.evaluation.MOST_TASKS", 10)
+    with SimpleEnvManager(EchoEnvironment, 2) as manager:
+        for endless in (itertools.count(), itertools.repeat({})):
+            with pytest.raises(UsageError, match=r"itertools\.islice"):
+                evaluate(manager, {"default": Ones()}, tasks=endless)
+        for none in (3, object()):
+            with pytest.raises(UsageError, match="iterable of tasks"):
+                evaluate(manager, {"default": Ones()}, tasks=none)  # type: ignore[arg-type]
+        for tasks in (itertools.islice(itertools.count(), 10), range(12)):
+            n = 10 if tasks != range(12) else 12
+            assert evaluate(manager, {"default": Ones()}, tasks=tasks).n_episodes == n  # type: ignore[arg-type]

@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
-from envmanager import TaskResult
+import envmanager
+from envmanager import EnvContext, RestartPolicy, SubprocessEnvManager, TaskResult
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
 from envmanager.godot.games import find_major
-from envmanager.observe.episodes import Episode
+from envmanager.observe.episodes import FinishedEpisode
+from envmanager.testing.fault_checks import until
 from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
@@ -95,6 +99,38 @@ def test_a_script_runs(
     assert told in capsys.readouterr().out
 
 
+def test_a_loop_of_ones_own_survives_that_a_worker_is_replaced_when_its_rollout_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Renewed(gymnasium.Env):  # type: ignore[misc]
+        """Env 1 fills its rollout in one episode, and env 0 waits in step 100 until that of env 1 is new."""
+
+        observation_space = gymnasium.spaces.Box(-9, 9, (4,), np.float32)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def __init__(self, context: EnvContext) -> None:
+            self.waits, self.n_steps = context.env_id == context.generation == 0, 0
+            if context.generation:
+                (tmp_path / "new").touch()
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.zeros(4, np.float32), {}
+
+        def step(self, action: Any) -> Any:
+            self.n_steps += 1
+            if self.waits and self.n_steps == 100:
+                until((tmp_path / "new").exists)
+            return np.zeros(4, np.float32), 1.0, False, self.n_steps % 128 == 0, {}
+
+    def manager(_: str, n_envs: int, **options: Any) -> SubprocessEnvManager:
+        options |= {"n_workers": n_envs, "restarts": RestartPolicy(recycle_after_steps=100)}
+        return SubprocessEnvManager(Renewed, n_envs, **options)
+
+    monkeypatch.setattr(envmanager, "SubprocessEnvManager", manager)
+    run_script("ppo_send_recv", "--steps 256 --n-envs 2", monkeypatch)
+    assert "256 steps in" in capsys.readouterr().out
+
+
 def test_levels_whose_return_was_not_expected_are_replayed_and_old_ones_are_not_forgotten() -> None:
     source = runpy.run_path(str(EXAMPLES / "level_replay.py"))["LevelReplay"]([70, 71, 72, 73])
     drawn = []
@@ -102,7 +138,7 @@ def test_levels_whose_return_was_not_expected_are_replayed_and_old_ones_are_not_
         task = source.next_task(0)
         drawn.append(task.seed)
         total = 10.0 * (number % 2) if task.seed == 72 else 5.0  # only the return of 72 varies
-        source.ended(TaskResult(number, task, 0, True, 1, episodes=(Episode("default", 0, total, 1),)))
+        source.ended(TaskResult(number, task, 0, True, 1, episodes=(FinishedEpisode("default", 0, total, 1),)))
 
     counts = {level: drawn[40:].count(level) for level in source.levels}
     assert counts[72] > 3 * max(counts[level] for level in (70, 71, 73))

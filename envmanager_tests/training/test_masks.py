@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from envmanager import AgentSteps, ArraySpec, BehaviorSpec, SimpleEnvManager, UsageError
 from envmanager.training.algorithms.actions import FORBIDDEN, ActionHeads, NothingAllowed
 from envmanager.training.algorithms.dqn import DQN, DQNOptions
-from envmanager.training.algorithms.off_policy import Batch
 from envmanager.training.algorithms.ppo import PPO, PPOOptions
+from envmanager.training.algorithms.replay import Drawn
 from envmanager.training.controller import TrainerController
 from envmanager.training.evaluation import evaluate
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
@@ -104,7 +104,7 @@ def test_the_goal_of_dqn_is_the_best_of_what_is_allowed_then_and_nothing_where_n
     trainer.target.last[-1].bias.data = torch.tensor([1.0, 7.0, 3.0, 2.0])
     masks = torch.tensor([[1, 0, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]], dtype=torch.int8)
     obs = [masks, torch.zeros(3, 3)]
-    batch = Batch(np.arange(3), obs, {}, torch.zeros(3), obs, torch.ones(3), torch.ones(3))
+    batch = Drawn(np.arange(3), obs, {}, torch.zeros(3), obs, torch.ones(3), torch.ones(3))
 
     assert trainer._goal(batch).tolist() == [3.0, 1.0, 0.0]
     assert trainer.target(obs)[1].tolist() == [1.0, FORBIDDEN, FORBIDDEN, FORBIDDEN]
@@ -116,7 +116,7 @@ def test_double_dqn_chooses_among_what_is_allowed() -> None:
         network.last[-1].weight.data.zero_()
         network.last[-1].bias.data = torch.tensor(values)
     obs = [torch.tensor([[1, 0, 1, 0]], dtype=torch.int8), torch.zeros(1, 3)]
-    batch = Batch(np.arange(1), obs, {}, torch.zeros(1), obs, torch.ones(1), torch.ones(1))
+    batch = Drawn(np.arange(1), obs, {}, torch.zeros(1), obs, torch.ones(1), torch.ones(1))
 
     assert trainer._goal(batch).tolist() == [7.0]
 

@@ -110,7 +110,7 @@ def test_rewards_are_kept_raw_and_drawn_divided_by_the_spread_of_returns(kind: s
     batch = trainer._draw(0.0)
     raw = store.reward[store.places(batch.rows)]
 
-    assert trainer._return_spread.count > 290
+    assert trainer._return_spread.spread.count > 290
     assert trainer._return_spread.factor != 1.0
     np.testing.assert_allclose(batch.reward.numpy(), raw * trainer._return_spread.factor, rtol=1e-5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,27 @@ def test_the_frames_per_second_may_be_said(puzzles: Path, tmp_path: Path) -> Non
     assert command(puzzles, "--video", tmp_path / "out.mp4", "--fps", 25) == 0
     frames, fps = decoded(tmp_path / "out.mp4")
     assert (len(frames), fps) == (5, 25)
+
+
+class Echoes(Puzzle):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        print("began with", options)
+        return super().reset(seed=seed)
+
+
+def test_episodes_that_are_played_or_recorded_begin_with_the_options_of_the_flag(
+    puzzles: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr(Echoes, "metadata", {"render_modes": [WINDOW]})
+    given = ["--env", f"{HERE}:Echoes", "--options", "{level: 3}"]
+
+    assert command(puzzles, "--episodes", 2, *given) == 0
+    begun = re.findall("began with .*", capsys.readouterr().out)
+    assert begun == ["began with {'level': 3}"] * 4  # the first is to see whether it can be shown
+    exported = ["export", str(puzzles), "--to", "torchscript", "--out", str(tmp_path / "policy.pt"), *given]
+    assert run_command_line(exported) == 0
+    assert set(re.findall("began with .*", capsys.readouterr().out)) == {"began with {'level': 3}"}
 
 
 @pytest.mark.usefixtures("moviepy")

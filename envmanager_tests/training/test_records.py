@@ -273,7 +273,7 @@ def test_a_service_that_cannot_be_reached_is_known_before_anything_is_written(
     def unreachable(facts: metrics.RunFacts) -> metrics.MetricsWriter:
         raise ConnectionError("nobody answers")
 
-    monkeypatch.setitem(metrics.KINDS, "unreachable", metrics._Known("no:matter"))
+    monkeypatch.setitem(metrics.KINDS, "unreachable", ("no:matter", None))
     monkeypatch.setattr(metrics, "_find", lambda kind: unreachable if kind == "unreachable" else find(kind))
 
     with pytest.raises(UsageError, match="metrics of unreachable cannot be opened: ConnectionError: nobody answers"):

@@ -9,17 +9,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from pettingzoo import ParallelEnv
 
 pytest.importorskip("torch")
-pytest.importorskip("mcap")
+pytest.importorskip("zstandard")
 
 from gymnasium.spaces import Box, Discrete
 
 from envmanager import EnvContext
-from envmanager.recording import ReplayDiverged
+from envmanager.recording import ReplayDiverged, episodes
+from envmanager.registry import ManagerOptions, live, make_manager
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 
@@ -89,3 +91,56 @@ def test_a_replayed_training_learns_the_same_weights_to_the_bit(tmp_path: Path) 
         assert trained(tmp_path / f"replayed{number}", kind="replay", recording=path) == recorded
     with pytest.raises(ReplayDiverged):
         trained(tmp_path / "other", seed=4, kind="replay", recording=path)
+
+
+def cart_pole(directory: Path, *, resume: bool = False, steps: int = 300, **tables: Any) -> list[str]:
+    """Train PPO on CartPole, and return the names and hashes of all weights."""
+    config = {
+        "manager": {"kind": "simple", "env": "CartPole-v1", "n_envs": 2} | tables.pop("manager"),
+        "training": {"steps": steps, "seed": 1, "checkpoint_every": 150, "evaluation_episodes": 2} | tables,
+        "trainers": {"*": {"kind": "ppo", "rollout": 64, "epochs": 1, "minibatch": 64, "hidden": [8]}},
+    }  # fmt: skip
+    TrainingRun(TrainingPlan.parse(config, directory, resume=resume), Report()).go()
+    found = sorted((directory / "checkpoints").glob("0*/*.safetensors"))
+    return [f"{each.parent.name} {hashlib.sha256(each.read_bytes()).hexdigest()}" for each in found]
+
+
+@pytest.mark.parametrize("every", [{"evaluate_every": 150}, {}])
+def test_evaluations_are_in_no_recording_and_run_in_environments_beside_a_replay(
+    every: dict[str, int], tmp_path: Path, caplog: Any
+) -> None:
+    path = str(tmp_path / "run.emrec")
+    recorded = cart_pole(tmp_path / "recorded", manager={"record": path}, **every)
+    assert sum(each.length for each in episodes(path)) == 300
+    replay = {"kind": "replay", "recording": path}
+    assert cart_pole(tmp_path / "replayed", manager=replay, **every) == recorded
+    assert cart_pole(tmp_path / "ordered", manager={"order": path}, **every) == recorded
+    best = [(tmp_path / name / "checkpoints" / "best").read_text() for name in ("recorded", "replayed")]
+    assert best[0] == best[1]
+    assert cart_pole(tmp_path / "without", manager={**replay, "env": None}, **every) == recorded
+    assert "nothing is evaluated" in caplog.text
+
+
+def test_a_resumed_training_records_a_further_part_which_is_replayed_too(tmp_path: Path, caplog: Any) -> None:
+    path, further = str(tmp_path / "run.emrec"), str(tmp_path / "run.2.emrec")
+    recorded = [
+        cart_pole(tmp_path / "recorded", manager={"record": path}, steps=steps, resume=steps == 600)
+        for steps in (300, 600)
+    ]
+    assert further in caplog.text
+    assert [sum(each.length for each in episodes(each)) for each in (path, further)] == [600, 300]
+    replayed = [
+        cart_pole(
+            tmp_path / "replayed", manager={"kind": "replay", "recording": part}, steps=steps, resume=steps == 600
+        )
+        for part, steps in ((path, 300), (further, 600))
+    ]
+    assert replayed == recorded
+
+
+def test_a_replay_of_another_kind_is_evaluated_with_that_kind(tmp_path: Path) -> None:
+    path = str(tmp_path / "run.emrec")
+    with make_manager({"kind": "asyncio", "env": "CartPole-v1", "record": path}):
+        pass
+    options = ManagerOptions(kind="replay", env="CartPole-v1", recording=path, strict=False)
+    assert attrs.asdict(live(options)) == attrs.asdict(ManagerOptions(kind="asyncio", env="CartPole-v1"))

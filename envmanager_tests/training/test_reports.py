@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 from envmanager.cli.display import Rate
 from envmanager.cli.output import LiveOutput, PlainOutput
 from envmanager.cli.train import TrainDisplay, state_of
-from envmanager.observe.episodes import Episode, Episodes
+from envmanager.observe.episodes import Episodes, FinishedEpisode
 from envmanager.observe.stats import ManagerStats
 from envmanager.training.controller import Update
 from envmanager.training.curriculum import Curriculum
@@ -65,7 +65,7 @@ def run_of(
     *,
     n_steps: int = 0,
     before: int = 0,
-    recent: tuple[Episode, ...] = (),
+    recent: tuple[FinishedEpisode, ...] = (),
     learning: tuple[str, ...] = ("speaker", "listener"),
 ) -> Any:
     """A run as far as reports look at it."""
@@ -118,8 +118,8 @@ def test_no_behavior_is_left_out_when_all_are_updated_at_once(clock: SimpleNames
     assert shown.updates == [(behavior, n) for n in (10, 30) for behavior in ("speaker", "listener")]
 
 
-SPOKEN = Episode("speaker", 0, 1.0, 10)
-HEARD = Episode("listener", 1, 3.0, 20)
+SPOKEN = FinishedEpisode("speaker", 0, 1.0, 10)
+HEARD = FinishedEpisode("listener", 1, 3.0, 20)
 
 
 @pytest.mark.usefixtures("clock")

@@ -25,9 +25,10 @@ class Noted(ReturnSpread):
         super().__init__(GAMMA)
         self.seen: list[float] = []
 
-    def _take(self, returns: np.ndarray) -> None:
-        self.seen.extend(returns.tolist())
-        super()._take(returns)
+    def _run_on(self, now: AgentSteps, acted: set[int]) -> list[float]:
+        returns = super()._run_on(now, acted)
+        self.seen.extend(returns)
+        return returns
 
 
 def test_a_return_runs_along_the_steps_of_an_agent_and_begins_anew_with_an_episode() -> None:
@@ -125,7 +126,7 @@ def test_the_spread_is_that_of_stable_baselines3() -> None:
             for info in manager.step():
                 ours.add(info, "default")
 
-    assert ours.variance == pytest.approx(float(theirs.ret_rms.var), rel=1e-5)
+    assert ours.spread.variance == pytest.approx(float(theirs.ret_rms.var), rel=1e-5)
     rewards = np.array([-3.0, 0.0, 50.0], np.float32)
     np.testing.assert_allclose(ours.normalized(rewards), theirs.normalize_reward(rewards), rtol=1e-5)
 

@@ -475,7 +475,7 @@ def test_the_list_of_a_resumed_run_has_a_new_file_with_the_mode_of_the_umask(tmp
     with EpisodeLog(tmp_path) as log:
         log.episode_ended(EpisodeEnd(10, 1.0, "default", 0, 2.0, 5))
     os.chmod(tmp_path / EPISODES, 0o666)
-    with (tmp_path / EPISODES).open() as reader, EpisodeLog(tmp_path, resumed_at=10) as log:
+    with (tmp_path / EPISODES).open() as reader, EpisodeLog(tmp_path, resumed_at=11) as log:
         log.episode_ended(EpisodeEnd(20, 2.0, "default", 0, 3.0, 5))
         assert len(reader.readlines()) == 2, "whoever reads the old file goes on reading the old file"
     mask = os.umask(0o022)

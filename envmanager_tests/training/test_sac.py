@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import attrs
 import gymnasium
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from envmanager import AgentSteps, ArraySpec, BehaviorSpec, ConfigError, SimpleE
 from envmanager.data.casting import check_batch
 from envmanager.data.trees import leaves
 from envmanager.training.algorithms.actions import COLUMN, SquashedGaussian
-from envmanager.training.algorithms.off_policy import Batch
+from envmanager.training.algorithms.replay import Drawn
 from envmanager.training.algorithms.sac import SAC, SACOptions
 from envmanager.training.algorithms.trainers import known_kinds, make_trainer
 from envmanager.training.controller import TrainerController
@@ -134,12 +135,12 @@ def test_the_greedy_policy_as_a_module_that_was_traced_acts_alike(action: Any) -
 # One update.
 
 
-def a_batch(n: int, n_numbers: int) -> Batch:
+def a_batch(n: int, n_numbers: int) -> Drawn[torch.Tensor]:
     chance = torch.Generator().manual_seed(3)
     obs, next_obs = (torch.randn(n, 3, generator=chance) for _ in range(2))
     action = torch.rand(n, n_numbers, generator=chance) * 2 - 1
     reward, discount = torch.randn(n, generator=chance), torch.tensor([0.0, 0.9] * (n // 2))
-    return Batch(np.arange(n), [obs], {COLUMN: action}, reward, [next_obs], discount, torch.ones(n))
+    return Drawn(np.arange(n), [obs], {COLUMN: action}, reward, [next_obs], discount, torch.ones(n))
 
 
 def mlp_by_hand(network: Any, values: np.ndarray) -> np.ndarray:
@@ -208,7 +209,7 @@ def test_the_actor_does_not_change_the_critics() -> None:
     trainer = SAC("default", BehaviorSpec(SEEN, BOX), SACOptions(hidden=(8,), temperature=1e-9), device="cpu")
     for parameter in [*trainer.model.critics.parameters(), *trainer.target.parameters()]:
         parameter.data.zero_()
-    batch = a_batch(8, 2)._replace(reward=torch.zeros(8), discount=torch.zeros(8))
+    batch = attrs.evolve(a_batch(8, 2), reward=torch.zeros(8), discount=torch.zeros(8))
     trainer._learn(batch)
     assert all((parameter == 0).all() for parameter in trainer.model.critics.parameters())
     assert all(parameter.requires_grad for parameter in trainer.model.critics.parameters())

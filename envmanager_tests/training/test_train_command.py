@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -59,6 +60,74 @@ def test_an_evaluation_may_have_more_restarts_than_the_training(
 
     assert run_command_line(["evaluate", run, "--episodes", "2", "--restarts", "1"]) == 0
     assert "worn out; restart 1 (at most 1 in 60 s)" in capsys.readouterr().err
+
+
+TALKS = """
+import os
+import gymnasium
+
+class Talks(gymnasium.Wrapper):
+    n_steps = 0
+    def step(self, action):
+        self.n_steps += 1
+        print("step", self.n_steps, flush=True)
+        if self.n_steps == 9: os._exit(3)
+        return super().step(action)
+
+def make(): return Talks(gymnasium.make("CartPole-v1"))
+def silent(): return gymnasium.make("CartPole-v1")
+"""
+
+
+def test_what_workers_print_is_kept_in_the_runs_folder_and_its_end_is_in_the_error(
+    tmp_path: Path, write_module: Callable[[str, str], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_module("talks", TALKS)
+    config, run = tmp_path / "config.toml", tmp_path / "run"
+    config.write_text(CONFIG.replace('"simple"', '"subprocess"').replace("short_episodes:make", "talks:make"))
+    command = ["train", str(config), "--dir", str(run), "--plain", "--restarts", "0"]
+
+    assert run_command_line(command) == 1
+    out, err = capfd.readouterr()
+    assert "step" not in out.replace("agent steps", "")
+    assert "The end of its output:\nstep 1\n" in err
+    assert "step 9\n" in (run / "logs" / "train" / "worker-0-0.log").read_text()
+    assert "log_dir" not in json.loads((run / "config.json").read_text())["manager"]
+
+    own = [
+        sys.executable,
+        "-m",
+        "envmanager",
+        *command,
+        "--force",
+        "--set",
+        "manager.log_dir=",
+    ]
+    done = subprocess.run(
+        own, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert done.returncode == 1
+    assert "step 9\n" in done.stdout
+    assert not (run / "logs").exists()
+
+    command = [*command, "--force", "--env", "talks:silent", "--set", "training.evaluation_episodes=0"]
+    assert run_command_line(command) == 0
+    assert "output" not in capfd.readouterr().out
+    assert not (run / "logs").exists()
+
+
+def test_a_training_is_traced(
+    tmp_path: Path, write_module: Callable[[str, str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_module("short_episodes", ENV)
+    (tmp_path / "config.toml").write_text(CONFIG.replace("episodes = 2", "episodes = 0"))
+    trace = tmp_path / "t.json"
+
+    assert (
+        run_command_line(["train", f"{tmp_path}/config.toml", "--dir", f"{tmp_path}/run", "--trace", str(trace)]) == 0
+    )
+    assert json.loads(trace.read_text())
+    assert f"trace       {trace}, for https://ui.perfetto.dev" in capsys.readouterr().out
 
 
 def test_when_only_the_evaluation_fails_all_steps_are_said_to_be_saved(

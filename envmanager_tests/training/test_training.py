@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from envmanager import ConfigError, UsageError
 from envmanager.cli.app import run_command_line
-from envmanager.training.algorithms.trainers import known_kinds, make_trainer
+from envmanager.training.algorithms.trainers import check_tables, known_kinds, make_trainer
 from envmanager.training.runs import checkpoints, figures
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 from envmanager_tests.envs import Duel
@@ -390,6 +391,51 @@ def test_several_behaviors_train_at_once_each_on_its_own_trainer_and_one_may_be_
         "speaker": 3,
         "listener": 3,
     }
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "said"),
+    [
+        ("ppo", "hidden", 64, "hidden should be a list: 'int' object is not iterable"),
+        ("dqn", "hidden", None, "hidden should be a list: 'NoneType' object is not iterable"),
+        ("ppo", "learning_rate", math.inf, "learning_rate must be a number from 0, and finite, not inf"),
+        ("dqn", "learning_rate", math.nan, "learning_rate must be a number from 0, and finite, not nan"),
+        ("ppo", "reward_scale", math.inf, "reward_scale must be a finite number, not inf"),
+        ("ppo", "log_std_init", math.nan, "log_std_init must be a finite number, not nan"),
+        ("sac", "target_entropy", -math.inf, "target_entropy must be a finite number, not -inf"),
+        ("dqn", "priority_exponent", -1.0, "priority_exponent must be a number from 0"),
+        ("PPO", "rollout", 64, "no such trainer; did you mean ppo"),
+    ],
+)
+def test_an_option_that_no_trainer_can_use_is_refused_with_its_name(
+    kind: str, option: str, value: Any, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"trainers\.default\..*{said}"):
+        check_tables({"default": {"kind": kind, option: value}})
+
+
+def test_gradients_need_no_limit() -> None:
+    check_tables(
+        {"hero": {"kind": "ppo", "max_grad_norm": math.inf}, "target": {"kind": "dqn", "max_grad_norm": math.inf}}
+    )
+
+
+@pytest.mark.parametrize(("option", "value"), [("threads", 0), ("threads", 1.5), ("max_policy_lag", -1), ("seed", -1)])
+def test_an_option_of_the_training_that_cannot_be_is_refused_with_its_name(
+    tmp_path: Path, option: str, value: Any
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^training\.{option} (must|should) be a whole number"):
+        training(tmp_path, SMALL_PPO, **{option: value})
+
+
+@pytest.mark.parametrize("device", ["gpu", "CPU", "cuda:99", "meta"])
+def test_a_device_that_is_not_there_is_refused_before_an_environment_is_made(tmp_path: Path, device: str) -> None:
+    class Unmade(gymnasium.Env):  # type: ignore[misc]
+        def __init__(self) -> None:
+            raise AssertionError("it was made")
+
+    with pytest.raises(ConfigError, match=rf"^training\.device is '{device}', which PyTorch .* Devices: auto, cpu"):
+        training(tmp_path, SMALL_PPO, env=Unmade, device=device).go()
 
 
 def test_ppo_and_dqn_are_known() -> None:

@@ -18,6 +18,8 @@ from envmanager import SimpleEnvManager, make_manager
 from envmanager.adapters import atari
 from envmanager.adapters.atari import Atari
 
+SUITE = "vectors"
+
 
 def wrapped(game: str, *, terminal_on_life_loss: bool, frame_skip: int) -> Any:
     made = gymnasium.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.0)

@@ -259,6 +259,84 @@ def test_next_step_of_an_unknown_class_is_not_asked_for_a_reset_of_some_rows(met
     assert isinstance(build_group([vector_env], [0, 1]), LateVectorGroup)
 
 
+class Restless(VectorEnv):
+    """Counts to 3 in each row, where it begins again in the same step, whatever mode it declares."""
+
+    single_observation_space, single_action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
+
+    def __init__(self, mode=None, final=None, earns=1.0, length=3):
+        self.num_envs, self.metadata = 2, {} if mode is None else {"autoreset_mode": mode}
+        self.final, self.earns, self.length = final, earns, length
+
+    def reset(self, *, seed=None, options=None):
+        self.count = np.arange(2) % self.length
+        return self._obs(), {}
+
+    def step(self, actions):
+        self.count += 1
+        infos, ended = {} if self.final is None else {self.final: self._obs()}, self.count == self.length
+        self.count = np.where(ended, 0, self.count)
+        return self._obs(), np.full(2, self.earns), ended, np.zeros(2, bool), infos
+
+    def _obs(self):
+        return self.count[:, None].astype(np.float32)
+
+
+def play_on(group, n_steps=6, some_rows=False):
+    begin(group)
+    rows = np.arange(2)
+    for _ in range(n_steps):
+        steps = group.step({"default": np.zeros(len(rows), np.int64)}, rows if some_rows else None)["default"]
+        rows = steps.agent_id[steps.acting_rows]
+    return steps
+
+
+@pytest.mark.parametrize("some_rows", [False, True])
+@pytest.mark.parametrize(
+    ("vector_env", "evidence"),
+    [
+        (Restless(final="final_observation"), "missing.*final_observation"),
+        (Restless(final="final_obs"), "missing.*final_obs"),
+        (Restless(), "missing.*a reward of 1"),
+        (Restless(earns=0.0, length=1), "missing.*an end"),
+        (Restless("NextStep", final="final_obs"), "NextStep.*final_obs"),
+        (Restless("NextStep", length=1), "NextStep.*an end"),
+        (Restless("Disabled", final="final_obs"), "Disabled.*final_obs"),
+    ],
+)
+def test_a_vector_that_restarts_in_the_step_of_the_end_is_refused_in_another_mode(vector_env, evidence, some_rows):
+    group = group_of(vector_env)
+    with pytest.raises(SpecMismatch, match=f"SAME_STEP.*but is {evidence}"):
+        play_on(group, some_rows=some_rows and group.steps_some_rows)
+
+
+def test_a_reward_beside_an_ignored_action_is_dropped_from_a_vector_that_declares_next_step():
+    group = group_of(Restless("NextStep"))
+    assert play_on(group, 4).reward.tolist() == [0, 1]
+    assert group.earned_at_restart == 1
+
+
+@pytest.mark.parametrize("final", ["final_obs", "final_observation"])
+def test_last_observations_have_the_name_that_they_had_before_gymnasium_1_too(final):
+    group = group_of(Restless("SameStep", final), infos=True)
+    steps = play_on(group)
+    assert (steps.final_obs.tolist(), steps.reset_info) == ([[3]], [{}])
+
+
+def test_last_observations_that_are_those_of_the_step_are_no_sign_of_a_restart():
+    class Waits(Numbers):
+        def step(self, actions):
+            obs, *others, _ = super().step(actions)
+            return obs, *others, {"final_obs": obs.copy(), "final_observation": "none"}
+
+    assert play_on(group_of(Waits())).ended.any()
+
+
+def test_a_mode_that_there_is_not_is_refused():
+    with pytest.raises(UsageError, match="AutoresetMode"):
+        group_of(Numbers(2, mode="next_step"))
+
+
 # Episodes on demand.
 
 
@@ -556,6 +634,17 @@ def test_on_demand_the_environments_that_play_move_together():
         manager.send(np.zeros(2, np.int64), [1, 2])
         batch = manager.recv(Wait.all())
         assert (sorted(batch.env_ids.tolist()), batch.env_ids[batch.first].tolist()) == ([0, 1, 2], [0])
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_episodes_that_begin_in_any_order_have_the_observations_of_their_environments(mode):
+    with SimpleEnvManager(lambda: cartpoles(mode), 3, episodes="on_demand") as manager:
+        manager.reset(seed=1)
+        manager.recv(Wait.all())
+        manager.begin([2, 0, 1])
+        batch = manager.recv(Wait.all())
+        states = manager.call(lambda env: env.unwrapped.state, env_ids=batch.env_ids)
+        np.testing.assert_array_equal(batch.obs, np.array(states, np.float32))
 
 
 def test_actions_in_any_order_reach_their_environments():

@@ -23,6 +23,8 @@ from envmanager import EnvContext, EnvRecipe, MissingExtra, ServerFull, UsageErr
 from envmanager.adapters.factories import call_factory, resolve
 from envmanager.adapters.openenv import OpenEnvError
 
+SUITE = "core openenv"
+
 SOON_S = 30.0
 
 

@@ -351,6 +351,14 @@ def test_the_same_environment_behind_two_wrappers_is_refused():
         build_group([ParallelEnvironment(env), ParallelEnvironment(env)], [0, 1])
 
 
+def test_an_environment_that_is_inside_itself_is_looked_into_no_further():
+    env = Scripted([(["a_0", "a_1"], [])] * 2)
+    env.env = env
+
+    steps = begin(as_environment(env))
+    assert steps["default"].acting is None
+
+
 def test_what_survives_a_cast_is_cast():
     env = Scripted([(["a_0", "a_1"], [])] * 3)
     group = build_group([env], [4])

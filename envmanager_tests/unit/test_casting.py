@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from envmanager.adapters.rows import fitting_array
-from envmanager.data.casting import Casting, cast_without_loss, check_batch
-from envmanager.data.specs import ArraySpec, SpecMismatch
+from envmanager.data.casting import Casting, cast_without_loss, check_batch, checked_actions
+from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch
+from envmanager.errors import BadAction
 
 SURVIVE = [
     (np.array([0.25, -3.0]), np.float32),
@@ -136,3 +137,20 @@ def test_a_batch_of_another_kind_must_survive_and_be_within_the_bounds(value):
 def test_a_number_that_would_become_infinite_is_no_action():
     with pytest.raises(SpecMismatch, match="range"):
         check_batch(ArraySpec((1,)), np.array([[1e300]]), 1, "action")
+
+
+@pytest.mark.parametrize(
+    ("spec", "action", "told"),
+    [
+        (
+            ArraySpec((), np.float32, -1, 1),
+            1.5,
+            r"but is as high as 1.5. Clip it. Nothing was sent",
+        ),
+        (ArraySpec((), np.float32, -1, 1), np.nan, "NaN or infinite in part. Nothing was sent"),
+        (ArraySpec((), np.int64, 0, 1), 2, "but is as high as 2. Nothing was sent"),
+    ],
+)
+def test_actions_beyond_the_bounds_are_to_be_clipped(spec, action, told):
+    with pytest.raises(BadAction, match=told):
+        checked_actions(BehaviorSpec(ArraySpec((1,)), spec), np.array([action], spec.dtype), 1, "send", True)

@@ -38,6 +38,7 @@ def own_path(monkeypatch):
 class Faulty(gymnasium.Env):
     """Raises in its third step."""
 
+    faulty_step = 3
     observation_space = gymnasium.spaces.Box(0, 1, (1,))
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -47,9 +48,16 @@ class Faulty(gymnasium.Env):
 
     def step(self, action):
         self.n_steps += 1
-        if self.n_steps == 3:
+        if self.n_steps == self.faulty_step:
             raise ValueError("the robot fell over")
         return np.zeros(1, np.float32), 1.0, False, False, {}
+
+
+class FaultyAt(Faulty):
+    """Raises in the step that it is told."""
+
+    def __init__(self, step):
+        self.faulty_step = step
 
 
 class OfTexts(Faulty):
@@ -142,6 +150,43 @@ def test_the_summary_as_json_has_every_environments_returns(capsys, tmp_path):
     assert summary["return"]["max"] == max(max(values) for values in returns.values())
     assert [worker["env_ids"] for worker in summary["workers"]] == [[0, 1, 2]]
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+class Echoes(Faulty):
+    """Prints the options of its resets, and ends each episode in its second step."""
+
+    def reset(self, *, seed=None, options=None):
+        print("began with", options)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.n_steps += 1
+        return np.zeros(1, np.float32), 1.0, self.n_steps == 2, False, {}
+
+
+def test_episodes_begin_with_the_options_of_the_flag_or_the_config(capsys, tmp_path):
+    arguments = ["--env", f"{HERE}:Echoes", "--manager", "simple", "--steps", 4]
+    (tmp_path / "a.yaml").write_text("run: {options: {level: 2}}\n")
+
+    out = run(capsys, *arguments, "--options", "{level: 3, goal: [1, 2]}")[1]
+    assert out.count("began with {'level': 3, 'goal': [1, 2]}") == 3
+    assert "began with {'level': 2}" in run(capsys, tmp_path / "a.yaml", *arguments)[1]
+    exit_code, _, err = run(capsys, *arguments, "--options", "level=3")
+    assert (exit_code, err) == (2, "Error: --options takes a mapping such as '{level: 3}', not str 'level=3'.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train", "a.yaml", "--transport", "pipe"], "no --transport, but --set manager.transport=VALUE"),
+        (["train", "a.yaml", "--keep", "9"], "no --keep, but --set training.keep=VALUE"),
+        (["run", "--keep", "9"], "No such option: --keep"),
+        (["evaluate", "a", "--transport", "pipe"], "No such option: --transport"),
+    ],
+)
+def test_an_option_that_only_a_config_has_is_named_with_its_path(capsys, arguments, told):
+    assert run_command_line(arguments) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_a_trace_is_written_and_the_verdict_is_said(capsys, tmp_path):
@@ -378,7 +423,7 @@ def failing(capsys, *arguments):
 
 
 def test_each_failure_is_one_line_and_the_hint_comes_once(capsys):
-    exit_code, _, err = failing(capsys, "--steps", 21)
+    exit_code, _, err = failing(capsys, "--steps", 21, "--restarts", 10, "--set", "manager.restarts.backoff_s=0")
 
     lines = err.splitlines()
     assert exit_code == 0
@@ -397,15 +442,15 @@ def test_verbose_shows_the_evidence_of_each_failure(capsys):
     assert logging.getLogger("envmanager").level == level
 
 
-def test_a_run_lets_environments_fail_more_often_than_other_commands_and_a_config_has_its_own_number(capsys, tmp_path):
-    (tmp_path / "a.yaml").write_text("manager: {restarts: {max_restarts: 2}}")
+def test_a_run_lets_environments_fail_as_often_as_other_commands_and_a_config_has_its_own_number(capsys, tmp_path):
+    (tmp_path / "a.yaml").write_text("manager: {restarts: {max_restarts: 2, backoff_s: 0}}")
 
-    assert failing(capsys, "--steps", 21)[0] == 0, "ten failures"
-    exit_code, _, err = failing(capsys, tmp_path / "a.yaml", "--steps", 21)
+    for command, number in ((["--set", "manager.restarts.backoff_s=0"], 3), ([tmp_path / "a.yaml"], 2)):
+        exit_code, _, err = failing(capsys, *command, "--steps", 21)
 
-    assert exit_code == 1
-    assert "was restarted 2 times within 60 s and failed again" in err
-    assert "--restarts N" in err
+        assert exit_code == 1
+        assert f"was restarted {number} times within 60 s and failed again" in err
+        assert "--restarts N" in err
 
 
 def test_the_flag_restarts_changes_one_number_of_the_config_files_table(capsys, tmp_path):
@@ -420,7 +465,7 @@ def test_the_flag_restarts_changes_one_number_of_the_config_files_table(capsys, 
 
 @pytest.mark.parametrize(
     ("config", "flags", "expected"),
-    [("100", [], 100), ("0", [], 0), ("100", ["--restarts", 5], 5), ("{max_restarts: 7}", [], 7), ("{}", [], 100)],
+    [("100", [], 100), ("0", [], 0), ("100", ["--restarts", 5], 5), ("{max_restarts: 7}", [], 7), ("{}", [], 3)],
 )
 def test_a_number_of_restarts_in_a_config_means_what_the_flag_means(
     monkeypatch, capsys, tmp_path, config, flags, expected
@@ -430,7 +475,7 @@ def test_a_number_of_restarts_in_a_config_means_what_the_flag_means(
     (tmp_path / "a.yaml").write_text(f"manager: {{env: CartPole-v1, restarts: {config}}}")
 
     assert run(capsys, tmp_path / "a.yaml", *flags)[0] == 0
-    assert plans[0].manager.restarts == RestartPolicy(max_restarts=expected, backoff_s=0.0)
+    assert plans[0].manager.restarts == RestartPolicy(max_restarts=expected)
 
 
 @pytest.mark.parametrize(
@@ -485,6 +530,40 @@ def test_check_ends_with_1_for_a_faulty_one_and_says_what_is_wrong(capsys):
     out = capsys.readouterr().out
     assert "✗    steps      Step 3: it raised ValueError: the robot fell over (" in out
     assert "1 problem found." in out
+
+
+CHECKED = {"kind": "simple", "n_envs": 1, "env": f"{HERE}:FaultyAt", "env_kwargs": {"step": 2}}
+TRAINED = {"manager": CHECKED, "training": {"steps": 5}, "trainers": {"default": {"kind": "ppo"}}}
+
+
+@pytest.mark.parametrize("config", [{"manager": CHECKED}, {"manager": CHECKED, "run": {"steps": 5}}, TRAINED])
+def test_check_makes_the_environment_as_a_config_says(capsys, tmp_path, config):
+    (tmp_path / "run.json").write_text(json.dumps(config))
+
+    assert run_command_line(["check", str(tmp_path / "run.json")]) == 1
+    assert "Step 2: it raised ValueError" in capsys.readouterr().out
+
+
+def test_check_takes_arguments_and_wrappers_beside_the_environment(capsys):
+    wrapper = "manager.wrappers=[{gymnasium.wrappers:TimeLimit: {max_episode_steps: 2}}]"
+    words = ["--env", f"{HERE}:FaultyAt", "--set", "manager.env_kwargs={step: 3}", "--set", wrapper, "--steps", "9"]
+
+    assert run_command_line(["check", *words]) == 0
+    assert "(4 in 9 steps)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "There is no environment"),
+        (["--env", "CartPole-v1", "--set", "manager.kind=godot"], "envmanager godot check CartPole-v1"),
+        (["--env", f"{HERE}:FaultyAt", "--set", "manager.env_kwargs={stop: 3}"], "did you mean step?"),
+        (["CartPole-v1"], "--env CartPole-v1"),
+    ],
+)
+def test_check_refuses_what_it_cannot_try(capsys, words, says):
+    assert run_command_line(["check", *words]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_check_refuses_what_is_no_environment(capsys):
@@ -600,7 +679,6 @@ def test_every_help_says_what_holds_when_an_option_is_not_given(capsys, words, c
 
 
 OF_RUN = Plan.parse({"env": "CartPole-v1"}, {}).manager.restarts
-DEFAULT_RESTARTS = f"{OF_RUN.max_restarts} in run, {RestartPolicy().max_restarts} in train"
 
 
 @pytest.mark.parametrize(
@@ -609,9 +687,9 @@ DEFAULT_RESTARTS = f"{OF_RUN.max_restarts} in run, {RestartPolicy().max_restarts
         (["run"], "--steps", RunOptions().steps),
         (["run"], "--n-envs", ManagerOptions().n_envs),
         (["run"], "--manager", ManagerOptions().kind),
-        (["run"], "--restarts", DEFAULT_RESTARTS),
+        (["run"], "--restarts", OF_RUN.max_restarts),
         (["train"], "--manager", ManagerOptions().kind),
-        (["train"], "--restarts", DEFAULT_RESTARTS),
+        (["train"], "--restarts", RestartPolicy().max_restarts),
     ],
 )
 def test_the_defaults_that_a_help_tells_are_those_of_the_options(words, option, default):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
-from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config
+from envmanager.cli.config_files import RUN_TABLES, TRAINING_TABLES, load_config, parse
 from envmanager.errors import ConfigError, MissingExtra
 
 TOML = """
@@ -85,12 +86,32 @@ def test_tables_that_are_left_out_are_empty(tmp_path, text):
         ("a.toml", "[managre]", r"no table managre; did you mean manager\?"),
         ("a.toml", "n_envs = 3", r"no table n_envs; did you mean manager\.n_envs\? Known tables: manager, run"),
         ("a.toml", "manager = 3", "manager should be a table, but is int 3"),
+        (
+            "a.yaml",
+            "run: {steps: 1}\nmanager:\nrun: {seed: 1}",
+            r"line 3, column 1: the key 'run' is in line 1 already",
+        ),
+        ("a.yaml", "run: {steps: 1,\n  'steps': 2}", r"line 2, column 3: the key 'steps' is in line 1 already"),
+        ("a.yaml", "manager: {env_kwargs: {yes: 1, true: 2}}", r"the key 'true' is in line 1 already"),
+        ("a.json", '{"run": {"steps": 1, "steps": 2}}', r"a\.json is not valid JSON: the key 'steps' comes twice"),
+        ("a.toml", "[run]\nsteps = 1\n[manager]\n[run]\nseed = 1", r"a\.toml is not valid TOML: .*line 4"),
+        ("robot.py", "", r"To name an environment: --env robot:NAME"),
     ],
 )
 def test_a_file_that_is_no_config_is_refused(tmp_path, name, text, message):
     with pytest.raises(ConfigError, match=message) as raised:
         load_config(write(tmp_path, name, text))
     assert "\n" not in str(raised.value)
+
+
+def test_a_module_in_the_place_of_a_training_config_is_named_as_a_config_names_it():
+    with pytest.raises(ConfigError, match=r"write a config with manager: \{env: games.robot:NAME\}"):
+        load_config(Path("games/robot.py"), TRAINING_TABLES)
+
+
+def test_a_merged_key_may_be_overridden(tmp_path):
+    text = "a: &a {x: 1}\nb: &b {<<: *a, x: 2}"
+    assert parse(text, "YAML", "it") == {"a": {"x": 1}, "b": {"x": 2}}
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

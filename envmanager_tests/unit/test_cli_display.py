@@ -23,16 +23,16 @@ from envmanager.cli.display import (
     worker_cells,
     write_json,
 )
-from envmanager.cli.output import LiveOutput, PlainOutput
+from envmanager.cli.output import LiveOutput, PlainOutput, Table
 from envmanager.cli.plan import Plan
-from envmanager.observe.episodes import Episode, Episodes
+from envmanager.observe.episodes import Episodes, FinishedEpisode
 from envmanager.observe.stats import ManagerStats, WorkerStats
 from envmanager.observe.timing import WorkerTimes
 from envmanager.registry import ManagerOptions
 
 PLAN = Plan(ManagerOptions(env="CartPole-v1", n_envs=8, n_workers=4), steps=1000, seed=7)
 PLAYED = Episodes(env_steps=420, count=2, returns={0: [10.0], 1 << 32: [30.0]})
-PLAYED.recent.extend([Episode("default", 0, 10.0, 200), Episode("default", 1 << 32, 30.0, 220)])
+PLAYED.recent.extend([FinishedEpisode("default", 0, 10.0, 200), FinishedEpisode("default", 1 << 32, 30.0, 220)])
 
 
 def stats(n_workers, **changes):
@@ -84,6 +84,23 @@ def test_restarts_and_dropped_workers_are_shown_per_worker(console, live):
     assert "failed" not in text
 
 
+def test_in_a_narrow_terminal_rows_become_columns_if_all_columns_matter():
+    names = ["behavior", "value loss", "entropy", "learning rate"]
+    table = Table(names, [["hero", "0.1", "0.2", "3e-4"], ["wolf", "0.3", "0.4", "5e-4"]])
+
+    def lines(width):
+        return [" ".join("".join(part.text for part in line).split()) for line in console_of(width).render_lines(table)]
+
+    assert lines(60) == [" ".join(names), "hero 0.1 0.2 3e-4", "wolf 0.3 0.4 5e-4"]
+    assert lines(35) == ["value learning", "behavior loss entropy rate", "hero 0.1 0.2 3e-4", "wolf 0.3 0.4 5e-4"]
+    turned = ["behavior hero wolf", "value loss 0.1 0.3", "entropy 0.2 0.4", "learning rate 3e-4 5e-4"]
+    assert lines(30) == lines(24) == turned
+
+
+def console_of(width):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+
+
 def test_a_notice_is_drawn_above_the_live_display_which_stays_whole(console, live):
     with live.running(100.0):
         live.update(102.0, PLAYED, stats(2))
@@ -118,6 +135,21 @@ def test_the_live_display_is_due_at_most_eight_times_a_second(live):
         live.update(102.0, PLAYED, stats(1))
 
         assert live.due == 102.125
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(120, set()), (60, {"memory"}), (44, {"memory", "p99", "idle", "envs"})]
+)
+def test_in_a_narrow_terminal_columns_are_left_out_but_nothing_is_cut(width, left_out):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=40)
+    live = RunDisplay(LiveOutput(console, console))
+    live.show_start(PLAN)
+
+    text = frame(live, console, stats(3, step_time_p50_s=0.0123, step_time_p99_s=0.123, replacing=True, restarts=123))
+
+    assert "…" not in text
+    assert text.count("restarting") == text.count("12.3 ms") == 3
+    assert {name for name in WORKER_COLUMNS if name.split()[0] not in text} == left_out
 
 
 @pytest.mark.parametrize(("height", "n_rows"), [(40, 16), (LINES_AROUND_ROWS + 5, 5), (7, 1)])
@@ -216,7 +248,7 @@ def test_the_mean_is_of_the_last_episodes_once_there_are_more():
 
 def test_two_behaviors_have_a_mean_each_since_what_one_wins_the_other_may_lose():
     played = Episodes(count=2)
-    played.recent.extend([Episode("hero", 0, 1.5, 200), Episode("target", 1, -1.5, 200)])
+    played.recent.extend([FinishedEpisode("hero", 0, 1.5, 200), FinishedEpisode("target", 1, -1.5, 200)])
 
     assert describe(played) == "2 episodes, mean return of 'hero' 1.5, mean return of 'target' -1.5"
 

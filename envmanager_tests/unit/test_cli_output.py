@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from envmanager.cli.output import print_pairs, print_text, show
+from envmanager.cli.output import NewLines, print_pairs, print_text, show
 
 LINE = "worker 2 died in step (SIGSEGV); restart 1 (at most 3 in 60 s)"
 
@@ -60,3 +60,25 @@ def test_a_console_does_the_same(is_terminal, lines):
     show(console, LINE)
 
     assert [line.rstrip() for line in console.file.getvalue().splitlines()] == lines
+
+
+def test_lines_of_logs_are_taken_once_when_they_are_whole(tmp_path):
+    logs = [tmp_path / "worker-0-0.log", tmp_path / "probe" / "worker-1-0.log"]
+    logs[1].parent.mkdir()
+    new = NewLines(tmp_path)
+    logs[0].write_text("one\ntw")
+    assert new.take() == ["one"]
+
+    logs[0].write_text("one\ntwo\nthree")
+    logs[1].write_text("of another\n")
+    assert new.take() == ["of another", "two"]
+    assert new.take() == []
+    assert new.take(is_over=True) == ["three"]
+
+
+def test_of_too_many_lines_the_first_are_taken_and_the_others_counted(tmp_path):
+    (tmp_path / "worker-0-0.log").write_text("line\n" * 1234)
+
+    *lines, rest = NewLines(tmp_path).take()
+    assert lines == ["line"] * NewLines.MOST
+    assert rest.startswith(f"({1234 - NewLines.MOST:,} more lines")

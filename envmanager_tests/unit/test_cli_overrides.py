@@ -85,3 +85,9 @@ def test_a_new_trainer_begins_with_its_kind() -> None:
 def test_what_has_no_place_is_refused_with_the_nearest(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         override(TABLES, [text])
+
+
+def test_each_trainer_there_is_is_named_once_though_its_kind_is_set_too() -> None:
+    kinds = ["trainers.default.kind=dqn", "trainers.blue.kind=ppo"]
+    with pytest.raises(ConfigError, match=r"It has: default, team\.red, blue\. A new one"):
+        override(TABLES, [*kinds, "trainers.zzz.gamma=1"])

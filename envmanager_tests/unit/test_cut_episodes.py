@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from envmanager.data.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo, only_agents
 from envmanager.data.trees import leaves
-from envmanager.kernel.recovery import followed_by, last_steps, lost
+from envmanager.kernel.recovery import followed_by, last_rows, lost
 from envmanager.kernel.row_steps import batches_with
 from envmanager.kernel.table import Entry
 
@@ -233,7 +233,7 @@ def last_of(worker_id, *batches, blocks=((0, 1, 2), (3, 4))):
             own = rows([env_id for env_id in env_ids if env_id in entry.env_ids], says)
             if len(own):
                 entry.batches = batches_with(entry, batch)
-    return last_steps(entries[worker_id])["default"].obs.tolist()
+    return last_rows(entries[worker_id]).obs.tolist()
 
 
 def test_a_row_was_last_seen_in_the_newest_batch_that_holds_it():

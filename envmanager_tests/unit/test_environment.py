@@ -312,7 +312,14 @@ def test_what_is_no_environment_is_told_all_libraries_that_have_an_adapter():
 
 
 @pytest.mark.parametrize(
-    ("name", "advice"), [("pettingzoo.utils.env.AECEnv", "turn_based_aec_to_parallel"), ("gym.core.Env", "shimmy")]
+    ("name", "advice"),
+    [
+        ("pettingzoo.utils.env.AECEnv", "turn_based_aec_to_parallel"),
+        ("gym.core.Env", "shimmy"),
+        ("gym.vector.vector_env.VectorEnv", "gymnasium.vector.VectorEnv"),
+        ("pyspiel.Game", "OpenSpielCompatibilityV0"),
+        ("open_spiel.python.rl_environment.Environment", "OpenSpielCompatibilityV0"),
+    ],
 )
 def test_environments_that_can_be_converted_come_with_advice(name, advice):
     module, _, cls = name.rpartition(".")
@@ -356,6 +363,31 @@ def test_an_environment_of_no_known_class_gets_the_advice_that_its_methods_ask_f
     first = str(raised.value).partition(". An environment is ")[0]
     assert first.startswith(f"its class {__name__}.{env.__name__} derives from no known class")
     assert advice in first
+
+
+class OfStates:
+    """A functional environment, with the methods of jumanji, and specs as dm_env has."""
+
+    observation_spec = None
+
+    def reset(self, key):
+        return 0, 0
+
+    def step(self, state, action):
+        return state, 0
+
+
+class OfKeysAndStates(OfStates):
+    """A functional environment as in gymnax."""
+
+    def step(self, key, state, action, params=None):
+        return 0, state, 0.0, False, {}
+
+
+@pytest.mark.parametrize("env", [OfStates, OfKeysAndStates])
+def test_an_environment_that_is_a_function_of_its_state_is_told_how_to_become_a_vector(env):
+    with pytest.raises(UsageError, match=r"is functional.*VectorEnv over jax\.jit\(jax\.vmap\(step\)\)"):
+        as_environment(env())
 
 
 class Fence:

@@ -212,6 +212,24 @@ def test_a_step_that_breaks_its_spec_is_a_problem(broken, text):
     assert text in said
 
 
+@pytest.mark.parametrize("reward", [np.ones(2, np.float32), [1.0, 2.0], (0, 1)], ids=["vector", "list", "tuple"])
+def test_advice_for_several_rewards_is_about_rewards(reward):
+    class OfSeveral(Sound):
+        def reward(self, action):
+            return reward
+
+    (finding,) = [each for each in check_environment(OfSeveral, n_steps=3) if each.outcome == "problem"]
+    assert "LinearReward" in finding.text
+    assert "ParallelEnv" in finding.text
+    assert "space" not in finding.advice
+
+
+@pytest.mark.parametrize(("broken", "is_of_space"), [(WrongDtypeInStep, True), (NanReward, False)])
+def test_only_advice_for_observations_speaks_of_their_space(broken, is_of_space):
+    (finding,) = [each for each in check_environment(broken, n_steps=3) if each.outcome == "problem"]
+    assert ("observation space" in finding.advice) == is_of_space
+
+
 def test_values_that_are_cast_are_worth_a_note():
     ((outcome, said),) = found(WiderDtype, "steps")
 
@@ -250,6 +268,68 @@ def test_a_field_that_is_cast_for_several_agents_is_noted_once():
     assert "float64[2]" in notes[0]
 
 
+class Robots(Couple):
+    """Two agents, of which the first ends in step 2 of 5."""
+
+    def __init__(self, stays):
+        self.stays = stays
+
+    def reset(self, seed=None, options=None):
+        self.n_steps = 0
+        return super().reset(seed, options)
+
+    def step(self, actions):
+        self.n_steps += 1
+        playing = self.agents
+        ended = {agent: self.n_steps >= 5 or (agent == "a" and self.n_steps >= 2) for agent in playing}
+        if not self.stays:
+            self.agents = [agent for agent in playing if not ended[agent]]
+        no, obs = dict.fromkeys(playing, False), {agent: {"x": np.zeros(2, np.float32)} for agent in playing}
+        return obs, dict.fromkeys(playing, 0.0), ended, no, {}
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_an_agent_that_ended_and_is_never_taken_from_the_agents_is_a_problem(stays):
+    outcome, text = only(lambda: Robots(stays), "episodes")
+    assert (outcome, "'a'" in text, "'b'" in text) == ("problem" if stays else "ok", stays, False)
+
+
+class Rows(gymnasium.vector.VectorEnv):
+    """Two rows that count to 4. The next episode begins in the step after the end, which may earn a reward."""
+
+    num_envs = 2
+    single_observation_space, single_action_space = gymnasium.spaces.Box(0, 9, (1,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, mode=None, earns=0.0):
+        self.metadata = {} if mode is None else {"autoreset_mode": mode}
+        self.earns = earns
+
+    def reset(self, *, seed=None, options=None):
+        self.count = np.arange(2)
+        return self._obs(), {}
+
+    def step(self, actions):
+        self.count = np.where(self.count == 4, -1, self.count) + 1
+        return self._obs(), np.where(self.count > 0, 1.0, self.earns), self.count == 4, np.zeros(2, bool), {}
+
+    def _obs(self):
+        return self.count[:, None].astype(np.float32)
+
+
+def test_a_vector_without_a_declared_mode_is_tried_for_next_step_and_noted():
+    (note, _) = found(Rows, "episodes")
+    assert note[0] == "note"
+    assert "NEXT_STEP is assumed" in note[1]
+    assert problems(lambda: Rows(earns=1.0), n_steps=20) == ["steps"]
+
+
+def test_a_vector_that_declares_next_step_and_earns_in_the_step_of_a_restart_is_noted():
+    assert [outcome for outcome, _ in found(lambda: Rows("NextStep"), "episodes")] == ["ok"]
+    (note, _) = found(lambda: Rows("NextStep", earns=2.5), "episodes")
+    assert note[0] == "note"
+    assert "a reward of 2.5" in note[1]
+
+
 class OwnWide(Environment):
     """An envmanager.Environment that returns rewards of float64."""
 
@@ -282,6 +362,10 @@ def test_each_kind_of_bad_value_is_said_once():
 
 def test_an_environment_that_raises_is_not_tried_for_seeds():
     assert only(RaisesInStep, "seeding") == ("note", "Not tried, because of the problem above.")
+
+
+def test_an_environment_that_raises_is_not_to_be_tried_for_more_steps():
+    assert [each.advice for each in check_environment(RaisesInStep, n_steps=60) if each.question == "episodes"] == [""]
 
 
 class CannotRestart(Sound):

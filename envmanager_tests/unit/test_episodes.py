@@ -8,7 +8,7 @@ import numpy as np
 
 from envmanager.data.steps import ActionInfo, AgentSteps, Batch, Lost, StepInfo
 from envmanager.errors import WorkerDied
-from envmanager.observe.episodes import RECENT, Episode, Episodes
+from envmanager.observe.episodes import RECENT, Episodes, FinishedEpisode
 
 
 def agents(*agent_ids, reward=0.0, ended=(), truncated=()):
@@ -146,7 +146,7 @@ def test_a_loss_leaves_the_returns_of_other_workers_alone():
 def test_an_episode_truncated_by_a_healthy_worker_is_an_episode():
     episodes = counted(first(default=agents(env(0))), later(default=agents(env(0), reward=3, truncated=[env(0)])))
 
-    assert (episodes.all_returns(), episodes.lost) == ([3.0], 0)
+    assert ([each.total for each in episodes.recent], episodes.lost) == ([3.0], 0)
 
 
 def test_the_running_mean_is_over_the_last_episodes():
@@ -165,7 +165,7 @@ def test_each_episode_that_ends_is_told_with_its_behavior_and_return():
     episodes = Episodes(on_end=ends.append)
     episodes.add(first(seer=agents(env(0)), doer=agents(env(0, 1), env(1))))
     episodes.add(later(seer=agents(env(0), reward=2.0), doer=agents(env(0, 1), env(1), reward=1.0, ended=[env(1)])))
-    assert ends == [Episode("doer", env(1), 1.0, 0)]
+    assert ends == [FinishedEpisode("doer", env(1), 1.0, 0)]
 
 
 def places_of(episodes):
@@ -366,9 +366,12 @@ def batch(*env_ids, reward=0.0, ended=(), truncated=(), lost=()):
 
 def of_batches(n_envs, *batches, brings_first=True):
     episodes = Episodes(keeps_returns=False)
-    episodes.begin_rows(n_envs, brings_first=brings_first)
+    episodes.begin_rows(n_envs)
+    seen: list[int] = []
     for one in batches:
-        episodes.add_batch("default", one)
+        first = ~np.isin(one.env_ids, seen) if brings_first else None
+        seen += one.env_ids.tolist()
+        episodes.add_batch("default", one, first)
     return episodes
 
 
@@ -405,6 +408,13 @@ def test_a_lost_row_is_no_step_and_no_episode_and_begins_one():
 
     assert ends(episodes) == [(0, 1.0, 1), (1, 201.0, 3)]
     assert (episodes.lost, episodes.count, episodes.env_steps) == (1, 2, 5)
+
+
+def test_a_lost_row_of_an_environment_that_rested_is_no_lost_episode():
+    episodes = of_batches(2, batch(0, 1), batch(0, 1, lost=[0]), batch(0, 1, reward=1, ended=[0, 1]))
+
+    assert ends(episodes) == [(0, 1.0, 1), (1, 1.0, 2)]
+    assert (episodes.lost, episodes.count) == (0, 2)
 
 
 def test_what_was_under_way_when_counting_began_is_passed_over():

@@ -62,7 +62,15 @@ def fields_of(error):
     return {key: fields_of(value) if isinstance(value, Exception) else value for key, value in vars(error).items()}
 
 
-@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+class OfAUser(NotWritten):
+    """An OSError with a constructor of its own, whose ``__new__`` therefore leaves ``args`` empty."""
+
+    def __init__(self, *, path):
+        super().__init__(f"{path} is full")
+        self.path = path
+
+
+@pytest.mark.parametrize("error", [*EXAMPLES, OfAUser(path="a")], ids=lambda error: type(error).__name__)
 def test_an_error_is_the_same_after_pickling(error):
     again = pickle.loads(pickle.dumps(error))
 

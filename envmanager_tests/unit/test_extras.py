@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,25 @@ def test_a_library_of_another_that_is_missing_is_named():
 
     assert (caught.value.library, caught.value.name) == ("no_such_library", "no_such_library")
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("spelled", ["reasoning_gym", "reasoning-gym"])
+def test_an_extra_is_named_as_the_metadata_names_it(spelled):
+    error = MissingExtra("a thing", library="reasoning_gym", extra=spelled)
+
+    assert str(error).endswith("pip install 'envmanager[reasoning-gym]'")
+
+
+def test_pages_and_extras_name_extras_as_the_metadata_names_them():
+    provided = set(metadata.metadata("envmanager").get_all("Provides-Extra"))
+    required = " ".join(metadata.requires("envmanager"))
+    pages = [path.read_text() for path in (ROOT.parent / "README.md", *(ROOT.parent / "docs").rglob("*.md"))]
+    table = re.findall(r"^\| (`[^|]*) \|", pages[0].split("| extra | brings |")[1].split("\n\n")[0], re.MULTILINE)
+    named = re.findall(r"(?:envmanager|'\.)\[([\w.,-]+)\]", "\n".join([required, *pages]))
+    names = {name.strip("` ") for names in (*table, *named) for name in names.split(",")}
+
+    assert "dm-env" in names
+    assert names <= provided
 
 
 def test_a_missing_extra_is_both_an_import_error_and_one_of_ours():

@@ -131,6 +131,8 @@ def test_a_name_inside_a_class_is_found_too():
         ("math:no_such_name", "cannot be found"),
         (":Env", "names no module: write 'module:callable'"),
         ("..module:Env", "names no module"),
+        ("games/robot.py", r"names a file\. Write the module and what makes one: robot:NAME"),
+        ("robot.py:make", r"names a file\. Write the module and what makes one: robot:make"),
         ("math:", "'math:'"),
         ("math:pi", "is float 3.14.*not a callable"),
         ("no_such_module:CartPole-v1", "no_such_module"),

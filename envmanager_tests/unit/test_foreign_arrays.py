@@ -22,6 +22,8 @@ from envmanager.data.trees import concat_rows, copy_tree, take_rows, with_rows
 from envmanager.errors import BadObservation
 from envmanager.interop import as_sb3_vec_env, as_vector_env
 
+SUITE = "training"
+
 torch = pytest.importorskip("torch")
 
 N = 4

@@ -69,9 +69,10 @@ def replaced(worker: Played, *attributes: Any) -> Played:
         (State.CLOSING, State.RUNNING),
         (State.GONE, State.STARTING),
         (State.GONE, State.CLOSING),
+        (State.CLOSING, State.CLOSING),
     ],
 )
-def test_a_worker_never_goes_back(before: State, after: State) -> None:
+def test_a_worker_never_goes_back_and_is_nowhere_twice(before: State, after: State) -> None:
     worker = Played()
     worker.move(before)
     with pytest.raises(RuntimeError, match=f"worker 3 cannot go from {before.name} to {after.name}"):

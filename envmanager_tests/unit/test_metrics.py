@@ -20,6 +20,8 @@ from envmanager.training.runs import metrics, writers
 from envmanager.training.runs.metrics import Metrics, open_writers, parse
 from envmanager.training.runs.writers import RunFacts
 
+SUITE = "training"
+
 CONFIG = {"manager": {"env": "CartPole-v1"}, "trainers": {"default": {"kind": "ppo"}}}
 
 
@@ -205,16 +207,18 @@ def test_a_table_with_other_columns_is_not_replaced_when_a_training_goes_on(tmp_
 # TensorBoard.
 
 
-def scalars_in(path: Path) -> dict[str, tuple[float, int]]:
+def events_in(path: Path) -> Iterator[Any]:
     from tensorboardX.proto.event_pb2 import Event
 
-    found, data = {}, path.read_bytes()
+    data = path.read_bytes()
     while data:  # a record: length, its checksum, the event, its checksum
         length = int.from_bytes(data[:8], "little")
-        event = Event.FromString(data[12 : 12 + length])
-        found |= {value.tag: (value.simple_value, event.step) for value in event.summary.value}
+        yield Event.FromString(data[12 : 12 + length])
         data = data[16 + length :]
-    return found
+
+
+def scalars_in(path: Path) -> dict[str, tuple[float, int]]:
+    return {value.tag: (value.simple_value, event.step) for event in events_in(path) for value in event.summary.value}
 
 
 @pytest.mark.parametrize("directory", [None, "elsewhere"])
@@ -227,6 +231,18 @@ def test_tensorboards_scalars_are_in_the_folder_of_the_run_or_where_it_is_said(t
 
     (path,) = (tmp_path / (directory or "run/tensorboard")).iterdir()
     assert scalars_in(path) == {"a/loss": (0.5, 100), "return/mean": (2.0, 100)}
+
+
+def test_tensorboard_is_told_to_hide_what_was_written_after_the_checkpoint(tmp_path: Path):
+    pytest.importorskip("tensorboardX")
+    for resumed_at in (None, 150):
+        (writer,) = open_writers(parse(["tensorboard"]), facts(tmp_path, resumed_at=resumed_at)).values()
+        writer.add_scalars({"loss": 1.0}, 200)
+        writer.close()
+
+    events = [list(events_in(path)) for path in (tmp_path / "tensorboard").iterdir()]
+    starts = [[each.step for each in own if each.HasField("session_log")] for own in events]
+    assert sorted(starts) == [[], [151]]
 
 
 # The services.

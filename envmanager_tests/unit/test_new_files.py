@@ -9,7 +9,8 @@ import pytest
 
 from envmanager.cli.plan import check_out
 from envmanager.errors import NotWritten, UsageError
-from envmanager.observe.files import append_to, replacing, write_atomically
+from envmanager.observe.files import append_to, logged, replacing, write_atomically
+from envmanager.registry import ManagerOptions
 
 
 def mode_of(path):
@@ -128,3 +129,36 @@ def test_a_file_that_cannot_be_written_is_named_and_what_was_there_stays(tmp_pat
         write_atomically(tmp_path / "a.json", "after")
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
     assert (tmp_path / "a.json").read_text() == "before"
+
+
+def test_logs_are_kept_unless_they_are_empty(tmp_path):
+    folder = tmp_path / "run" / "logs" / "evaluate"
+    with logged(ManagerOptions(), folder) as options:
+        assert options.log_dir == str(folder)
+        (folder / "probe").mkdir()
+        for name in ("a.log", "probe/b.log", "c.log"):
+            (folder / name).write_text("printed" if name == "c.log" else "")
+
+    assert [path.relative_to(folder).as_posix() for path in folder.rglob("*")] == ["c.log"]
+
+
+def test_each_command_has_logs_of_its_own(tmp_path):
+    folder = tmp_path / "run" / "logs" / "evaluate"
+    with logged(ManagerOptions(), folder) as options, logged(ManagerOptions(), folder) as others:
+        Path(others.log_dir, "a.log").write_text("")
+        assert (options.log_dir, others.log_dir) == (str(folder), f"{folder}.2")
+    assert not folder.parent.exists()
+
+
+def test_logs_are_in_a_temporary_folder_where_none_can_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (None, tmp_path / "file" / "logs"):
+        with logged(ManagerOptions(), folder) as options:
+            Path(options.log_dir, "a.log").write_text("printed")
+        assert not Path(options.log_dir).exists()
+
+
+@pytest.mark.parametrize("options", [ManagerOptions(log_dir="mine"), ManagerOptions(kind="simple")])
+def test_a_folder_for_logs_that_is_named_or_not_used_stays(tmp_path, options):
+    with logged(options, tmp_path) as own:
+        assert own is options

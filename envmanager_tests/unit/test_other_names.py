@@ -119,3 +119,10 @@ def test_nothing_is_suggested_rather_than_the_wrong(name):
 @pytest.mark.parametrize(("name", "known"), [("dir", "directory"), ("cvs", "csv"), ("stpes", "steps")])
 def test_a_short_name_that_is_cut_or_has_two_letters_swapped_is_recognised(name, known):
     assert nearest(name, ["rollout", known]) == f"; did you mean {known}?"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"), [("PPO", "ppo"), ("cartpole-V1", "CartPole-v1"), ("Learning_Rate", "learning_rate")]
+)
+def test_a_name_in_another_case_is_recognised(name, known):
+    assert nearest(name, ["rollout", known]) == f"; did you mean {known}?"

@@ -17,7 +17,7 @@ from envmanager.adapters.choosing import build_group
 from envmanager.environment import EnvContext
 from envmanager.errors import ConfigError, UsageError
 from envmanager.placing.placement import IN_PROCESS, Placement, Probe, choose, isolate, round_s
-from envmanager.placing.probing import ProbedEnvironment, ProbeFactory, RunDelay, StepTime, summarize
+from envmanager.placing.probing import ProbedEnvironment, RunDelay, StepTime, make_probed, summarize
 from envmanager.registry import ManagerOptions, known_kinds, structure
 from envmanager.system import machine
 
@@ -367,13 +367,13 @@ def test_actions_that_cannot_be_drawn_ask_for_a_choice_by_hand():
     OfTexts.closed = False
 
     with pytest.raises(UsageError, match="Set kind and n_workers yourself"):
-        ProbeFactory(OfTexts)(EnvContext(0, 0))
+        make_probed(OfTexts, EnvContext(0, 0))
 
     assert OfTexts.closed
 
 
 def test_a_probe_reports_after_every_part_how_many_steps_it_has_taken():
-    probed = ProbeFactory(Counting)(EnvContext(0, 0))
+    probed = make_probed(Counting, EnvContext(0, 0))
 
     parts = [probed.reset(seeds=[None], options=None), *(probed.step({}) for _ in range(5))]
 

@@ -29,6 +29,8 @@ from envmanager.ray_cluster.actor import EnvActor
 from envmanager.ray_cluster.link import ActorConnection, ActorLink, ActorPoller
 from envmanager.testing import EchoEnvironment, Raise, faulty
 
+SUITE = "core ray"
+
 _stages: list[Stage] = []
 STEP, RESET, CALL = CommandName.STEP, CommandName.RESET, CommandName.CALL
 
@@ -114,7 +116,7 @@ class Stage:
         self.resources = resources or Resources(close_s, ActorPoller())
         self.queue: Any = self.resources.poller
         worker_id = len(self.queue.links)
-        contexts = make_contexts((0,), worker_id=0, generation=0, first_slot=0, seed=None, log_dir=None)
+        contexts = make_contexts((0,), worker_id=0, generation=0, seed=None, log_dir=None)
         pickled = cloudpickle.dumps(GroupFactory([env_factory], contexts, False, False))
         make_actor: Any = partial(self.cluster.make_actor, worker_id, (0,), pickled)
         self.worker = ActorLink(

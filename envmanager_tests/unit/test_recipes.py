@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -297,5 +300,35 @@ def test_a_game_of_godot_has_no_such_options() -> None:
 
 
 def test_arguments_that_cannot_travel_are_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be pickled"):
+    with pytest.raises(UsageError, match=r"cannot be pickled: .*'generator' object \(make → doors\)"):
         check_travel([resolve(EnvRecipe(Room, env_kwargs={"doors": (each for each in ())}))])
+
+
+def helper() -> Any:
+    """Return None; a test replaces this function."""
+
+
+class WithHelper(Room):
+    """An environment whose method uses a function of its module."""
+
+    def open(self) -> Any:
+        return helper()
+
+
+@pytest.mark.parametrize(
+    "kept", [threading.Lock(), threading.local(), (each for each in ())], ids=["lock", "local", "generator"]
+)
+def test_what_cannot_travel_is_named_with_what_uses_it(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[HERE], "helper", lambda: (factory, [kept for _ in (1, 2)]))
+
+    def factory() -> Any:
+        return WithHelper()
+
+    cloudpickle.register_pickle_by_value(sys.modules[HERE])  # as a script is
+    try:
+        with pytest.raises(
+            UsageError, match=rf"{type(kept).__name__}' object \(factory → WithHelper → open → helper → kept\)"
+        ):
+            check_travel([factory])
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[HERE])

@@ -25,6 +25,7 @@ from envmanager.kernel.collecting import Collector
 from envmanager.kernel.host import QueueSource
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.table import WorkerState, WorkerTable
+from envmanager.kernel.tasks import SourceKind, TaskBook
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Wait
 
@@ -111,6 +112,7 @@ class Bench:
         self.workers = [None] * n_workers
         self.recovery = Recovery(self.table, RestartPolicy(**{"backoff_s": 0.0, **policy}), None)
         self.recovery.host = self
+        self.table.book = TaskBook(SourceKind.AUTOMATIC, None, self.table, self.recovery, None)
         calls = Calls(lambda: None)
         self.collector = Collector(self.table, self.recovery, calls)
         self.clock = Clock() if clock is None else clock
@@ -120,6 +122,9 @@ class Bench:
 
     def now(self):
         return self.clock.now
+
+    def lost(self, worker_id, error):
+        pass
 
     def launch(self, worker_id, generation):
         self.started.append((worker_id, generation))

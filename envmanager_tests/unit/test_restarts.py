@@ -81,6 +81,17 @@ def test_an_exception_of_the_environment_is_a_fault_when_asked_for(error):
     assert judged(judge, [0.0, 1.0], error) == [True, False]
 
 
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_an_exception_does_not_advise_the_policy_that_is_in_force(max_restarts):
+    error = raised()
+    supervisor().judge(0, error, 0.0)
+    assert "on_exception='restart'" in str(error)
+    supervisor(max_restarts=max_restarts, on_exception="restart").judge(0, error, 0.0)
+    assert str(error).startswith("the environment in worker 0 (env 0) raised ValueError in step: gear 7")
+    assert "on_exception" not in str(error)
+    assert "no more steps until reset()" not in str(error)
+
+
 def test_an_exception_that_is_raised_spends_no_budget():
     judge = supervisor(max_restarts=1)
 
@@ -159,6 +170,18 @@ def test_past_the_budget_the_first_and_the_last_failure_in_the_window_are_told(t
     assert (told.first, told.last, told.__cause__) == (first, last, last)
     assert (told.worker_id, told.phase, told.cause) == (0, "step", "EXIT(3)")
     assert "restarted 2 times within 10 s" in str(told)
+    assert ("then: drop" in str(told)) is (then == "raise"), "advice to do what is set"
+
+
+def test_past_the_budget_no_text_advises_the_restarts_that_were_made():
+    judge = supervisor(max_restarts=1, on_exception="restart")
+    judge.judge(0, raised(), 0.0)
+    verdict = judge.judge(0, raised(), 1.0)
+
+    assert isinstance(verdict, GiveUp)
+    assert "on_exception" in str(raised())
+    assert "on_exception" not in str(verdict.error)
+    assert "gear 7" in str(verdict.error)
 
 
 def test_a_worker_that_is_forgiven_has_its_whole_budget_again_and_the_others_have_not():
@@ -207,6 +230,23 @@ def test_the_delay_grows_with_the_restarts_in_the_window_only():
     judge = supervisor(max_restarts=9, within_s=10.0, backoff_s=0.5)
 
     assert [judge.judge(0, died(), now).delay_s for now in (0.0, 1.0, 2.0, 100.0, 101.0)] == [0.0, 0.5, 1.0, 0.0, 0.5]
+
+
+def test_a_worker_that_has_worked_well_restarts_at_once_and_a_crash_loop_backs_off():
+    judge = supervisor(max_restarts=20, within_s=1000.0, backoff_s=0.5)
+
+    def delay(now, worked_s):
+        return judge.judge(0, died(), now, worked_s).delay_s
+
+    assert [delay(3.0 * k, 2.5) for k in range(8)] == [0.0] * 8
+    assert [delay(24.0 + k, 0.1) for k in range(4)] == [0.5, 1.0, 2.0, 4.0]
+    assert [delay(40.0, 9.0), delay(41.0, 0.1)] == [0.0, 0.5]
+
+
+def test_the_time_in_which_a_worker_hung_is_no_work():
+    judge = supervisor(max_restarts=20, within_s=1000.0, backoff_s=0.5)
+
+    assert [judge.judge(0, FAULTS["timed out"], 10.0 * k, 2.0).delay_s for k in range(4)] == [0.0, 0.5, 1.0, 2.0]
 
 
 def test_without_a_backoff_every_restart_comes_at_once():

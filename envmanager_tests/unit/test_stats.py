@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import attrs
 import numpy as np
 import pytest
 
-from envmanager import ActionInfo, RandomPolicy, SimpleEnvManager
+from envmanager import ActionInfo, RandomPolicy, SimpleEnvManager, SubprocessEnvManager
 from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.observe.timing import WaitTimes, WorkerTimes
 from envmanager.testing import FakeEnvironment
@@ -139,7 +142,7 @@ def test_when_steps_are_as_short_as_messages_more_environments_share_these():
             0.92,
             False,
             "environment-bound: the environments take 92% of the time, your policy, your code and the manager 8%. "
-            "Make their steps cheaper, or see whether workers help: envmanager tune.",
+            "Make their steps cheaper, or see whether workers help: kind: auto.",
         ),
         (
             0.38,
@@ -157,7 +160,7 @@ def test_when_steps_are_as_short_as_messages_more_environments_share_these():
             0.5,
             True,
             "balanced: the environments take 50% of the time, the manager itself 50%. "
-            "Workers would let both work at the same time: try envmanager tune.",
+            "Workers would let both work at the same time: try kind: auto.",
         ),
     ],
 )
@@ -184,7 +187,7 @@ def cheap(worker_id, *, idle=0.9, **changes):
 def test_processes_that_together_do_less_than_one_could_are_one_too_many():
     assert verdict([cheap(0), cheap(1, idle=0.86)], 0.1) == (
         "too cheap for processes: the workers are idle 88% of the time, the trainer waits 10%; one process would need "
-        "24% of the time for all steps. Use kind: simple, or try envmanager tune."
+        "24% of the time for all steps. Use kind: simple, or let a probe choose: kind: auto."
     )
 
 
@@ -244,3 +247,29 @@ def test_a_manager_knows_whether_its_policy_is_random_or_actions_come_from_outsi
 
         assert manager.stats().random_policy == (is_random and steps_by == "step")
         assert manager.stats().in_process
+
+
+def test_the_memory_of_a_worker_includes_that_of_the_processes_it_started():
+    with SubprocessEnvManager([FakeEnvironment, Hoarding], n_envs=2) as manager:
+        alone, hoarding = (each.memory_bytes for each in manager.stats().workers)
+
+    assert alone > 2**20
+    assert hoarding > alone + 64 * 2**20
+
+
+class Hoarding(FakeEnvironment):
+    """An environment whose simulator, a process of its own, takes 64 MiB."""
+
+    def __init__(self, context=None):
+        super().__init__()
+        code = "kept = bytearray(b'x') * (64 << 20); print('ready', flush=True); input()"
+        self._simulator = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._simulator.stdout.readline()
+
+    def close(self):
+        self._simulator.communicate(b"\n")
+
+
+def test_memory_in_the_trainers_own_process_is_unknown():
+    with SimpleEnvManager(FakeEnvironment) as manager:
+        assert manager.stats().workers[0].memory_bytes == 0

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from envmanager import Environment, SimpleEnvManager
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import (
     ActionInfo,
@@ -154,10 +155,11 @@ def test_a_name_that_is_no_command_is_refused():
         EnvironmentCommand("dance")
 
 
-def pair(before, after, n_actions=None, **kwargs):
-    acted = len(before.acting_rows) if n_actions is None else n_actions
+def pair(before, after, last=None, **kwargs):
+    acted = len(before.acting_rows)
     action = {"default": ActionInfo(np.arange(acted) * 10)}
-    return StepInfo({"default": before}, {"default": after}, action, 0, **kwargs)
+    waiting = {} if last is None else last.still_waiting
+    return StepInfo({"default": before}, {"default": after}, action, 0, waiting=waiting, **kwargs)
 
 
 def test_transitions_pair_each_agent_with_itself():
@@ -189,6 +191,117 @@ def test_agents_that_did_not_act_or_just_joined_give_no_transition():
     got = pair(steps_of([1, 2], acting=[2]), steps_of([1, 2, 9], base=100)).transitions()
 
     assert (got.agent_id.tolist(), got.action.tolist(), got.obs["x"].tolist()) == ([2], [0], [2])
+
+
+def test_an_agent_that_waits_for_its_turn_gives_a_transition_when_it_acts_again_or_has_ended():
+    """Its reward is the sum of what came since it acted, as the trainers credit it."""
+    first = pair(steps_of([1, 2], acting=[1]), steps_of([1, 2], acting=[2], reward=[1, 2], base=10))
+    first.keep_waiting("default")
+    second = pair(first.current["default"], steps_of([1, 2], acting=[1], reward=[3, 4], base=20), first)
+    second.keep_waiting("default")
+    third = pair(second.current["default"], steps_of([1, 2], acting=[], ended=[1, 2], reward=[5, -6]), second)
+
+    assert len(first.transitions().reward) == 0
+    for info, agents, obs, reward, next_obs, ended in (
+        (second, [1], [1], [4], [21], [False]),
+        (third, [1, 2], [21, 12], [5, -2], [-1, -2], [True, True]),
+    ):
+        made = info.transitions()
+        assert made.agent_id.tolist() == agents
+        assert (made.obs["x"].tolist(), made.next_obs["x"].tolist()) == (obs, next_obs)
+        assert (made.reward.tolist(), made.terminated.tolist()) == (reward, ended)
+
+
+class Crowd(Environment):
+    """Agents that come, act in some steps, get rewards in all, end, play on or leave, some without an end."""
+
+    behavior_specs = {"default": BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64))}
+    max_agents = {"default": 4}
+
+    def reset(self, *, seeds, options):
+        self.random, self.n, self.ids = np.random.default_rng(seeds[0]), 3, [0, 1, 2]
+        return {"default": AgentSteps.first(agent_id=np.arange(3), obs=self.drawn(3), acting=self.some(3, 0.5))}
+
+    def drawn(self, n):
+        return self.random.integers(0, 1000, (n, 1)).astype(np.float32)
+
+    def some(self, n, share):
+        return self.random.random(n) < share
+
+    def step(self, actions):
+        if not self.ids or (len(self.ids) < 4 and self.some(1, 0.5)):
+            self.ids, self.n = [*self.ids, self.n], self.n + 1
+        n = len(self.ids)
+        ended, leaves = self.some(n, 0.2), self.some(n, 0.1)
+        is_cut = ended & self.some(n, 0.5)
+        steps = AgentSteps.stepped(
+            agent_id=np.array(self.ids),
+            obs=self.drawn(n),
+            reward=self.random.integers(-9, 9, n).astype(np.float32),
+            terminated=ended & ~is_cut,
+            truncated=is_cut,
+            final_obs=self.drawn(ended.sum()) if ended.any() else None,
+            acting=self.some(n, 0.5) & ~leaves,
+        )
+        self.ids = [each for each, left in zip(self.ids, leaves, strict=True) if not left]
+        return {"default": steps}
+
+    def close(self):
+        pass
+
+
+class Counts:
+    def __init__(self):
+        self.n = 0
+
+    def get_action(self, steps):
+        self.n += len(steps)
+        return ActionInfo(np.arange(self.n - len(steps), self.n))
+
+
+def told_agent_by_agent(info, waiting):
+    """The transitions of a StepInfo as tuples. ``waiting``: what each agent saw, did and got, by agent_id."""
+    if info.previous is None or info.lost is not None:
+        waiting.clear()
+        return
+    before, now = info.previous["default"], info.current["default"]
+    rows = before.acting_rows.tolist()
+    for row, action in zip(rows, info.actions["default"].action.tolist(), strict=True):
+        waiting[int(before.agent_id[row])] = [float(before.obs[row, 0]), action, 0.0]
+    final = iter(() if now.final_obs is None else now.final_obs[:, 0].tolist())
+    place = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
+    last = dict(zip(before.agent_id.tolist(), before.obs[:, 0].tolist(), strict=True))
+    for agent_id, row in place.items():
+        ended = bool(now.ended[row])
+        next_obs = next(final) if ended else float(now.obs[row, 0])
+        if agent_id in waiting:
+            waiting[agent_id][2] += float(now.reward[row])
+            if ended or now.acting is None or now.acting[row]:
+                obs, action, reward = waiting.pop(agent_id)
+                yield agent_id, obs, action, reward, next_obs, bool(now.terminated[row]), bool(now.truncated[row])
+    for agent_id in set(waiting) - set(place):
+        obs, action, reward = waiting.pop(agent_id)
+        if agent_id not in before.agent_id[rows]:  # else nothing came of its action
+            yield agent_id, obs, action, reward, last[agent_id], False, True
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_no_reward_or_end_after_an_action_is_missing_in_the_transitions_of_a_crowd(n_envs, zero_copy):
+    with SimpleEnvManager(Crowd, n_envs, zero_copy=zero_copy) as manager:
+        manager.set_policy("default", Counts())
+        waiting, n = {}, 0
+        for seed in (1, 2):
+            infos = manager.reset(seed=seed)
+            for _ in range(150):
+                for info in infos:
+                    made = info.transitions()
+                    got = [each.tolist() for each in (made.agent_id, made.obs[:, 0], made.action, made.reward)]
+                    got += [each.tolist() for each in (made.next_obs[:, 0], made.terminated, made.truncated)]
+                    assert sorted(zip(*got, strict=True)) == sorted(told_agent_by_agent(info, waiting))
+                    n += len(made.reward)
+                infos = manager.step()
+        assert n > 200
 
 
 LOST = Lost(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGSEGV"), 1)

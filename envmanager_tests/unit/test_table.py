@@ -141,7 +141,7 @@ def test_a_response_keeps_its_turn_when_something_is_to_follow_it():
     table = flying(2)
     first, second = table.entries
     arrive(table, response(), response(worker_id=1))
-    first.replacement = Replacement(1, None)
+    first.replacement = Replacement(None)
     table.set_pending(first, *first.outbox)
 
     assert list(table.ready) == [first, second]
@@ -152,7 +152,7 @@ def test_a_response_keeps_its_turn_when_something_is_to_follow_it():
 def test_the_first_observations_of_a_generation_end_its_replacement():
     table = flying()
     (entry,) = table.entries
-    entry.replacement = Replacement(1, None)
+    entry.replacement = Replacement(None)
     table.set_pending(entry)
     assert table.unusual == {entry}
 

@@ -32,14 +32,14 @@ def test_numbers_become_scalars():
     assert writer.written["envmanager/wait_share"] == (0.75, 300)
     assert writer.written["envmanager/steps/worker_1"] == (11.0, 300)
     assert writer.written["envmanager/step_time_p99_s/worker_0"] == (0.25, 300)
-    assert len(writer.written) == len(tensorboard.scalars_of(STATS)) == 6 + 2 * 6
+    assert len(writer.written) == len(tensorboard.scalars_of(STATS)) == 6 + 2 * 7
 
 
-def test_of_each_worker_there_are_six_charts_unless_every_one_is_wanted():
+def test_of_each_worker_there_are_seven_charts_unless_every_one_is_wanted():
     writer = Writer()
     tensorboard.write_stats(writer, STATS, 300, every=True)
 
-    assert len(writer.written) == 6 + 2 * 10
+    assert len(writer.written) == 6 + 2 * 11
     assert writer.written["envmanager/step_time_p50_s/worker_0"] == (0.0, 300)
 
 

@@ -293,6 +293,32 @@ def test_a_manager_that_did_not_start_lets_go_of_its_trace(path):
             SimpleEnvManager(faulty(Raise(ValueError("cannot be made")), at="start"), 1, trace=str(path))
 
 
+def test_a_manager_that_did_not_start_leaves_the_trace_of_an_earlier_one(path):
+    with SimpleEnvManager(FakeEnvironment, trace=path) as manager:
+        manager.reset()
+    earlier = Path(path).read_bytes()
+    with pytest.raises(EnvManagerError, match="cannot be made"):
+        SimpleEnvManager(faulty(Raise(ValueError("cannot be made")), at="start"), 1, trace=path)
+
+    assert Path(path).read_bytes() == earlier
+
+
+def test_a_trace_that_another_process_replaces_ends_and_the_other_is_whole(tracer, path, caplog, monkeypatch):
+    monkeypatch.setattr("envmanager.observe.tracing._being_written", set())  # as in another process
+    other = Tracer(str(path), [[0], [1]])
+    other.started()
+    tracer.trainer.span("step", 1, 2)
+    with caplog.at_level(logging.WARNING, "envmanager"):
+        tracer.close()
+    other.trainer.span("reset", 3, 4)
+    other.close()
+
+    assert "another process" in caplog.text
+    names = {event["name"] for event in read(path)}
+    assert "reset" in names
+    assert "step" not in names
+
+
 def test_the_spans_of_a_worker_name_the_tasks_that_it_plays_until_the_next_reset(path):
     with SimpleEnvManager(EchoEnvironment, 2, trace=path) as manager:
         manager.reset(tasks=[{"task": 0}, {"task": 1}, {"task": 2}])

@@ -108,7 +108,7 @@ func has_window() -> bool:
 	return DisplayServer.get_name() != "headless"
 
 
-# Not _enter_tree: a script that extends this one may have its own, and would not call this one.
+# Not _enter_tree: in Godot 4, that of a script that extends this one would take its place.
 func _notification(what: int) -> void:
 	if what == NOTIFICATION_ENTER_TREE:
 		_bridge = get_node_or_null("/root/EnvManager")

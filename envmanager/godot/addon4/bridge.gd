@@ -82,8 +82,8 @@ func _exit_tree() -> void:
 ## Tells the trainer something at once, outside of the steps.
 func note(about: String, values := {}) -> void:
 	if _wire != null:
-		var body := {"name": about}
-		body.merge(values)
+		var body := values.duplicate()
+		body["name"] = about
 		_wire.send_json(Wire.NOTE, body, 0)
 
 
@@ -308,7 +308,7 @@ func _copy_scene() -> void:
 		return
 	get_tree().root.remove_child(main)
 	main.queue_free()
-	_copies.spawn(scene, Spawner.new(get_tree(), _config), _say_busy)
+	_copies.spawn(scene, Spawner.new(get_tree(), _config), Callable(self, "_say_busy"))
 	for lost in Declared.lost_in(scene, _copies.all[0].root):
 		_roster.fault(lost, null)
 
@@ -427,10 +427,13 @@ func _call() -> void:
 		_wire.send_json(Wire.VALUE, answer)
 
 
-# Answers with an error if there was one. Script errors first: they are the causes.
+# Answers with an error if there was one. Script errors first: they are the causes. Alone, they may be forgiven.
 func _send_faults() -> bool:
 	var all: Array = _errors.take() if _errors != null else []
-	all.append_array(_roster.faults)
+	var forgives: String = _config.get("forgives", "")
+	if _roster.faults.is_empty() and (forgives == "all" or forgives == "start" and _wire.kind == Wire.CONFIGURE):
+		return false
+	all += _roster.faults
 	_roster.faults = []
 	if all.is_empty():
 		return false

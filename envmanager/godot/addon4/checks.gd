@@ -75,7 +75,7 @@ static func _root_of(node: Node) -> Node:
 static func _all_below(node: Node, path: String) -> Array:
 	var found := [node] if is_a(node, path) else []
 	for child in node.get_children():
-		found.append_array(_all_below(child, path))
+		found += _all_below(child, path)
 	return found
 
 
@@ -95,6 +95,6 @@ static func _is_in_code(node: Node, words: Array) -> bool:
 	for script: Script in _scripts_of(node):
 		if not script.resource_path in [AGENT, ARENA]:
 			for word: String in words:
-				if script.source_code.contains(word):
+				if word in script.source_code:
 					return true
 	return false

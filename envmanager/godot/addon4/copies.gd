@@ -7,7 +7,7 @@ const Spawner := preload("res://addons/envmanager/spawner.gd")
 const ONE_PLACE := "%s is at the same place in all copies: the scene's root, or a node between, has no position. Make it a Node2D or Node3D, or set `isolate: true`"
 const BUSY_AFTER_US := 1000000
 
-var all: Array[Copy] = []  # typed, because a cast of each copy in every tick is slow
+var all: Array[Copy] = []  # typed in Godot 4, where a cast of each copy in every tick is slow
 var ending: Array[Copy] = []  # those in which something has ended with this action
 var torn: Array[Copy] = []  # those whose arena has left the tree: the game changes its scene
 var is_swapped := false  # one of them has another root now

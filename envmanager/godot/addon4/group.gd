@@ -11,7 +11,7 @@ var types: Array = []  # of each observation: the type of its packed array
 var sizes: Array = []  # of each observation: the numbers in one row
 var is_one_float_array := false
 var continuous_size := 0
-var discrete_choices := PackedInt32Array()
+var discrete_choices: Array = []
 var max_agents := 0
 var settings: Resource = null
 var declared := {}  # what the settings are, and which node refers to them
@@ -27,7 +27,7 @@ func _init(agent: Node, as_number: int) -> void:
 	name = agent.behavior
 	number = as_number
 	continuous_size = agent.continuous_size
-	discrete_choices = agent.discrete_choices
+	discrete_choices = Array(agent.discrete_choices)
 	observations = agent.observations()
 	for spec in observations:
 		var size := 1
@@ -46,7 +46,7 @@ func specs() -> Dictionary:
 func fits(agent: Node) -> bool:
 	return (
 		agent.continuous_size == continuous_size
-		and agent.discrete_choices == discrete_choices
+		and Array(agent.discrete_choices) == discrete_choices
 		and agent.observations() == observations
 	)
 
@@ -92,7 +92,7 @@ func what_is_wrong_with(parts) -> String:
 		return "%s, not an Array of %d packed arrays" % [_what(parts), sizes.size()]
 	for i in parts.size():
 		if typeof(parts[i]) != types[i] or parts[i].size() != sizes[i]:
-			return "%s, not a %s of %d" % [_what(parts[i]), type_string(types[i]), sizes[i]]
+			return "%s, not a %s of %d" % [_what(parts[i]), _named(types[i]), sizes[i]]
 	return ""
 
 
@@ -120,7 +120,7 @@ func _actions() -> Array:
 	if continuous_size > 0:
 		var shape := [continuous_size]
 		actions.append({"name": "continuous", "shape": shape, "dtype": "float32", "low": -1, "high": 1})
-	var high := Array(discrete_choices).map(func(n: int) -> int: return n - 1)
+	var high := discrete_choices.map(func(n: int) -> int: return n - 1)
 	if high.size() == 1:
 		actions.append({"name": "discrete", "shape": [], "dtype": "int32", "low": 0, "high": high[0]})
 	elif high.size() > 1:
@@ -132,5 +132,9 @@ func _what(value) -> String:
 	if value == null:
 		return "nothing"
 	if typeof(value) >= TYPE_ARRAY:
-		return "a %s of %d" % [type_string(typeof(value)), value.size()]
-	return "a " + type_string(typeof(value))
+		return "a %s of %d" % [_named(typeof(value)), value.size()]
+	return "a " + _named(typeof(value))
+
+
+func _named(type: int) -> String:
+	return type_string(type)

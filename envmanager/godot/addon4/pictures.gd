@@ -24,9 +24,13 @@ func of(agent: Node, viewport: SubViewport, format: Image.Format) -> PackedByteA
 		_tick = Engine.get_physics_frames()
 		agent.get_tree().root.propagate_call("force_update_transform")  # else it would wait for the end of the tick
 		RenderingServer.force_draw(false)
-	var image := viewport.get_texture().get_image()
+	var image := _image_of(viewport)
 	image.convert(format)
 	return image.get_data()
+
+
+func _image_of(viewport: SubViewport) -> Image:
+	return viewport.get_texture().get_image()
 
 
 # Without visible copies nothing else has to be drawn, and nothing between two observations.

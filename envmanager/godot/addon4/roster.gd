@@ -208,8 +208,9 @@ func misfit(agent: Node) -> String:
 		if not _policies.has(path):
 			_policies[path] = Policy.new(path)
 		var policy: Policy = _policies[path]
-		var choices := Array(group.discrete_choices)
-		var wrong := policy.problem if policy.problem != "" else policy.misfit(group.sizes, group.continuous_size, choices)
+		var wrong := policy.problem
+		if wrong == "":
+			wrong = policy.misfit(group.sizes, group.continuous_size, group.discrete_choices)
 		group.misfits[path] = "" if wrong == "" else "the policy %s %s" % [path, wrong]
 	return group.misfits.get(path, "")
 

@@ -59,10 +59,11 @@ func _grid() -> Vector2:
 # The visible copies of a 2D game fit into the window; one alone fills it.
 func _fit_window(copy: Node) -> void:
 	if _has_window and copy is Node2D and shown > 1:
-		var size := _tree.root.get_visible_rect().size
+		var window := _tree.root
+		var size := window.get_visible_rect().size
 		var all := size + (_grid() - Vector2.ONE) * spacing
 		var scale := minf(size.x / all.x, size.y / all.y)
-		_tree.root.canvas_transform = Transform2D(0.0, Vector2.ONE * scale, 0.0, (size - all * scale) / 2)
+		window.canvas_transform = Transform2D(Vector2(scale, 0), Vector2(0, scale), (size - all * scale) / 2)
 
 
 func _world(copy: Node, index: int) -> Node:

@@ -106,7 +106,7 @@ static func plain(value):
 		TYPE_NIL, TYPE_BOOL, TYPE_INT, TYPE_STRING:
 			return value
 		TYPE_FLOAT:
-			return value if is_finite(value) else null
+			return null if is_nan(value) or is_inf(value) else value
 		TYPE_STRING_NAME, TYPE_NODE_PATH:
 			return str(value)
 		TYPE_DICTIONARY:

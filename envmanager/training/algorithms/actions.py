@@ -74,24 +74,41 @@ class Discrete(nn.Module):
         return (raw.reshape(-1, *self.spec.shape) + _constant(self._low, raw)).to(_dtype_of(self.spec))
 
 
-class Continuous(nn.Module):
-    """The distribution of an action's floats: Gaussians whose standard deviations do not depend on the observation.
+class Stretched(nn.Module):
+    """A converter from raw floats to one leaf of an action. -1 and 1 become its bounds, where both are finite."""
 
-    For a float with two finite bounds, the raw values -1 and 1 correspond to the bounds. Other floats are not scaled.
-    """
-
-    def __init__(self, spec: ArraySpec, log_std_init: float) -> None:
+    def __init__(self, spec: ArraySpec) -> None:
         super().__init__()
         self.spec = spec
         self.n_inputs = math.prod(spec.shape)
-        self.raw = ArraySpec((self.n_inputs,), np.float32)
-        self.log_std = nn.Parameter(torch.full((self.n_inputs,), log_std_init))
         low, high = bounds_of(spec)
         is_bounded = np.isfinite(low) & np.isfinite(high)
         with np.errstate(invalid="ignore"):  # infinite bounds give NaN, which np.where replaces
             self._middle = np.where(is_bounded, (low + high) / 2, 0.0)
             self._half = np.where(is_bounded, (high - low) / 2, 1.0)
         self._low, self._high = low, high
+
+    def to_environment(self, raw: np.ndarray) -> np.ndarray:
+        """Scale raw actions and clip them to the bounds. Return the result as ``[n, *shape]``, in the spec's dtype."""
+        shaped = raw.reshape(-1, *self.spec.shape)
+        action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
+        return action.astype(self.spec.dtype)
+
+    def as_action(self, raw: Tensor) -> Tensor:
+        """Return the same actions as ``to_environment``, computed with tensor operations only, for export."""
+        shaped = raw.reshape(-1, *self.spec.shape)
+        value = _constant(self._middle, raw) + _constant(self._half, raw) * shaped
+        low, high = (_constant(bound, raw).to(value.dtype) for bound in (self._low, self._high))
+        return value.clamp(low, high).to(_dtype_of(self.spec))
+
+
+class Continuous(Stretched):
+    """The distribution of an action's floats: Gaussians whose standard deviations do not depend on the observation."""
+
+    def __init__(self, spec: ArraySpec, log_std_init: float) -> None:
+        super().__init__(spec)
+        self.raw = ArraySpec((self.n_inputs,), np.float32)
+        self.log_std = nn.Parameter(torch.full((self.n_inputs,), log_std_init))
 
     def distributions(self, inputs: Tensor) -> list[Distribution]:
         """Return a list of one distribution, over all floats in the action. ``inputs`` are the means, ``[n, k]``."""
@@ -108,19 +125,6 @@ class Continuous(nn.Module):
     def likeliest(self, inputs: Tensor) -> Tensor:
         """Return ``inputs``, the means, which are the raw actions of highest density."""
         return inputs
-
-    def to_environment(self, raw: np.ndarray) -> np.ndarray:
-        """Scale raw actions and clip them to the bounds. Return the result as ``[n, *shape]``, in the spec's dtype."""
-        shaped = raw.reshape(-1, *self.spec.shape)
-        action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
-        return action.astype(self.spec.dtype)
-
-    def as_action(self, raw: Tensor) -> Tensor:
-        """Return the same actions as ``to_environment``, computed with tensor operations only, for export."""
-        shaped = raw.reshape(-1, *self.spec.shape)
-        value = _constant(self._middle, raw) + _constant(self._half, raw) * shaped
-        low, high = (_constant(bound, raw).to(value.dtype) for bound in (self._low, self._high))
-        return value.clamp(low, high).to(_dtype_of(self.spec))
 
 
 class ActionHeads(nn.Module):
@@ -340,8 +344,8 @@ class SquashedGaussian:
 
     def __init__(self, spec: Tree) -> None:
         self._spec = spec
-        self._parts = [_Part(leaf) for leaf in leaves(spec)]
-        self._ends = np.cumsum([part.n for part in self._parts])
+        self._parts = [_squashable(leaf) for leaf in leaves(spec)]
+        self._ends = np.cumsum([part.n_inputs for part in self._parts])
         self.n = int(self._ends[-1])
         self.columns = {COLUMN: ArraySpec((self.n,), np.float32)}
 
@@ -366,11 +370,11 @@ class SquashedGaussian:
     def to_environment(self, raw: np.ndarray) -> Tree:
         """Stretch ``raw``, ``[n_rows, n]``, from [-1, 1] to the spec bounds. Return a tree of ``[n_rows, *shape]``."""
         rows = np.split(raw, self._ends[:-1], axis=1)
-        return build(self._spec, [part.stretched(own) for part, own in zip(self._parts, rows, strict=True)])
+        return build(self._spec, [part.to_environment(own) for part, own in zip(self._parts, rows, strict=True)])
 
     def as_actions(self, raw: Tensor) -> list[Tensor]:
         """Compute the leaves of ``to_environment(raw)`` as tensors, with operations that PyTorch can export."""
-        rows = raw.split([part.n for part in self._parts], dim=1)
+        rows = raw.split([part.n_inputs for part in self._parts], dim=1)
         return [part.as_action(own) for part, own in zip(self._parts, rows, strict=True)]
 
     def _mean_and_log_std(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -378,28 +382,9 @@ class SquashedGaussian:
         return mean, log_std.clamp(*_LOG_STD)
 
 
-class _Part:
-    """A converter from raw actions, between -1 and 1, to the bounds, shape and dtype of one leaf of the action spec."""
-
-    def __init__(self, spec: ArraySpec) -> None:
-        is_continuous = not spec.is_object and spec.dtype.kind == "f"
-        if not is_continuous or not all(np.isfinite(bound).all() for bound in bounds_of(spec)):
-            advice = "give the action space finite bounds, or use PPO" if is_continuous else "use PPO or DQN"
-            raise UsageError(f"SAC needs continuous actions with finite bounds, not {spec}: {advice}.")
-        self._spec = spec
-        self._low, self._high = bounds_of(spec)
-        self._middle, self._half = (self._low + self._high) / 2, (self._high - self._low) / 2
-        self.n = math.prod(spec.shape)
-
-    def stretched(self, raw: np.ndarray) -> np.ndarray:
-        shaped = raw.reshape(-1, *self._spec.shape)
-        action: np.ndarray = np.clip(self._middle + self._half * shaped, self._low, self._high)
-        return action.astype(self._spec.dtype)
-
-    def as_action(self, raw: Tensor) -> Tensor:
-        middle, half, low, high = (
-            torch.as_tensor(np.array(bound), device=raw.device)
-            for bound in (self._middle, self._half, self._low, self._high)
-        )
-        value = middle + half * raw.reshape(-1, *self._spec.shape)
-        return torch.minimum(torch.maximum(value, low), high).to(torch.from_numpy(np.zeros(0, self._spec.dtype)).dtype)
+def _squashable(spec: ArraySpec) -> Stretched:
+    is_continuous = not spec.is_object and spec.dtype.kind == "f"
+    if not is_continuous or not all(np.isfinite(bound).all() for bound in bounds_of(spec)):
+        advice = "give the action space finite bounds, or use PPO" if is_continuous else "use PPO or DQN"
+        raise UsageError(f"SAC needs continuous actions with finite bounds, not {spec}: {advice}.")
+    return Stretched(spec)

@@ -11,6 +11,7 @@ The replay holds one agent step per row, in order of arrival. Each row links to 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -24,7 +25,8 @@ from envmanager.options import at_least, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import FORBIDDEN, ActionHeads, ActionMask, Discrete, forbid
 from envmanager.training.algorithms.networks import DenseLayer, Encoder, mlp
-from envmanager.training.algorithms.off_policy import Batch, OffPolicyTrainer, ReplayOptions
+from envmanager.training.algorithms.off_policy import OffPolicyTrainer, ReplayOptions
+from envmanager.training.algorithms.replay import Drawn
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -38,8 +40,8 @@ class DQNOptions(ReplayOptions):
     double: bool = True
     duelling: bool = True
     prioritized: bool = False
-    priority_exponent: float = 0.6
-    importance_exponent: float = 0.4
+    priority_exponent: float = attrs.field(default=0.6, validator=within(0))
+    importance_exponent: float = attrs.field(default=0.4, validator=within(0, 1))
     """Exponent of the importance-sampling weights; grows to 1 over the training."""
     target_every: int = attrs.field(default=1_000, validator=at_least(1))
     """Number of batches between two updates of the target network."""
@@ -47,7 +49,7 @@ class DQNOptions(ReplayOptions):
     final_epsilon: float = attrs.field(default=0.05, validator=within(0, 1))
     exploration_steps: int = attrs.field(default=10_000, validator=at_least(0))
     """Number of agent steps over which epsilon falls to its final value."""
-    max_grad_norm: float = attrs.field(default=10.0, validator=within(0, above=True))
+    max_grad_norm: float = attrs.field(default=10.0, validator=within(0, math.inf, above=True))
     adam_epsilon: float = attrs.field(default=1e-8, validator=within(0))
     """Summand in the denominator of Adam's steps. Hessel et al. 2018 use 1.5e-4 for Atari."""
     action_mask: bool = True
@@ -60,12 +62,7 @@ class QNetwork(nn.Module):
     def __init__(self, behavior: str, spec: BehaviorSpec, n_actions: int, options: DQNOptions) -> None:
         super().__init__()
         self.mask = ActionMask(behavior, spec, [n_actions], enabled=options.action_mask)
-        self.encoder = Encoder(
-            spec.observation,
-            convolutions=options.convolutions,
-            normalize=options.normalize_observations,
-            unseen=self.mask.place,
-        )
+        self.encoder = Encoder.of(spec, options, unseen=self.mask.place)
         self.duelling = options.duelling
         n_out = n_actions + 1 if options.duelling else n_actions
         self.last = mlp(self.encoder.n_features, options.hidden, n_out, activation=nn.ReLU)
@@ -83,14 +80,13 @@ class EpsilonGreedyPolicy:
     """A policy that takes the best allowed action, or with probability ``epsilon`` a random allowed action."""
 
     def __init__(
-        self, model: QNetwork, heads: ActionHeads, n_actions: int, device: torch.device, seed: int, epsilon: float
+        self, model: QNetwork, heads: ActionHeads, device: torch.device, *, seed: int = 0, epsilon: float = 0.0
     ) -> None:
         self.version = 0
         self.epsilon = epsilon
         self.generator = np.random.default_rng(seed)
         self._model = model
         self._heads = heads
-        self._n_actions = n_actions
         self._device = device
 
     @torch.inference_mode()
@@ -101,19 +97,15 @@ class EpsilonGreedyPolicy:
         """
         allowed = self._model.mask.allowed(steps)
         explores = self.generator.random(len(steps)) < self.epsilon
-        chosen = self._any(len(steps), allowed)
+        if allowed is None:
+            chosen = self.generator.integers(0, self._heads.counts[0], len(steps))
+        else:
+            chosen = np.where(allowed, self.generator.random(allowed.shape), -1.0).argmax(1)
         if not explores.all():
             obs = self._model.encoder.tensors(steps.obs, self._device)
             chosen = np.where(explores, chosen, self._model(obs).argmax(1).cpu().numpy())
         raws = {"raw0": chosen[:, None]}
         return ActionInfo(self._heads.to_environment(raws), raws, self.version)
-
-    def _any(self, n: int, allowed: np.ndarray | None) -> np.ndarray:
-        if allowed is None:
-            return self.generator.integers(0, self._n_actions, n)
-        lots = self.generator.random(allowed.shape)
-        chosen: np.ndarray = np.where(allowed, lots, -1.0).argmax(1)
-        return chosen
 
 
 class BestAction(nn.Module):
@@ -155,24 +147,21 @@ class DQN(OffPolicyTrainer):
     ) -> None:
         options = DQNOptions() if options is None else options
         self._heads = ActionHeads(spec.action)
-        self._n_actions = _n_actions(self._heads)
+        n_actions = _n_actions(self._heads)
         exponent = options.priority_exponent if options.prioritized else None
         super().__init__(
             behavior, spec, options, self._heads.raw_columns, seed=seed, device=device, priority_exponent=exponent
         )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self.model = QNetwork(behavior, spec, self._n_actions, options).to(self._device)
+            self.model = QNetwork(behavior, spec, n_actions, options).to(self._device)
         self.encoder = self.model.encoder
         self.target = copy.deepcopy(self.model)
         self.target.encoder.share_scale(self.encoder)
         self._optimizer = torch.optim.Adam(
             self.model.parameters(), lr=options.learning_rate, eps=options.adam_epsilon, fused=True
         )
-        self.policy = self._policy(seed, options.epsilon)
-
-    def _policy(self, seed: int, epsilon: float) -> EpsilonGreedyPolicy:
-        return EpsilonGreedyPolicy(self.model, self._heads, self._n_actions, self._device, seed, epsilon)
+        self.policy = EpsilonGreedyPolicy(self.model, self._heads, self._device, seed=seed, epsilon=options.epsilon)
 
     def collected(self, n_steps: int) -> None:
         options = self.options
@@ -180,7 +169,7 @@ class DQN(OffPolicyTrainer):
         self.policy.epsilon = options.epsilon + done * (options.final_epsilon - options.epsilon)
 
     def greedy_policy(self) -> Policy:
-        return self._policy(0, 0.0)
+        return EpsilonGreedyPolicy(self.model, self._heads, self._device)
 
     def greedy_module(self) -> nn.Module:
         return BestAction(self.model, self._heads)
@@ -191,7 +180,7 @@ class DQN(OffPolicyTrainer):
     def _importance_exponent(self, progress: float) -> float:
         return self.options.importance_exponent + progress * (1.0 - self.options.importance_exponent)
 
-    def _learn(self, batch: Batch) -> dict[str, Tensor]:
+    def _learn(self, batch: Drawn[Tensor]) -> dict[str, Tensor]:
         options = self.options
         goal = self._goal(batch)
         value = self.model(batch.obs).gather(1, batch.columns["raw0"]).squeeze(1)
@@ -208,7 +197,7 @@ class DQN(OffPolicyTrainer):
         return {"loss": loss.detach(), "value": value.detach().mean()}
 
     @torch.no_grad()
-    def _goal(self, batch: Batch) -> Tensor:
+    def _goal(self, batch: Drawn[Tensor]) -> Tensor:
         """Return the TD targets of the actions taken, ``[n]``."""
         after = self.target(batch.next_obs)
         judge = self.model(batch.next_obs) if self.options.double else after

@@ -13,10 +13,13 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.data.specs import ArraySpec, as_array, describe_value
+from envmanager.adapters.other_names import other_names
+from envmanager.data.specs import ArraySpec, BehaviorSpec, as_array, describe_value
 from envmanager.data.trees import Tree, leaves, leaves_like
-from envmanager.importing import needed_by
-from envmanager.training.algorithms.states import named, of_part
+from envmanager.errors import ConfigError
+from envmanager.importing import nearest, needed_by
+from envmanager.options import layer_sizes, one_of, plain_numbers, within
+from envmanager.training.algorithms.states import of_part
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -31,6 +34,26 @@ CONVOLUTIONS = {
 }
 """Convolutional layers by name. Each layer is given as (number of filters, kernel size, stride)."""
 _MOST_ONE_HOT = 1000
+
+
+@attrs.frozen(kw_only=True, field_transformer=plain_numbers)
+class NetworkOptions:
+    """The options of all trainers of this library. Subclasses override some defaults."""
+
+    other_names = staticmethod(other_names)
+
+    learning_rate: float = attrs.field(default=1e-4, validator=within(0))
+    anneal: bool = False
+    """Whether the learning rate falls linearly to zero over the training."""
+    gamma: float = attrs.field(default=0.99, validator=within(0, 1))
+    hidden: Sequence[int] = attrs.field(default=(256, 256), validator=layer_sizes)
+    """Sizes of each network's hidden layers after the encoder. Networks for images usually need no hidden layers."""
+    convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
+    """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
+    normalize_observations: bool = False
+    """Whether to normalize flat observations by their mean and standard deviation so far; images are left unchanged."""
+    normalize_rewards: bool = False
+    """Whether to divide rewards by the standard deviation of the discounted returns so far."""
 
 
 class Encoder(nn.Module):
@@ -52,6 +75,12 @@ class Encoder(nn.Module):
         ]
         self.parts = nn.ModuleList(parts)
         self.n_features = sum(int(part.n_features) for part in parts)
+
+    @classmethod
+    def of(cls, spec: BehaviorSpec, options: NetworkOptions, *, unseen: int | None = None) -> Encoder:
+        """Return an encoder of a behavior's observations, as the options of its trainer say."""
+        normalize = options.normalize_observations
+        return cls(spec.observation, convolutions=options.convolutions, normalize=normalize, unseen=unseen)
 
     def forward(self, obs: Sequence[Tensor]) -> Tensor:
         """Return the features of a batch. ``obs`` lists the observations' leaves, each ``[n, …]``, in tree order."""
@@ -248,11 +277,23 @@ def orthogonal(layer: Any, gain: float = math.sqrt(2)) -> Any:
     return layer
 
 
-def pick_device(device: str) -> torch.device:
-    """Return the device named ``device``; ``"auto"`` selects a GPU if CUDA is available, else the CPU."""
+def pick_device(device: str, *, where: str = "device") -> torch.device:
+    """Return the device named ``device``; ``"auto"`` selects a GPU if CUDA is available, else the CPU.
+
+    Raises ConfigError, which begins with ``where``, if PyTorch has no such device here.
+    """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
+    try:
+        found = torch.device(device)
+        torch.zeros(1, device=found).item()
+    except Exception as error:  # AssertionError without CUDA, RuntimeError for an unknown name
+        known = ["auto", "cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+        raise ConfigError(
+            f"{where} is {device!r}, which PyTorch {torch.__version__} cannot use here{nearest(str(device), known)} "
+            f"Devices: {', '.join(known)}. PyTorch says: {str(error).partition(chr(10))[0]}"
+        ) from error
+    return found
 
 
 _SCALE = ".scale."
@@ -260,57 +301,47 @@ _SCALE = ".scale."
 
 
 def learner_state(optimizer: torch.optim.Optimizer, **modules: nn.Module) -> dict[str, np.ndarray]:
-    """Return the weights and the optimizer's tensors by name. Names begin with a module's keyword or ``optimizer``."""
-    arrays = named("optimizer", optimizer_state(optimizer))
-    for name, module in modules.items():
-        arrays |= named(name, arrays_of_module(module))
-    return arrays
+    """Return the weights and the optimizer's tensors by name. Names begin with a module's keyword or ``optimizer``.
 
-
-def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimizer, **modules: nn.Module) -> None:
-    """Load the arrays that ``learner_state`` returned. Raises the errors of ``load_module`` and ``load_optimizer``."""
-    for name, module in modules.items():
-        load_module(module, of_part(name, arrays))
-    load_optimizer(optimizer, of_part("optimizer", arrays))
-
-
-def arrays_of_module(module: nn.Module) -> dict[str, np.ndarray]:
-    """Return the module's weights and buffers by name. The arrays of a module on the CPU share its memory."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
-
-
-def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load the arrays that ``arrays_of_module`` returned. Raises RuntimeError or ValueError if they do not fit."""
-    is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
-    if is_normalized != was_normalized:
-        raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")
-    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
-
-
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, np.ndarray]:
-    """Return the optimizer's tensors by name (``"3.exp_avg"`` belongs to parameter 3), without its options."""
-    return {
-        f"{number}.{name}": value.detach().cpu().numpy()
+    ``"optimizer.3.exp_avg"`` belongs to parameter 3. The optimizer's options are left out. The arrays of a module on
+    the CPU share its memory.
+    """
+    arrays = {
+        f"optimizer.{number}.{name}": value.detach().cpu().numpy()
         for number, own in optimizer.state_dict()["state"].items()
         for name, value in own.items()
         if isinstance(value, Tensor)
     }
+    for part, module in modules.items():
+        arrays |= {f"{part}.{name}": tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
+    return arrays
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, arrays: Mapping[str, np.ndarray]) -> None:
-    """Load the arrays that ``optimizer_state`` returned. Raises ValueError or IndexError if they do not fit.
+def load_learner(arrays: Mapping[str, np.ndarray], optimizer: torch.optim.Optimizer, **modules: nn.Module) -> None:
+    """Load the arrays that ``learner_state`` returned. Raises RuntimeError, ValueError or IndexError if they misfit.
 
-    Checks the shapes, because PyTorch does not. A fused step would write past the end of an array that is too small.
+    Checks the shapes of the optimizer's tensors, because PyTorch does not. A fused step would write past the end of an
+    array that is too small.
     """
+    for part, module in modules.items():
+        load_module(module, of_part(part, arrays))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
-    for name, array in arrays.items():
+    for name, array in of_part("optimizer", arrays).items():
         number, _, key = name.partition(".")
         shape = () if key == "step" else tuple(parameters[int(number)].shape)
         if (array.shape or (1,)) != (shape or (1,)):  # files store a scalar as an array of one number
             raise ValueError(f"optimizer.{name} should have the shape {list(shape)}, but is {describe_value(array)}")
         state.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array)).reshape(shape)
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def load_module(module: nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+    """Load a module's part of what ``learner_state`` returned. Raises RuntimeError or ValueError if it does not fit."""
+    is_normalized, was_normalized = (any(_SCALE in name for name in names) for names in (module.state_dict(), arrays))
+    if is_normalized != was_normalized:
+        raise ValueError(f"it was written with normalize_observations={str(was_normalized).lower()}")
+    module.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in arrays.items()})
 
 
 def anneal(optimizer: torch.optim.Optimizer, learning_rate: float, progress: float) -> None:

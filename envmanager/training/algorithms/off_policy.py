@@ -14,23 +14,22 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import attrs
 import numpy as np
 
-from envmanager.adapters.other_names import other_names
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import StepInfo
 from envmanager.data.trees import leaves
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
-from envmanager.options import at_least, layer_sizes, one_of, plain_numbers, within
+from envmanager.options import at_least, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.networks import (
-    CONVOLUTIONS,
     Encoder,
+    NetworkOptions,
     anneal,
     learner_state,
     load_learner,
@@ -39,7 +38,7 @@ from envmanager.training.algorithms.networks import (
     pick_device,
     to_tensor,
 )
-from envmanager.training.algorithms.replay import Replay, ReplayState
+from envmanager.training.algorithms.replay import Drawn, Replay, ReplayState
 from envmanager.training.algorithms.states import LIMIT, ReturnSpread, SpreadState, from_plain, named, of_part, to_plain
 from envmanager.training.trainer import Arrays, Trainer
 
@@ -49,10 +48,8 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
-class ReplayOptions:
-    """The options of all trainers with a replay. Subclasses override some defaults. Step counts are in agent steps."""
-
-    other_names = staticmethod(other_names)
+class ReplayOptions(NetworkOptions):
+    """The options of all trainers with a replay. Step counts are in agent steps."""
 
     capacity: int = attrs.field(default=100_000, validator=at_least(1))
     share_frames: bool = False
@@ -64,19 +61,7 @@ class ReplayOptions:
     updates: int = attrs.field(default=1, validator=at_least(1))
     """Number of batches per update."""
     batch: int = attrs.field(default=32, validator=at_least(1))
-    learning_rate: float = attrs.field(default=1e-4, validator=within(0))
-    anneal: bool = False
-    """Whether the learning rate falls linearly to zero over the training."""
-    gamma: float = attrs.field(default=0.99, validator=within(0, 1))
     n_step: int = attrs.field(default=1, validator=at_least(1))
-    hidden: Sequence[int] = attrs.field(default=(256, 256), validator=layer_sizes)
-    """Sizes of the hidden layers after the encoder. Networks for images usually need no hidden layers."""
-    convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
-    """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
-    normalize_observations: bool = False
-    """Whether to normalize flat observations by their mean and standard deviation so far; images are left unchanged."""
-    normalize_rewards: bool = False
-    """Whether to divide rewards by the standard deviation of the discounted returns so far."""
     reward_clip: float | None = attrs.field(default=None, validator=within(0, above=True, optional=True))
     """Absolute bound to which rewards are clipped; None for no bound. The bound of normalized rewards is at most 10."""
     pinned_copies: bool = True
@@ -85,18 +70,6 @@ class ReplayOptions:
     def __attrs_post_init__(self) -> None:
         if self.capacity < self.learning_starts:
             raise UsageError(f"capacity={self.capacity} is less than learning_starts={self.learning_starts}.")
-
-
-class Batch(NamedTuple):
-    """A batch drawn from the replay. It has the fields of ``Drawn``, as tensors on the device except for ``rows``."""
-
-    rows: np.ndarray
-    obs: list[Tensor]
-    columns: dict[str, Tensor]
-    reward: Tensor
-    next_obs: list[Tensor]
-    discount: Tensor
-    weight: Tensor
 
 
 class ExploringPolicy(Policy, Protocol):
@@ -133,6 +106,7 @@ class OffPolicyTrainer(Trainer):
     ) -> None:
         self.behavior = behavior
         self.options = options
+        self.n_before_update = max(options.learning_starts, options.train_every)
         self._device = pick_device(device)
         self.replay = Replay(
             spec.observation,
@@ -152,7 +126,7 @@ class OffPolicyTrainer(Trainer):
         """Value of the store's ``n_rows`` at the last update of the normalization of observations."""
 
     @abstractmethod
-    def _learn(self, batch: Batch) -> dict[str, Tensor]:
+    def _learn(self, batch: Drawn[Tensor]) -> dict[str, Tensor]:
         """Update the weights with one batch. Return figures such as losses, by name, as tensors on the device."""
 
     def add(self, info: StepInfo) -> int:
@@ -179,20 +153,19 @@ class OffPolicyTrainer(Trainer):
             anneal(self._optimizer, options.learning_rate, progress)
         if self.encoder.is_normalized:
             self._learn_scale()
-        figures = means([self._learn_once(progress) for _ in range(options.updates)])
+        figures = []
+        for _ in range(options.updates):
+            self._n_batches += 1
+            figures.append(self._learn(self._draw(progress)))
         self.version += 1
         self.policy.version = self.version
-        return figures
-
-    def _learn_once(self, progress: float) -> dict[str, Tensor]:
-        self._n_batches += 1
-        return self._learn(self._draw(progress))
+        return means(figures)
 
     def _importance_exponent(self, progress: float) -> float:
         """Return the exponent of the importance-sampling weights. 0 by default, for a replay without priorities."""
         return 0.0
 
-    def _draw(self, progress: float) -> Batch:
+    def _draw(self, progress: float) -> Drawn[Tensor]:
         options, spread = self.options, self._return_spread
         clip = options.reward_clip
         if spread.enabled:
@@ -204,15 +177,7 @@ class OffPolicyTrainer(Trainer):
             reward_clip=clip,
         )
         to_device = functools.partial(to_tensor, device=self._device, pinned=options.pinned_copies)
-        return Batch(
-            drawn.rows,
-            list(map(to_device, drawn.obs)),
-            {name: to_device(column) for name, column in drawn.columns.items()},
-            to_device(drawn.reward),
-            list(map(to_device, drawn.next_obs)),
-            to_device(drawn.discount),
-            to_device(drawn.weight),
-        )
+        return drawn.map(to_device)
 
     def _learn_scale(self) -> None:
         """Update the observations' normalization with the rows added since the last call, if they are still stored."""

@@ -17,18 +17,17 @@ from typing import Any
 import attrs
 import numpy as np
 
-from envmanager.adapters.other_names import other_names
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.data.trees import leaves
 from envmanager.importing import needed_by
-from envmanager.options import at_least, layer_sizes, one_of, plain_numbers, within
+from envmanager.options import at_least, layer_sizes, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import ActionHeads, ActionMask
 from envmanager.training.algorithms.networks import (
-    CONVOLUTIONS,
     DenseLayer,
     Encoder,
+    NetworkOptions,
     anneal,
     learner_state,
     load_learner,
@@ -48,39 +47,28 @@ with needed_by("envmanager.training", extra="torch"):
 
 
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
-class PPOOptions:
+class PPOOptions(NetworkOptions):
     """Options of PPO, under their usual names. ``rollout``: agent steps per update, summed over all agents."""
-
-    other_names = staticmethod(other_names)
 
     rollout: int = attrs.field(default=1024, validator=at_least(1))
     epochs: int = attrs.field(default=10, validator=at_least(1))
     minibatch: int = attrs.field(default=256, validator=at_least(1))
     learning_rate: float = attrs.field(default=3e-4, validator=within(0))
     anneal: bool = True
-    """Whether the learning rate falls linearly to zero over the training."""
-    gamma: float = attrs.field(default=0.99, validator=within(0, 1))
     gae_lambda: float = attrs.field(default=0.95, validator=within(0, 1))
     clip: float = attrs.field(default=0.2, validator=within(0, above=True))
     entropy_coefficient: float = attrs.field(default=0.0, validator=within(0))
     value_coefficient: float = attrs.field(default=0.5, validator=within(0))
-    max_grad_norm: float = attrs.field(default=0.5, validator=within(0, above=True))
+    max_grad_norm: float = attrs.field(default=0.5, validator=within(0, math.inf, above=True))
     target_kl: float | None = attrs.field(default=None, validator=within(0, above=True, optional=True))
     """KL divergence from the old policy above which an update skips its remaining epochs; None for no limit."""
     hidden: Sequence[int] = attrs.field(default=(64, 64), validator=layer_sizes)
-    """Sizes of the policy's and the value network's hidden layers after the encoder. Images usually need none."""
-    convolutions: str = attrs.field(default="nature", validator=one_of(*CONVOLUTIONS))
-    """Convolutional layers for images: ``nature`` (Mnih et al. 2015) or ``small``."""
     policy_gain: float = 0.01
     """Initial scale of the weights in the policy's last layer. Near 0, all actions are about equally likely at first.
     At 1 and above, some actions are likelier, which helps agents that have to learn to communicate."""
     log_std_init: float = 0.0
     """Logarithm of the initial standard deviations of continuous actions. At 0 they are half the width of the bounds,
     or 1 without bounds. Minus the logarithm of half the width makes them 1 with any bounds, as in most libraries."""
-    normalize_observations: bool = False
-    """Whether to normalize flat observations by their mean and standard deviation so far; images are left unchanged."""
-    normalize_rewards: bool = False
-    """Whether to divide rewards by the standard deviation of the discounted returns so far."""
     reward_scale: float = 1.0
     action_mask: bool = True
     """Whether to apply the action masks in the observations (key ``action_mask``), if there are any."""
@@ -93,12 +81,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         heads = ActionHeads(spec.action, options.log_std_init)
         self.mask = ActionMask(behavior, spec, heads.counts, enabled=options.action_mask)
-        self.encoder = Encoder(
-            spec.observation,
-            convolutions=options.convolutions,
-            normalize=options.normalize_observations,
-            unseen=self.mask.place,
-        )
+        self.encoder = Encoder.of(spec, options, unseen=self.mask.place)
         self.heads = heads
         n = self.encoder.n_features
         self.actor = mlp(n, options.hidden, self.heads.n_inputs, last_gain=options.policy_gain, activation=nn.Tanh)
@@ -179,6 +162,7 @@ class PPO(Trainer):
     ) -> None:
         self.behavior = behavior
         self.options = PPOOptions() if options is None else options
+        self.n_before_update = self.options.rollout
         self._device = pick_device(device)
         self._generator = torch.Generator().manual_seed(int(seed))
         with torch.random.fork_rng():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -14,8 +14,12 @@ from envmanager.data.trees import Tree, leaves
 from envmanager.training.algorithms.states import copy_into
 from envmanager.training.algorithms.store import NOWHERE, StepStore
 
+Array = TypeVar("Array")
+Other = TypeVar("Other")
 
-class Drawn(NamedTuple):
+
+@attrs.frozen
+class Drawn(Generic[Array]):
     """A batch drawn from a Replay. ``next_obs`` is up to ``n_step`` steps after ``obs``. Both hold leaves ``[n, …]``.
 
     ``reward`` is the discounted sum of the rewards in between. ``discount`` multiplies the value of ``next_obs`` and
@@ -23,12 +27,18 @@ class Drawn(NamedTuple):
     """
 
     rows: np.ndarray
-    obs: list[np.ndarray]
-    columns: dict[str, np.ndarray]
-    reward: np.ndarray
-    next_obs: list[np.ndarray]
-    discount: np.ndarray
-    weight: np.ndarray
+    obs: list[Array]
+    columns: dict[str, Array]
+    reward: Array
+    next_obs: list[Array]
+    discount: Array
+    weight: Array
+
+    def map(self, change: Callable[[Array], Other]) -> Drawn[Other]:
+        """Return the batch with each array changed, but for ``rows``."""
+        columns = {name: change(column) for name, column in self.columns.items()}
+        obs, next_obs = list(map(change, self.obs)), list(map(change, self.next_obs))
+        return Drawn(self.rows, obs, columns, change(self.reward), next_obs, change(self.discount), change(self.weight))
 
 
 class Replay:
@@ -80,7 +90,7 @@ class Replay:
         importance_exponent: float = 0.4,
         reward_factor: float = 1.0,
         reward_clip: float | None = None,
-    ) -> Drawn:
+    ) -> Drawn[np.ndarray]:
         """Return ``n`` random rows, possibly with repeats. ``can_draw`` must be true.
 
         Raw rewards are multiplied by ``reward_factor``, then clipped to ±``reward_clip``, then discounted and summed.

@@ -29,7 +29,8 @@ from envmanager.options import at_least, plain_numbers, within
 from envmanager.policy import Policy
 from envmanager.training.algorithms.actions import COLUMN, SquashedGaussian
 from envmanager.training.algorithms.networks import DenseLayer, Encoder, mlp
-from envmanager.training.algorithms.off_policy import Batch, OffPolicyTrainer, ReplayOptions
+from envmanager.training.algorithms.off_policy import OffPolicyTrainer, ReplayOptions
+from envmanager.training.algorithms.replay import Drawn
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -63,7 +64,7 @@ class Actor(nn.Module):
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
-        self.encoder = _encoder(spec, options)
+        self.encoder = Encoder.of(spec, options)
         n = self.encoder.n_features
         self.last = mlp(n, options.hidden, 2 * n_numbers, activation=nn.ReLU)
 
@@ -78,7 +79,7 @@ class Critics(nn.Module):
 
     def __init__(self, spec: BehaviorSpec, n_numbers: int, options: SACOptions) -> None:
         super().__init__()
-        self.encoder = _encoder(spec, options)
+        self.encoder = Encoder.of(spec, options)
         n = self.encoder.n_features + n_numbers
         self.values = nn.ModuleList([mlp(n, options.hidden, 1, activation=nn.ReLU) for _ in range(2)])
 
@@ -188,7 +189,7 @@ class SAC(OffPolicyTrainer):
     def greedy_module(self) -> nn.Module:
         return MiddleAction(self.model.actor, self._squashed)
 
-    def _learn(self, batch: Batch) -> dict[str, Tensor]:
+    def _learn(self, batch: Drawn[Tensor]) -> dict[str, Tensor]:
         model, squashed = self.model, self._squashed
         temperature = model.log_temperature.detach().exp()
         goal = self._goal(batch, temperature)
@@ -201,20 +202,17 @@ class SAC(OffPolicyTrainer):
             entropy = -log_prob.detach().mean()
             self._descend(actor_loss + model.log_temperature * (entropy - self._target_entropy))
         if self._n_batches % self.options.target_every == 0:
-            self._follow()
+            with torch.no_grad():
+                torch._foreach_lerp_(self._followers, self._leaders, self.options.tau)
         losses = {"critic_loss": critic_loss.detach(), "actor_loss": actor_loss.detach()}
         return {**losses, "value": values.detach().mean(), "entropy": entropy, "temperature": temperature}
 
     @torch.no_grad()
-    def _goal(self, batch: Batch, temperature: Tensor) -> Tensor:
+    def _goal(self, batch: Drawn[Tensor], temperature: Tensor) -> Tensor:
         """Return the TD targets of the actions in ``batch``, ``[n]``."""
         action, log_prob = self._squashed.sample(self.model.actor(batch.next_obs))
         after: Tensor = self.target(batch.next_obs, action).amin(0) - temperature * log_prob
         return batch.reward + batch.discount * after
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        torch._foreach_lerp_(self._followers, self._leaders, self.options.tau)
 
     def _descend(self, loss: Tensor) -> None:
         self._optimizer.zero_grad()
@@ -230,7 +228,3 @@ def _held(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         module.requires_grad_(True)
-
-
-def _encoder(spec: BehaviorSpec, options: SACOptions) -> Encoder:
-    return Encoder(spec.observation, convolutions=options.convolutions, normalize=options.normalize_observations)

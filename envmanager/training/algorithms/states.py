@@ -133,11 +133,19 @@ _EPSILON = 1e-8
 
 @attrs.frozen(kw_only=True)
 class SpreadState:
-    """The number, mean and variance of returns in a ReturnSpread, as saved in a checkpoint."""
+    """The number, mean and variance of returns, as saved in a checkpoint."""
 
     count: float
     mean: float
     variance: float
+
+    def with_more(self, returns: np.ndarray) -> SpreadState:
+        """Return the state with ``returns`` added (Chan, Golub and LeVeque 1979)."""
+        n = len(returns)
+        total = self.count + n
+        delta = float(returns.mean()) - self.mean
+        spread = self.variance * self.count + float(returns.var()) * n + delta**2 * self.count * n / total
+        return SpreadState(count=total, mean=self.mean + delta * n / total, variance=spread / total)
 
 
 @attrs.define
@@ -147,15 +155,13 @@ class ReturnSpread:
     gamma: float
     enabled: bool = True
     """Whether rewards are normalized. If not, rewards are unchanged and no spread is computed."""
-    count: float = 1e-4
-    mean: float = 0.0
-    variance: float = 1.0
+    spread: SpreadState = SpreadState(count=1e-4, mean=0.0, variance=1.0)
     _returns: dict[int, float] = attrs.field(factory=dict, init=False)
 
     @property
     def factor(self) -> float:
         """Factor by which a reward is multiplied to normalize it."""
-        return 1.0 / math.sqrt(self.variance + _EPSILON)
+        return 1.0 / math.sqrt(self.spread.variance + _EPSILON)
 
     def normalized(self, reward: np.ndarray) -> np.ndarray:
         """Return ``reward`` divided by the current spread and clipped to ±``LIMIT``; unchanged if not ``enabled``."""
@@ -178,7 +184,7 @@ class ReturnSpread:
         self._forget(set(before.agent_id.tolist()).difference(now.agent_id.tolist()))
         found = self._run_on(now, set(acted))
         if found:
-            self._take(np.array(found))
+            self.spread = self.spread.with_more(np.array(found))
 
     def environments_were_reset(self) -> None:
         """Restart all running returns at 0."""
@@ -201,26 +207,14 @@ class ReturnSpread:
         for agent_id in agent_ids:
             self._returns.pop(agent_id, None)
 
-    def _take(self, returns: np.ndarray) -> None:
-        """Update the count, mean and variance with ``returns`` (Chan, Golub and LeVeque 1979)."""
-        n = len(returns)
-        total = self.count + n
-        delta = float(returns.mean()) - self.mean
-        spread = self.variance * self.count + float(returns.var()) * n + delta**2 * self.count * n / total
-        self.mean += delta * n / total
-        self.variance = spread / total
-        self.count = total
-
     def state(self) -> SpreadState | None:
         """Return the spread for a checkpoint; None unless ``enabled``. A resume restarts the running returns at 0."""
-        if not self.enabled:
-            return None
-        return SpreadState(count=self.count, mean=self.mean, variance=self.variance)
+        return self.spread if self.enabled else None
 
     def restore(self, state: SpreadState | None) -> None:
         """Restore the spread from ``state``. Clear all running returns. Raises ValueError if ``enabled`` changed."""
         if (state is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
         if state is not None:
-            self.count, self.mean, self.variance = state.count, state.mean, state.variance
+            self.spread = state
         self._returns.clear()

@@ -14,7 +14,7 @@ import io
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import attrs
 import numpy as np
 
 from envmanager import __version__
-from envmanager.data.specs import ArraySpec, describe_spec
+from envmanager.data.specs import describe_spec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.data.trees import Tree, concat_rows, copy_tree, leaves, leaves_like, paths, take_rows
 from envmanager.errors import EnvManagerError, UsageError
@@ -103,19 +103,18 @@ def export_policy(
     spec = policy.spec
     inputs, outputs = leaf_names(spec.observation, "obs"), leaf_names(spec.action, "action")
     module = copy.deepcopy(policy.module()).cpu().requires_grad_(False)  # copied because the policy may be in use
-    seen = _leaves_of(spec.observation, observations)
-    example = tuple(torch.from_numpy(leaf[:2]) for leaf in seen)
+    example = tuple(
+        torch.from_numpy(_as_tensor_has_it(leaf[:2])) for leaf in leaves_like(spec.observation, observations)
+    )
     try:
         if to == ONNX:
-            written = _to_onnx(module, example, inputs, outputs, opset, _facts(policy))
-            run = _run_onnx(written, inputs, outputs)
+            written, run = _onnx(module, example, inputs, outputs, opset, _facts(policy))
         elif to == GODOT:
             facts = {**_facts(policy), "ticks_per_action": ticks_per_action or 0}
             written = to_game(policy.behavior, spec, module, facts)
             run = acting(written, spec)
         else:
-            written = _to_torchscript(module, example)
-            run = _run_torchscript(written)
+            written, run = _torchscript(module, example)
     except EnvManagerError:
         raise
     except Exception as error:  # PyTorch raises many kinds of errors for a module that it cannot trace
@@ -126,7 +125,14 @@ def export_policy(
     return Exported(Path(file), _described(inputs, spec.observation), _described(outputs, spec.action), n_checked)
 
 
-def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = None) -> Tree:
+def record(
+    training: SavedTraining,
+    behavior: str,
+    *,
+    n: int,
+    env: str | None = None,
+    reset_options: Mapping[str, Any] | None = None,
+) -> Tree:
     """Play greedily in the training's environment, and return at least ``n`` observations of ``behavior``.
 
     ``env`` names another environment to play in. Raises UsageError if the environment has no agent of the behavior, or
@@ -135,14 +141,15 @@ def record(training: SavedTraining, behavior: str, *, n: int, env: str | None = 
     options = training.manager_options(env=env)
     if options.engine is not None:
         options = attrs.evolve(options, engine={**options.engine, "attach": None})  # nobody plays it in the editor now
-    with make_manager(with_n_envs(options, min(_MOST_ENVS, options.n_envs))) as manager:
+    few = with_n_envs(options, min(_MOST_ENVS, options.n_envs))
+    with training.logged(few, "export") as own, make_manager(own) as manager:
         policies: dict[str, Policy] = dict(training.policies_for(manager.behavior_specs))
         if behavior not in policies:
             raise UsageError(f"there is no agent of {behavior!r} in {options.env}.")
         recorder = policies[behavior] = _Recorder(policies[behavior])
         for name, policy in policies.items():
             manager.set_policy(name, policy)
-        manager.reset({"seed": 0})
+        manager.reset({"seed": 0, "options": training.reset_options(given=reset_options)})
         for _ in range(_MOST_STEPS * n):
             if recorder.n >= n:
                 return concat_rows(recorder.seen)
@@ -192,16 +199,10 @@ def leaf_names(spec: Tree, root: str) -> list[str]:
 
 
 def _described(names: Sequence[str], spec: Tree) -> dict[str, str]:
-    told = {}
-    for name, leaf in zip(names, leaves(spec), strict=True):
-        leaf_spec: ArraySpec = leaf
-        dtype = _as_tensor_has_it(np.zeros(0, leaf_spec.dtype)).dtype
-        told[name] = f"{dtype}[{', '.join(['batch', *map(str, leaf_spec.shape)])}]"
-    return told
-
-
-def _leaves_of(spec: Tree, observations: Tree) -> list[np.ndarray]:
-    return [_as_tensor_has_it(leaf) for leaf in leaves_like(spec, observations)]
+    return {
+        name: f"{_as_tensor_has_it(np.zeros(0, leaf.dtype)).dtype}[{', '.join(['batch', *map(str, leaf.shape)])}]"
+        for name, leaf in zip(names, leaves(spec), strict=True)
+    }
 
 
 def _as_tensor_has_it(array: np.ndarray) -> np.ndarray:
@@ -220,16 +221,17 @@ def _facts(policy: SavedPolicy) -> dict[str, str]:
     }
 
 
-def _to_onnx(
+def _onnx(
     module: nn.Module,
     example: tuple[Tensor, ...],
     inputs: Sequence[str],
     outputs: Sequence[str],
     opset: int,
     facts: dict[str, str],
-) -> bytes:
-    """Trace ``module`` and return the bytes of an ONNX file, with ``facts`` as its metadata."""
+) -> tuple[bytes, Run]:
+    """Trace ``module`` and return an ONNX file, with ``facts`` as its metadata, and what runs it."""
     import onnx
+    import onnxruntime
 
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
@@ -248,12 +250,6 @@ def _to_onnx(
     onnx.helper.set_model_props(model, facts)
     onnx.checker.check_model(model)
     written: bytes = model.SerializeToString()
-    return written
-
-
-def _run_onnx(written: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> Run:
-    import onnxruntime
-
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(written, options, providers=["CPUExecutionProvider"])
@@ -262,27 +258,22 @@ def _run_onnx(written: bytes, inputs: Sequence[str], outputs: Sequence[str]) -> 
         acted: list[np.ndarray] = session.run(list(outputs), dict(zip(inputs, obs, strict=True)))
         return acted
 
-    return run
+    return written, run
 
 
-def _to_torchscript(module: nn.Module, example: tuple[Tensor, ...]) -> bytes:
+def _torchscript(module: nn.Module, example: tuple[Tensor, ...]) -> tuple[bytes, Run]:
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.trace(module, example, check_trace=False), buffer)
-    return buffer.getvalue()
-
-
-def _run_torchscript(written: bytes) -> Run:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module: Any = torch.jit.load(io.BytesIO(written), map_location="cpu")
+        buffer.seek(0)
+        loaded: Any = torch.jit.load(buffer, map_location="cpu")
 
     def run(obs: list[np.ndarray]) -> list[np.ndarray]:
         with torch.no_grad():
-            return [leaf.numpy() for leaf in module(*(torch.from_numpy(leaf) for leaf in obs))]
+            return [leaf.numpy() for leaf in loaded(*map(torch.from_numpy, obs))]
 
-    return run
+    return buffer.getvalue(), run
 
 
 def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
@@ -292,7 +283,7 @@ def _check(policy: SavedPolicy, run: Run, observations: Tree, to: str) -> int:
     for start, end in itertools.pairwise(ends):
         batch = take_rows(observations, slice(start, end))
         try:
-            acted = run(_leaves_of(policy.spec.observation, batch))
+            acted = run([_as_tensor_has_it(leaf) for leaf in leaves_like(policy.spec.observation, batch)])
         except Exception as error:
             raise ExportFailed(
                 f"the policy of {policy.behavior!r} as {to} does not take {end - start} observations at once: {error}"

@@ -72,7 +72,9 @@ def to_game(behavior: str, spec: BehaviorSpec, module: nn.Module, facts: Mapping
         **facts,
         "observation_sizes": [part.n_features for part in encoder.parts],
         "continuous_size": sum(int(np.prod(leaf.shape)) for leaf in actions if leaf.dtype.kind == "f"),
-        "discrete_choices": [n for leaf in actions if leaf.dtype.kind == "i" for n in _choices(leaf)],
+        "discrete_choices": [
+            int(high) + 1 for leaf in actions if leaf.dtype.kind == "i" for high in bounds_of(leaf)[1].ravel()
+        ],
         "normalization": None
         if not scales
         else {
@@ -121,10 +123,6 @@ def acting(written: bytes, spec: BehaviorSpec) -> Callable[[list[np.ndarray]], l
 def _is_of_a_game(leaf: ArraySpec) -> bool:
     low, high = bounds_of(leaf)
     return bool((low == -1).all() and (high == 1).all()) if leaf.dtype.kind == "f" else bool((low == 0).all())
-
-
-def _choices(leaf: ArraySpec) -> list[int]:
-    return [int(high) + 1 for high in bounds_of(leaf)[1].ravel()]
 
 
 def _text(arrays: list[np.ndarray]) -> str:

@@ -15,7 +15,7 @@ import functools
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext
 from envmanager.errors import ImportFailed, UsageError
 from envmanager.importing import needed_by
-from envmanager.observe.episodes import Episode, Episodes
+from envmanager.observe.episodes import Episodes
 from envmanager.observe.files import reporting
 from envmanager.registry import ManagerOptions
 from envmanager.simple_env_manager import SimpleEnvManager
@@ -64,82 +64,64 @@ def play(
     on_episode: Callable[[PlayedEpisode], Any],
     seed: int = 0,
     env: str | None = None,
+    reset_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Play ``n_episodes`` episodes and call ``on_episode`` after each.
 
-    ``mode``: WINDOW or FRAMES. ``env``: name of an environment to play instead of the training's own. Raises
-    UsageError if the environment cannot be rendered in ``mode`` or is a Godot game.
+    ``mode``: WINDOW or FRAMES. ``env``: name of an environment to play instead of the training's own.
+    ``reset_options`` override the training's parameters. Raises UsageError if the environment cannot be rendered in
+    ``mode`` or is a Godot game.
     """
     options = training.manager_options(env=env)
     if options.kind == "godot":
         raise UsageError(f"{options.env} is a Godot game: `envmanager godot watch` plays it in a window.")
-    environment = make_shown(options, mode)
+    given = training.reset_options(seed=seed, given=reset_options)
+    environment = make_shown(options, mode, given)
+    frames_per_s = float((getattr(environment, "metadata", None) or {}).get("render_fps") or FRAMES_PER_S)
     camera = Camera(environment, takes_frames=mode == FRAMES)
     returns: dict[str, list[float]] = {}
-
-    def note(ended: Episode) -> None:
-        returns.setdefault(ended.behavior, []).append(ended.total)
-
-    episodes = Episodes(on_end=note)
+    episodes = Episodes(on_end=lambda ended: returns.setdefault(ended.behavior, []).append(ended.total))
     with SimpleEnvManager(lambda: environment) as manager:
         for behavior, policy in training.policies_for(manager.behavior_specs).items():
             manager.set_policy(behavior, policy)
-        curriculum = training.curriculum(seed=seed)
-        given = None if curriculum is None else curriculum.final_tasks(1)[0].options
         episodes.add_all(manager.reset({"seed": seed, "options": given}))
         for number in range(n_episodes):
-            while not camera.has_whole_scene:
+            while len(camera.scenes) < 2:
                 episodes.add_all(manager.step())
-            n_steps, frames = camera.take_scene()
-            on_episode(PlayedEpisode(number, n_steps, dict(returns), frames, _frames_per_s(environment)))
+            scene = camera.scenes.pop(0)
+            frames = scene if mode == FRAMES else []
+            on_episode(PlayedEpisode(number, len(scene) - 1, dict(returns), frames, frames_per_s))
             returns.clear()
 
 
-@attrs.define
-class _Scene:
-    """The steps and frames of an episode so far."""
-
-    n_steps: int = 0
-    frames: list[np.ndarray] = attrs.field(factory=list)
-
-
 class Camera:
-    """A recorder that wraps an environment's reset and step. It counts steps and keeps frames if ``takes_frames``."""
+    """A recorder that wraps an environment's reset and step. It keeps what it renders if ``takes_frames``."""
 
     def __init__(self, environment: Any, *, takes_frames: bool) -> None:
         self._environment = environment
         self._takes_frames = takes_frames
-        self._scenes: list[_Scene] = []
+        self.scenes: list[list[Any]] = []
+        """A frame, or None, for the reset and each step of an episode. The first is whole once another has begun."""
         for name in ("reset", "step"):
             setattr(environment, name, self._watched(getattr(environment, name), is_reset=name == "reset"))
-
-    @property
-    def has_whole_scene(self) -> bool:
-        """Whether the oldest episode is complete, because a later episode has begun."""
-        return len(self._scenes) > 1
-
-    def take_scene(self) -> tuple[int, list[np.ndarray]]:
-        """Remove the oldest episode; return its number of environment steps and its frames."""
-        scene = self._scenes.pop(0)
-        return scene.n_steps, scene.frames
 
     def _watched(self, method: Callable[..., Any], *, is_reset: bool) -> Callable[..., Any]:
         @functools.wraps(method)
         def watched(*args: Any, **options: Any) -> Any:
             result = method(*args, **options)
             if is_reset:
-                self._scenes.append(_Scene())
-            else:
-                self._scenes[-1].n_steps += 1
-            if self._takes_frames:
-                self._scenes[-1].frames.append(np.array(self._environment.render()))
+                self.scenes.append([])
+            self.scenes[-1].append(np.array(self._environment.render()) if self._takes_frames else None)
             return result
 
         return watched
 
 
-def make_shown(options: ManagerOptions, mode: str) -> Any:
-    """Return a new environment with render mode ``mode``, after one reset. Raises UsageError if it cannot be shown."""
+def make_shown(options: ManagerOptions, mode: str, given: Mapping[str, Any] | None = None) -> Any:
+    """Return a new environment with render mode ``mode``, after one reset with the options ``given``.
+
+    Raises UsageError if it cannot be shown.
+    """
     env = str(options.env)
     if mode == WINDOW and not has_display() and not os.environ.get("SDL_VIDEODRIVER"):
         raise UsageError(
@@ -149,14 +131,15 @@ def make_shown(options: ManagerOptions, mode: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # mistakes raise errors below
         try:
-            environment = _make(options, mode)
+            arguments = {name: value for name, value in (options.env_kwargs or {}).items() if name != "render_mode"}
+            shown = attrs.evolve(options, env_kwargs=arguments, render_mode=mode)
+            environment = call_factory(resolve(with_recipe(shown.env, shown)), EnvContext(env_id=0, worker_id=0))
         except (ImportFailed, UsageError):
             raise
         except Exception as error:
             raise _cannot_be_shown(env, mode, error) from error
         try:
-            _require_mode(environment, env, mode)
-            _show_once(environment, env, mode)
+            _show_once(environment, env, mode, given)
         except BaseException:
             environment.close()
             raise
@@ -168,13 +151,8 @@ def has_display() -> bool:
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
-def _make(options: ManagerOptions, mode: str) -> Any:
-    arguments = {name: value for name, value in (options.env_kwargs or {}).items() if name != "render_mode"}
-    shown = attrs.evolve(options, env_kwargs=arguments, render_mode=mode)
-    return call_factory(resolve(with_recipe(shown.env, shown)), EnvContext(env_id=0, worker_id=0))
-
-
-def _require_mode(environment: Any, env: str, mode: str) -> None:
+def _show_once(environment: Any, env: str, mode: str, given: Mapping[str, Any] | None) -> None:
+    """Raise UsageError unless ``environment`` has the mode, can be reset and, in mode FRAMES, renders an image."""
     modes = (getattr(environment, "metadata", None) or {}).get("render_modes") or ()
     if hasattr(environment, "num_envs"):
         raise UsageError(f"{env!r} cannot be shown: it is a vector of several environments.")
@@ -183,12 +161,8 @@ def _require_mode(environment: Any, env: str, mode: str) -> None:
             f"{env!r} cannot be shown with render_mode={mode!r}: its render_modes are {', '.join(modes) or 'none'}. A "
             "function that makes an environment needs a parameter render_mode, which it passes on."
         )
-
-
-def _show_once(environment: Any, env: str, mode: str) -> None:
-    """Raise UsageError unless ``environment`` can be reset and, in mode FRAMES, renders an image."""
     try:
-        Resetter(environment)(environment, seed=None, options=None)
+        Resetter(environment)(environment, seed=None, options=given)
         frame: Any = environment.render() if mode == FRAMES else None
     except Exception as error:
         raise _cannot_be_shown(env, mode, error) from error
@@ -198,12 +172,6 @@ def _show_once(environment: Any, env: str, mode: str) -> None:
 
 def _cannot_be_shown(env: str, mode: str, error: Exception) -> UsageError:
     return UsageError(f"{env!r} cannot be shown with render_mode={mode!r}. {type(error).__name__}: {error}")
-
-
-def _frames_per_s(environment: Any) -> float:
-    """Return ``render_fps`` from the environment's metadata, or FRAMES_PER_S if it is not set."""
-    told = (getattr(environment, "metadata", None) or {}).get("render_fps")
-    return float(told) if told else FRAMES_PER_S
 
 
 def require_video() -> None:

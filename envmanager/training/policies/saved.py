@@ -5,14 +5,15 @@
     runs/x, or one checkpoint ── find ──▶ SavedTraining ── specs, trainers, weights ──▶ SavedPolicy
                                                └────── options of the manager ────────▶ the same environments
 
-Nothing is written into the training's folder. A checkpoint holds only data, so loading it runs no code except that of
-installed packages.
+Only logs are written into the training's folder. A checkpoint holds only data, so loading it runs no code except that
+of installed packages.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_arra
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.data.trees import Tree, build, leaves, leaves_like, map_tree, paths
 from envmanager.errors import UsageError
+from envmanager.observe.files import logged
 from envmanager.policy import Policy
 from envmanager.registry import ManagerOptions, structure
 from envmanager.training.algorithms.trainers import make_trainer
@@ -31,7 +33,7 @@ from envmanager.training.curriculum import Curriculum
 from envmanager.training.learners import unknown_behavior
 from envmanager.training.runs import checkpoints
 from envmanager.training.runs.checkpoints import BEST, STATE, Checkpoint, pointed_at, restoring
-from envmanager.training.runs.plan import CHECKPOINTS, CONTROL, LATEST, SavedPlan, table_for
+from envmanager.training.runs.plan import CHECKPOINTS, CONTROL, LATEST, LOGS, SavedPlan, table_for
 
 if TYPE_CHECKING:
     from torch import nn
@@ -121,10 +123,19 @@ class SavedTraining:
         return cls(found, checkpoints.load(found))
 
     @property
+    def folder(self) -> Path | None:
+        """Folder of the training; None for a checkpoint outside such a folder."""
+        folder = self.path.resolve().parent
+        return folder.parent if folder.name == CHECKPOINTS else None
+
+    @property
     def name(self) -> str:
         """Name of the training's folder; for a checkpoint outside such a folder, the name of the checkpoint."""
-        folder = self.path.resolve().parent
-        return folder.parent.name if folder.name == CHECKPOINTS else self.path.name
+        return (self.folder or self.path).name
+
+    def logged(self, options: ManagerOptions, name: str) -> AbstractContextManager[ManagerOptions]:
+        """Return a context with ``options`` whose workers print into files in the folder ``name`` of the run's logs."""
+        return logged(options, None if self.folder is None else self.folder / LOGS / name)
 
     @property
     def n_steps(self) -> int:
@@ -151,6 +162,14 @@ class SavedTraining:
         """Return the environment parameters of the training, drawn from ``seed``, or None if it had none."""
         parameters = self.plan.parameters
         return Curriculum(parameters, seed=seed, progress=lambda: 1.0) if parameters else None
+
+    def reset_options(self, *, seed: int = 0, given: Mapping[str, Any] | None = None) -> Mapping[str, Any] | None:
+        """Return a draw of the environment parameters in their last lessons, with those ``given`` in their place.
+
+        None if there are neither parameters nor ``given``.
+        """
+        curriculum = self.curriculum(seed=seed)
+        return given if curriculum is None else {**(curriculum.final_tasks(1)[0].options or {}), **(given or {})}
 
     def policy(self, behavior: str | None = None, *, device: str = "cpu") -> SavedPolicy:
         """Return the policy of ``behavior`` (None: the only behavior). Raises UsageError if it cannot be built."""
@@ -234,10 +253,8 @@ def _found(path: Path, checkpoint: str | int) -> Path:
             raise UsageError(f"{path} is one checkpoint: leave out {checkpoint!r}, or name the training's folder.")
         return path
     directory = _directory_in(path)
-    if checkpoint == LATEST:
-        return pointed_at(directory / LATEST)
-    if checkpoint == BEST and os.path.lexists(directory / BEST):
-        return pointed_at(directory / BEST)
+    if checkpoint in (LATEST, BEST) and os.path.lexists(directory / str(checkpoint)):
+        return pointed_at(directory / str(checkpoint))
     there = checkpoints.written(directory)
     found = _named(str(checkpoint), there)
     if found is None:

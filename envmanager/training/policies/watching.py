@@ -15,14 +15,14 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
 from envmanager.errors import EnvManagerError, UsageError, WorkerDied
 from envmanager.godot.games import protocol_of
 from envmanager.importing import needed_by
-from envmanager.observe.episodes import Episode, Episodes
+from envmanager.observe.episodes import Episodes
 from envmanager.options import RestartPolicy, Wait
 from envmanager.registry import ManagerOptions, make_manager
 from envmanager.training.learners import FreezeKeys
@@ -90,16 +90,18 @@ class Watching:
         with make_manager(options) as manager:
             self._take(manager, saved)
             try:
-                self._play(manager)
+                self._play(manager, saved.reset_options())
             except WorkerDied as error:
                 if error.phase != "step" or error.exit != _CLOSED_BY_HAND:
                     raise
             finally:
                 self._tell()
 
-    def _play(self, manager: EnvManager) -> None:
-        episodes = Episodes(on_end=self._episode_ended, keeps_returns=False)
-        episodes.add_all(manager.reset())
+    def _play(self, manager: EnvManager, given: Mapping[str, Any] | None) -> None:
+        episodes = Episodes(
+            lambda ended: self._returns.setdefault(ended.behavior, []).append(ended.total), keeps_returns=False
+        )
+        episodes.add_all(manager.reset({"options": given}))
         keys, due = FreezeKeys(manager), time.monotonic() + LOOK_EVERY_S
         while self._plan.steps is None or self._n_steps < self._plan.steps:
             episodes.add_all(manager.step())
@@ -116,9 +118,6 @@ class Watching:
                 self._tell()
                 self._look(manager)
                 due = time.monotonic() + LOOK_EVERY_S
-
-    def _episode_ended(self, episode: Episode) -> None:
-        self._returns.setdefault(episode.behavior, []).append(episode.total)
 
     def _tell(self) -> None:
         returns, self._returns = self._returns, {}
@@ -157,10 +156,8 @@ class Source:
 
     def newer(self) -> SavedTraining | None:
         """Return the next checkpoint to play, or None if there is no new one. Raises UsageError if it is unreadable."""
-        if self._name is not None:
-            return None
         try:
-            found = find(self._directory)
+            found = self._seen if self._name is not None else find(self._directory)
         except UsageError:  # the training has been restarted and has no checkpoint yet
             return None
         if found == self._seen:

@@ -34,7 +34,7 @@ import numpy as np
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, ImportFailed, NotWritten, UsageError
 from envmanager.importing import needed_by
-from envmanager.observe.episodes import Episode
+from envmanager.observe.episodes import FinishedEpisode
 from envmanager.observe.files import write_atomically
 from envmanager.options import at_least
 from envmanager.training.algorithms.states import checksum_of, from_plain, to_plain
@@ -54,7 +54,6 @@ _UNFINISHED = ".unfinished"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _AFTER_THE_STEPS = re.compile(rf"(-([2-9]|[1-9][0-9]+))?(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
 """Pattern for the part after the number of steps in a folder name that ``save`` made."""
-_LONGEST_NAME = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +61,9 @@ class TrainingState:
     """The state of a training run without its trainers' states."""
 
     n_steps: int = attrs.field(validator=at_least(0))
-    recent_episodes: tuple[Episode, ...] = ()
+    recent_episodes: tuple[FinishedEpisode, ...] = ()
+    recent_measures: tuple[dict[str, float], ...] = ()
+    """Measures of each of the recent episodes."""
     learners: LearnersState = attrs.field(factory=lambda: LearnersState(frozen=()))
     """Frozen behaviors and the progress of the round."""
     frozen_in_config: tuple[str, ...] = ()
@@ -214,15 +215,16 @@ def best_mean(directory: Path, run: str | None) -> float | None:
 def named(file: Path) -> Path | None:
     """Return the path of the checkpoint named in ``file`` (``latest`` or ``best``), or None if it has no valid name."""
     try:
-        with file.open("rb") as opened:
-            name = opened.readline(_LONGEST_NAME).decode().strip()
-    except (OSError, ValueError):
+        path = pointed_at(file)
+    except UsageError:
         return None
-    return file.parent / name if _NAME.fullmatch(name) else None
+    return path if _NAME.fullmatch(path.name) else None
 
 
 def _of_run(directory: Path, run: str | None) -> dict[Path, dict[str, Any]]:
-    return {path: facts for path, facts in own(directory).items() if facts.get("run") == run}
+    """Return ``{folder: content of state.json}`` for the checkpoints of a run that were named by ``save``."""
+    of_run = {path: facts for path, facts in written(directory).items() if facts.get("run") == run}
+    return {path: facts for path, facts in of_run.items() if _is_own_name(path.name, facts)}
 
 
 def _number(facts: Mapping[str, Any]) -> int:
@@ -330,11 +332,6 @@ def _reason(error: Exception) -> str:
     return text if isinstance(error, EnvManagerError | OSError | ValueError) else f"{type(error).__name__}: {text}"
 
 
-def own(directory: Path) -> dict[Path, dict[str, Any]]:
-    """Return ``{folder: content of state.json}`` for the checkpoints in ``directory`` that were named by ``save``."""
-    return {path: facts for path, facts in written(directory).items() if _is_own_name(path.name, facts)}
-
-
 def _is_own_name(name: str, facts: Mapping[str, Any]) -> bool:
     controller = facts["parts"].get(_CONTROLLER)
     n_steps = controller.get("n_steps") if isinstance(controller, dict) else None
@@ -346,12 +343,8 @@ def _is_own_name(name: str, facts: Mapping[str, Any]) -> bool:
 
 def written(directory: Path) -> dict[Path, dict[str, Any]]:
     """Return ``{folder: content of state.json}`` of all checkpoints in ``directory``, finished or not."""
-    found = {}
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        facts = _facts_of(path)
-        if facts is not None:
-            found[path] = facts
-    return found
+    found = {path: _facts_of(path) for path in sorted(directory.iterdir())} if directory.is_dir() else {}
+    return {path: facts for path, facts in found.items() if facts is not None}
 
 
 def remove(path: Path, facts: Mapping[str, Any]) -> None:

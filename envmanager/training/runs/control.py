@@ -54,13 +54,9 @@ class ControlFile:
     def __init__(self, path: Path, behaviors: Collection[str], *, seen: tuple[int, ...] | None = None) -> None:
         self._path = path
         self._behaviors = list(behaviors)
-        self._state = seen
-        self._due = 0.0
-
-    @property
-    def state(self) -> tuple[int, ...] | None:
+        self.state = seen
         """Modification time (ns), size and inode of the file at its last read, for checkpoints; None if never read."""
-        return self._state
+        self._due = 0.0
 
     def obey(self, carry_out: Callable[[Control], Any], now: float) -> None:
         """Pass the requests of a changed file to ``carry_out``. Checks the file at most every ``EVERY_S`` seconds.
@@ -84,9 +80,9 @@ class ControlFile:
         except OSError:  # usually the file does not exist
             return None
         state = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if state == self._state:
+        if state == self.state:
             return None
-        self._state = state
+        self.state = state
         if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
             raise ConfigError(f"this is not a file of at most {LARGEST:,} bytes.")
         try:

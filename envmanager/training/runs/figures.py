@@ -4,6 +4,7 @@
 
     default/loss …           figures of an update                        evaluation/return, evaluation/length
     default/return, length   means of the last hundred episodes          default/evaluation_return, …
+    default/MEASURE          the same of a measure, such as is_success   default/evaluation_MEASURE
     default/frozen           0 or 1                                      training/steps_per_s
     curriculum/NAME/lesson, curriculum/NAME/value: lesson, from 1, and last value of a parameter
     return/mean, length/mean over all behaviors                          envmanager/…  the manager's statistics
@@ -94,7 +95,7 @@ class Report:
 
 
 class EpisodeLog(Report):
-    """A writer that replaces ``directory/episodes.csv``. Drops old episodes except any up to agent step ``resumed_at``.
+    """A writer that replaces ``directory/episodes.csv``. Drops old episodes from agent step ``resumed_at`` on.
 
     The time of the last kept episode is added to the times of new episodes. Raises NotWritten if the file cannot be
     created, and UsageError if the file of the resumed run cannot be read.
@@ -103,7 +104,8 @@ class EpisodeLog(Report):
     def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
         path = self._path = directory / EPISODES
         self._is_incomplete = False
-        kept = [] if resumed_at is None else [end for end in read_episodes(path) if end.steps <= resumed_at]
+        # The last step of an episode is not yet counted in its ``steps``.
+        kept = [] if resumed_at is None else [end for end in read_episodes(path) if end.steps < resumed_at]
         self._seconds_before = kept[-1].seconds if kept else 0.0
         self._file = CsvFile(path, COLUMNS, [_row(end, end.seconds) for end in kept])
 
@@ -223,35 +225,37 @@ class Figures(Report):
         if untold:
             self._tell_of_all(untold[-1].n_steps, time.monotonic())
 
-    def evaluated(self, run: Any, evaluation: Evaluation, is_best: bool) -> None:
-        self._write_evaluation(evaluation)
-
     def evaluated_at_the_end(self, run: Any, evaluation: Evaluation) -> None:
-        self._write_evaluation(evaluation)
+        self.evaluated(run, evaluation, False)
 
-    def _write_evaluation(self, evaluation: Evaluation) -> None:
+    def evaluated(self, run: Any, evaluation: Evaluation, is_best: bool) -> None:
         scalars = _return_and_length("evaluation/", evaluation.returns, evaluation.lengths)
         for behavior, returns in evaluation.returns_of.items():
             lengths = evaluation.lengths_of.get(behavior, [])
             scalars |= _return_and_length(f"{behavior}/evaluation_", returns, lengths)
+            means = evaluation.means_of_measures(behavior)
+            scalars |= {f"{behavior}/evaluation_{name}": mean for name, mean in means.items()}
         self._write({**scalars, "evaluation/lost": evaluation.lost}, self._controller.n_steps)
 
     def _tell(self, update: Update) -> None:
         del self._untold[update.behavior]
-        episodes, behavior = self._controller.episodes, update.behavior
-        scalars = {f"{behavior}/{name}": figure for name, figure in update.figures.items()}
-        scalars[f"{behavior}/return"] = episodes.mean_of_recent(behavior)
-        scalars[f"{behavior}/length"] = episodes.mean_length(behavior)
-        self._write(_numbers(scalars, f"{behavior}/return", f"{behavior}/length"), update.n_steps)
+        behavior, measures = update.behavior, self._controller.episodes.means_of_measures(update.behavior)
+        told = {**update.figures, **self._means(behavior), **measures}
+        self._write({f"{behavior}/{name}": figure for name, figure in told.items()}, update.n_steps)
 
     def _tell_of_all(self, n_steps: int, now: float) -> None:
         """Write the metrics that belong to no single behavior, such as overall means and the manager's statistics."""
-        episodes = self._controller.episodes
-        scalars = {"return/mean": episodes.mean_of_recent(), "length/mean": episodes.mean_length()}
+        scalars = {f"{name}/mean": mean for name, mean in self._means().items()}
         scalars |= self._rate(now)
         scalars |= {} if self._curriculum is None else self._curriculum.figures()
         scalars |= {f"envmanager/{name}": value for name, value in scalars_of(self._controller.manager.stats()).items()}
-        self._write(_numbers(scalars, "return/mean", "length/mean"), n_steps)
+        self._write(scalars, n_steps)
+
+    def _means(self, behavior: str | None = None) -> dict[str, float]:
+        """Return the mean return and length of the last episodes, or {} if none has ended."""
+        episodes = self._controller.episodes
+        means = {"return": episodes.mean_of_recent(behavior), "length": episodes.mean_length(behavior)}
+        return {name: mean for name, mean in means.items() if not math.isnan(mean)}
 
     def _rate(self, now: float) -> dict[str, float]:
         """Return the agent steps per second since the last call as a metric, or {} if the rate is unknown."""
@@ -280,8 +284,3 @@ def _who_is_frozen(controller: TrainerController) -> dict[str, float]:
 def _return_and_length(prefix: str, returns: list[float], lengths: list[int]) -> dict[str, float]:
     scalars = {f"{prefix}return": mean_and_spread(returns)[0]} if returns else {}
     return {**scalars, f"{prefix}length": mean_and_spread(lengths)[0]} if lengths else scalars
-
-
-def _numbers(scalars: dict[str, float], *names: str) -> dict[str, float]:
-    """Return ``scalars`` without the metrics in ``names`` that are NaN because no episode has ended."""
-    return {name: value for name, value in scalars.items() if name not in names or not math.isnan(value)}

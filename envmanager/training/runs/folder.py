@@ -4,6 +4,7 @@
 
     run/episodes.csv, run/metrics.csv, run/tensorboard/…
     run/config.json, run/versions.json     config and library versions of the training
+    run/logs/train/worker-0-0.log, …       what workers print
     run/checkpoints/latest, run/checkpoints/best, run/checkpoints/000000102400/…
     run/control.toml                       written by a person; optional
     run/.training.lock                     locked during a training run; kept afterwards

@@ -40,20 +40,16 @@ MakeWriter = Callable[..., MetricsWriter]
 """A function ``make(facts, **options)`` that returns a writer."""
 
 
-@attrs.frozen
-class _Known:
-    make: MakeWriter
-    library: str | None = None
-    extra: str | None = None
-
-
-KINDS = {
-    "csv": _Known(writers.CsvMetrics),
-    "mlflow": _Known(writers.MlflowMetrics, "mlflow", "mlflow"),
-    "tensorboard": _Known(writers.TensorBoardMetrics, "tensorboardX", "tensorboard"),
-    "wandb": _Known(writers.WandbMetrics, "wandb", "wandb"),
+KINDS: dict[str, tuple[MakeWriter, str | None]] = {
+    "csv": (writers.CsvMetrics, None),
+    "mlflow": (writers.MlflowMetrics, "mlflow"),
+    "tensorboard": (writers.TensorBoardMetrics, "tensorboardX"),
+    "wandb": (writers.WandbMetrics, "wandb"),
 }
-"""Writers of this library, by name. The library of each is imported only if it is chosen."""
+"""Writers of this library, by name, with the library that each needs, which the extra named like the kind installs.
+
+It is imported only if its writer is chosen.
+"""
 
 
 @attrs.frozen
@@ -134,11 +130,10 @@ def _open(each: Metrics, facts: RunFacts) -> MetricsWriter:
 
 
 def _find(kind: str) -> MakeWriter:
-    known = KINDS.get(kind)
-    if known is not None and known.library is not None:
-        with needed_by(f"training.metrics: {kind}", extra=known.extra):
-            importlib.import_module(known.library)
-    found: MakeWriter | None = _ADDED.load(kind) if known is None else known.make
+    found, library = KINDS.get(kind) or (_ADDED.load(kind), None)
+    if library is not None:
+        with needed_by(f"training.metrics: {kind}", extra=kind):
+            importlib.import_module(library)
     assert found is not None, "parse took a kind that nobody knows"
     return found
 

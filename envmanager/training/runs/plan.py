@@ -20,8 +20,9 @@ import attrs
 from envmanager.adapters.other_names import other_names
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
+from envmanager.observe.files import UNLOGGED
 from envmanager.options import at_least, plain_numbers
-from envmanager.registry import ManagerOptions, structure
+from envmanager.registry import ManagerOptions, live, structure
 from envmanager.training import curriculum
 from envmanager.training.learners import Rounds
 from envmanager.training.runs.metrics import parse as parse_metrics
@@ -30,8 +31,11 @@ CHECKPOINTS, LATEST = "checkpoints", "latest"
 """Name of the folder of checkpoints in a training run's folder."""
 CONTROL = "control.toml"
 """Name of the file that a person edits to change a training run in progress. The training only reads it."""
+LOGS, OF_TRAINING = "logs", "logs/train"
+"""Folders, in a training run's folder, of files with what workers print: of all commands, and of the training."""
 ANY_BEHAVIOR = "*"
 """Key in the table ``trainers`` whose entry applies to every behavior without an entry of its own."""
+_optional: Any = attrs.validators.optional
 NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace", "record", "order"})
 """Manager options not saved in checkpoints, because they may contain secrets or apply to a single run only."""
 
@@ -43,18 +47,18 @@ class TrainingOptions:
     other_names = staticmethod(other_names)
 
     steps: int = attrs.field(default=100_000, validator=at_least(1))
-    seed: int = 0
+    seed: int = attrs.field(default=0, validator=at_least(0))
     device: str = "auto"
-    threads: int | None = 1
+    threads: int | None = attrs.field(default=1, validator=_optional(at_least(1)))
     """Number of threads PyTorch may use for one operation; None for PyTorch's default. Workers need the other cores."""
-    max_policy_lag: int | None = None
-    checkpoint_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    max_policy_lag: int | None = attrs.field(default=None, validator=_optional(at_least(0)))
+    checkpoint_every: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
     """Number of agent steps between checkpoints; None for no regular ones. A checkpoint is also written at the end."""
     keep: int = attrs.field(default=3, validator=at_least(1))
     """Number of newest checkpoints to keep. The checkpoint with the best evaluation is kept too."""
     evaluation_episodes: int = attrs.field(default=100, validator=at_least(0))
     """Number of greedy episodes in an evaluation, divided among the environments; 0 for no evaluation at the end."""
-    evaluate_every: int | None = attrs.field(default=None, validator=attrs.validators.optional(at_least(1)))
+    evaluate_every: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
     """Number of agent steps between evaluations in separate environments; None for no evaluations during training."""
     metrics: Any = attrs.field(default=(), converter=parse_metrics)
     """Metrics writers (such as tensorboard, csv, wandb, mlflow), as a list of names or as ``{name: options}``."""
@@ -81,7 +85,7 @@ class SavedPlan:
     training, to which paths in the environment's name are relative.
     """
 
-    manager: dict[str, Any] | None = attrs.field(validator=attrs.validators.optional(_require_environment))
+    manager: dict[str, Any] | None = attrs.field(validator=_optional(_require_environment))
     trainers: dict[str, dict[str, Any]]
     directory: str
     parameters: dict[str, Any] = attrs.field(factory=dict)
@@ -108,15 +112,20 @@ class TrainingPlan:
     def parse(
         cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
     ) -> TrainingPlan:
-        """Build a plan from ``config``. Raises ConfigError for a mistake, UsageError for ``resume`` with ``force``."""
+        """Build a plan from ``config``. Raises ConfigError for a mistake, UsageError for ``resume`` with ``force``.
+
+        Unless ``config`` has a ``manager.log_dir``, which may be None, workers print into files in ``directory``.
+        """
         tables = config.get("training") or {}
         # _rounds parses the table ``rounds``, with clearer errors.
         without_rounds = {**tables, "rounds": None} if isinstance(tables, Mapping) else tables
         training = structure(TrainingOptions, without_rounds, where="training")
         table = config.get("manager") or {}
-        with_seed = {"seed": training.seed, **table} if isinstance(table, Mapping) else table
-        manager = structure(ManagerOptions, with_seed, where="manager")
-        if manager.env is None:
+        if isinstance(table, Mapping):
+            logs = None if table.get("kind") in UNLOGGED else str(directory / OF_TRAINING)
+            table = {"seed": training.seed, "log_dir": logs, **table}
+        manager = structure(ManagerOptions, table, where="manager")
+        if manager.env is None and manager.kind != "replay":
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
         trainers = config.get("trainers") or {}
         if not isinstance(trainers, Mapping) or not trainers:
@@ -134,7 +143,7 @@ class TrainingPlan:
         try:
             manager = None
             if isinstance(self.manager.env, str):
-                manager = attrs.asdict(self.manager, filter=lambda field, _: field.name not in NOT_TOLD)
+                manager = attrs.asdict(live(self.manager), filter=lambda field, _: field.name not in NOT_TOLD)
             told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
             told["parameters"] = dict(self.training.parameters)
             text = json.dumps(told, default=lambda own: dict(own) if isinstance(own, Mapping) else os.fspath(own))

@@ -32,7 +32,7 @@ from envmanager.observe.files import reporting, write_atomically
 from envmanager.options import Wait
 from envmanager.training.algorithms.states import checksum_of
 from envmanager.training.runs.metrics import Metrics
-from envmanager.training.runs.plan import ANY_BEHAVIOR, TrainingPlan, table_for
+from envmanager.training.runs.plan import ANY_BEHAVIOR, OF_TRAINING, TrainingPlan, table_for
 from envmanager.training.trainer import Trainer
 
 CONFIG, VERSIONS = "config.json", "versions.json"
@@ -127,8 +127,8 @@ def _directory() -> str | None:
 
 _OF_RUNNING = frozenset(
     {"kind", "n_envs", "n_workers", "local_envs", "wait", "timeouts", "restarts", "zero_copy", "start_method", "trace"}
-    | {"record", "record_observations", "order", "recording", "strict"}
-    | {"log_dir", "check_values", "infos", "seed"}
+    | {"record", "record_observations", "order", "recording", "strict", "trust"}
+    | {"log_dir", "check_values", "infos", "measures", "seed"}
 )
 """Manager options that change only how environments are run, not what is played."""
 
@@ -143,6 +143,8 @@ def resolved(plan: TrainingPlan, trainers: Mapping[str, Trainer]) -> dict[str, A
     manager, training = plain(plan.manager), plain(plan.training)
     if manager["seed"] == training["seed"]:
         del manager["seed"]  # the default; left out so that a change of training.seed changes both
+    if manager["log_dir"] == str(plan.directory / OF_TRAINING):
+        del manager["log_dir"]  # likewise, so that a training elsewhere with this config has its own
     return {"manager": manager, "training": training, "trainers": of_trainers}
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import math
+import pkgutil
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from envmanager.data.seeding import derive_seed
-from envmanager.errors import ConfigError
+from envmanager.errors import ConfigError, EnvManagerError
 from envmanager.importing import needed_by
-from envmanager.observe.episodes import RECENT, Episode
+from envmanager.observe.episodes import RECENT, FinishedEpisode
+from envmanager.observe.files import tidied
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ResetConfig, Wait
-from envmanager.registry import make_manager
+from envmanager.registry import ManagerOptions, make_manager
+from envmanager.training.algorithms.networks import pick_device
 from envmanager.training.algorithms.trainers import check_tables, make_trainer
 from envmanager.training.controller import TrainerController, Update
 from envmanager.training.curriculum import PROGRESS, Curriculum, CurriculumState, LessonBegan, ends_of
@@ -42,14 +45,15 @@ from envmanager.training.evaluation import (
     mean_and_spread,
     restore_generators,
 )
+from envmanager.training.learner_process import LearnerFailed
 from envmanager.training.learners import KEPT, LearnersChanged, unknown_behavior
 from envmanager.training.runs import checkpoints, folder, metrics, records
 from envmanager.training.runs.checkpoints import Checkpoint, TrainingState
 from envmanager.training.runs.control import Control, ControlFile
 from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog, Figures, Report
-from envmanager.training.runs.plan import ANY_BEHAVIOR, CONTROL, TrainingOptions, TrainingPlan, table_for
+from envmanager.training.runs.plan import ANY_BEHAVIOR, CONTROL, OF_TRAINING, TrainingOptions, TrainingPlan, table_for
 from envmanager.training.runs.writers import RunFacts
-from envmanager.training.trainer import Trainer
+from envmanager.training.trainer import NotFinite, Trainer
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -78,6 +82,8 @@ class TrainingResult:
     stats: ManagerStats
     n_steps_before: int = 0
     mean_return_of: Mapping[str, float] = attrs.field(factory=dict)
+    measures_of: Mapping[str, Mapping[str, float]] = attrs.field(factory=dict)
+    """Means of the measures, such as a success rate, over the same episodes as ``mean_return_of``, by behavior."""
     lessons: Mapping[str, int] = attrs.field(factory=dict)
     """Present lesson, counted from 1, of each environment parameter that has several."""
 
@@ -95,6 +101,7 @@ class TrainingResult:
             "steps_per_s": self.steps_per_s,
             "mean_return": None if math.isnan(self.mean_return) else self.mean_return,
             "mean_return_of": dict(self.mean_return_of),
+            "measures_of": dict(self.measures_of),
             "lessons": dict(self.lessons),
             "evaluation": None
             if self.evaluation is None
@@ -106,6 +113,7 @@ class TrainingResult:
                 "spread": self.evaluation.spread,
                 "mean_length": mean_and_spread(self.evaluation.lengths)[0] if self.evaluation.lengths else None,
                 "returns": dict(self.evaluation.returns_of),
+                "measures": {own: self.evaluation.means_of_measures(own) for own in self.evaluation.returns_of},
             },
             "restarts": self.stats.restarts,
             "steps_lost": self.stats.steps_lost,
@@ -125,6 +133,8 @@ class TrainingRun:
         self.began = 0.0
         self.n_steps_before = 0
         """Number of agent steps that earlier runs of this training have taken."""
+        self.saved_at = 0
+        """Number of agent steps of the training at the last checkpoint; 0 if there is none yet."""
         # Id of the training in every checkpoint; a resume restores it.
         self._id: str = secrets.token_hex(8)
         self._plan = plan.saved()
@@ -132,12 +142,11 @@ class TrainingRun:
         """Receivers of what happens: the display, and once the environments run the figures and the episode log."""
         self._stops = False
         self._saved: Path | None = None
-        self._saved_at = 0
         self._evaluated_at = 0
         self._best: float | None = None
         self._evaluator: Evaluator | None = None
         self._frozen_in_config: frozenset[str] = frozenset()
-        self._control: ControlFile | None = None
+        self._control: ControlFile
         # Requested changes of the frozen behaviors, including those of earlier runs, for plots.
         self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
         self._lessons: list[LessonBegan] = []
@@ -145,11 +154,6 @@ class TrainingRun:
     def stop(self) -> None:
         """Make ``go`` cancel any evaluation, finish the steps in progress, save a checkpoint and return."""
         self._stops = True
-
-    @property
-    def saved_at(self) -> int:
-        """Number of agent steps of the training at the last checkpoint; 0 if there is none yet."""
-        return self._saved_at
 
     def go(self) -> TrainingResult:
         """Train to the end, or until ``stop()``, and return the result.
@@ -160,13 +164,14 @@ class TrainingRun:
         training, directory = self.plan.training, self.plan.directory
         folder.check(directory, resume=self.plan.resume, force=self.plan.force)
         check_tables(self.plan.trainers)
+        pick_device(training.device, where="training.device")
         metrics.require(training.metrics)
         if self.plan.resume:
             records.check_resumed(self.plan)
             n_steps = checkpoints.load_latest(self.plan.checkpoints).training.n_steps
             if n_steps >= training.steps:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
-        with folder.held(directory, resume=self.plan.resume, force=self.plan.force):
+        with folder.held(directory, resume=self.plan.resume, force=self.plan.force), tidied(directory / OF_TRAINING):
             return self._train(training)
 
     def _train(self, training: TrainingOptions) -> TrainingResult:
@@ -174,18 +179,28 @@ class TrainingRun:
             torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)
         self.began = time.monotonic()
-        with make_manager(self.plan.manager) as manager, ExitStack() as stack:
+        with make_manager(self._options()) as manager, ExitStack() as stack:
             controller = self._prepare(manager, stack)
-            for report in self._reports:
-                report.started(self)
-            controller.train(training.steps, until=self._is_over)
-            if self._stops:
-                controller.step(Wait.all())  # so that the trainers learn from the steps in flight too
+            self._report(lambda report: report.started(self))
+            self._warn_of_too_few_steps()
+            try:
+                controller.train(training.steps, until=self._is_over)
+                if self._stops:
+                    controller.step(Wait.all())  # so that the trainers learn from the steps in flight too
+            except EnvManagerError as error:
+                self._save_before(error, controller)
+                raise
             wall_s = time.monotonic() - self.began
             self._save(controller)
+            for behavior, trainer in self.trainers.items():
+                if not self._stops and not trainer.version and behavior not in controller.frozen:
+                    taken = f"{controller.n_steps:,}"
+                    _logger.warning("%r has learned nothing: no update in %s agent steps.", behavior, taken)
             means = {behavior: controller.episodes.mean_of_recent(behavior) for behavior in self.trainers}
+            measures = {behavior: controller.episodes.means_of_measures(behavior) for behavior in means}
+            self._warn_of_unknown_measures(controller)
             ended = "stopped" if self._stops else "done"
-            evaluation = None if self._stops else self._evaluate_at_the_end(manager)
+            evaluation = None if self._stops else self._evaluate_at_the_end(controller)
             return TrainingResult(
                 ended,
                 controller.n_steps,
@@ -195,8 +210,27 @@ class TrainingRun:
                 manager.stats(),
                 self.n_steps_before,
                 {behavior: mean for behavior, mean in means.items() if not math.isnan(mean)},
+                measures,
                 {} if self.curriculum is None else self.curriculum.lessons,
             )
+
+    def _warn_of_unknown_measures(self, controller: TrainerController) -> None:
+        recent = controller.episodes.recent
+        known = sorted({name for episode in recent for name in episode.numbers})
+        for name in controller.manager.measures if recent else ():
+            if name not in known:
+                told = f"they have {', '.join(known)}" if known else "they have no numbers"
+                _logger.warning("no info at the end of the last episodes has the measure %r: %s.", name, told)
+
+    def _options(self) -> ManagerOptions:
+        """Return the manager's options. A resumed training records into a further part of its recording."""
+        options = self.plan.manager
+        if not self.plan.resume or options.record is None or options.kind == "replay":
+            return options
+        record = pkgutil.resolve_name("envmanager.recording.file:further_part")(options.record)
+        if record != options.record:
+            _logger.warning("the recording goes on in %s, a further part of %s.", record, options.record)
+        return attrs.evolve(options, record=record)
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
         """Make the trainers, evaluator and writers; on a resume, load the latest checkpoint. Return the controller."""
@@ -224,10 +258,8 @@ class TrainingRun:
             self._restore(controller, changes)
             if changes:
                 _logger.warning("this training goes on with a changed config: %s.", ", ".join(changes))
-        if training.evaluate_every is not None:
-            n_episodes, seed = training.evaluation_episodes, training.seed
-            evaluator = Evaluator(plan.manager, manager, n_episodes=n_episodes, seed=seed, curriculum=self.curriculum)
-            self._evaluator = stack.enter_context(evaluator)
+        if training.evaluate_every is not None and not self._has_no_env:
+            self._evaluator = stack.enter_context(self._make_evaluator(manager))
         resumed_at = controller.n_steps if plan.resume else None
         facts = RunFacts(directory, self._id, config, resumed_at)
         figures = stack.enter_context(
@@ -238,6 +270,16 @@ class TrainingRun:
         self._reports = [figures, log, *self._reports]
         controller.episodes.on_end = self._episode_ended
         return controller
+
+    @property
+    def _has_no_env(self) -> bool:
+        """Whether the training replays a recording and names no environment, in which it could be evaluated."""
+        return self.plan.manager.kind == "replay" and self.plan.manager.env is None
+
+    def _make_evaluator(self, manager: EnvManager) -> Evaluator:
+        training = self.plan.training
+        more = {"n_episodes": training.evaluation_episodes, "seed": training.seed}
+        return Evaluator(self.plan.manager, manager, **more, curriculum=self.curriculum)
 
     def _make_trainers(self, manager: EnvManager, stack: ExitStack) -> dict[str, Trainer]:
         plan, training = self.plan, self.plan.training
@@ -278,13 +320,12 @@ class TrainingRun:
     def _is_over(self) -> bool:
         controller, every = self.controller, self.plan.training.checkpoint_every
         assert controller is not None
-        assert self._control is not None
         self._control.obey(self._carry_out, time.monotonic())
         if controller.is_between_rounds:
             gap, n_steps = self.plan.training.evaluate_every, controller.n_steps
-            if gap is not None and n_steps // gap > self._evaluated_at // gap:
+            if self._evaluator is not None and gap is not None and n_steps // gap > self._evaluated_at // gap:
                 self._evaluate_on_the_way(controller)
-            if every is not None and controller.n_steps - self._saved_at >= every:
+            if every is not None and controller.n_steps - self.saved_at >= every:
                 self._save(controller)
         return self._stops
 
@@ -295,29 +336,29 @@ class TrainingRun:
         if asked.checkpoint:
             self._save(self.controller)
 
-    def _updated(self, update: Update) -> None:
+    def _report(self, tell: Callable[[Report], Any]) -> None:
         for report in self._reports:
-            report.updated(self, update)
+            tell(report)
+
+    def _updated(self, update: Update) -> None:
+        self._report(lambda report: report.updated(self, update))
 
     def _changed(self, change: LearnersChanged) -> None:
         if not change.is_round:
             self._changes.append(change)
-        for report in self._reports:
-            report.changed(self, change)
+        self._report(lambda report: report.changed(self, change))
 
     def _lesson_began(self, began: LessonBegan) -> None:
         assert self.controller is not None
         self._lessons.append(attrs.evolve(began, n_steps=self.controller.n_steps))
-        for report in self._reports:
-            report.lesson_began(self, self._lessons[-1])
+        self._report(lambda report: report.lesson_began(self, self._lessons[-1]))
 
-    def _episode_ended(self, episode: Episode) -> None:
+    def _episode_ended(self, episode: FinishedEpisode) -> None:
         assert self.controller is not None
         behavior, agent_id, total, length = episode
         seconds = time.monotonic() - self.began
         end = EpisodeEnd(self.controller.n_steps, seconds, behavior, agent_id, total, length)
-        for report in self._reports:
-            report.episode_ended(end)
+        self._report(lambda report: report.episode_ended(end))
 
     # Evaluations.
 
@@ -327,72 +368,97 @@ class TrainingRun:
         evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
         if evaluation is None:
             return
-        is_best = self._is_best(evaluation)
-        if is_best:
-            if self._saved is None or self._saved_at != controller.n_steps:
-                self._save(controller)
-            self._mark_best(evaluation)
-        for report in self._reports:
-            report.evaluated(self, evaluation, is_best)
+        is_best = self._mark_if_best(evaluation, controller)
+        self._report(lambda report: report.evaluated(self, evaluation, is_best))
 
-    def _evaluate_at_the_end(self, manager: EnvManager) -> Evaluation | None:
-        """Evaluate the final policies and mark a new best checkpoint. Return None if evaluation is off or stopped."""
-        n_episodes = self.plan.training.evaluation_episodes
-        if not n_episodes:
+    def _evaluate_at_the_end(self, controller: TrainerController) -> Evaluation | None:
+        """Evaluate the final policies and mark a new best checkpoint. Return None if evaluation is off or stopped.
+
+        A recording has the steps of the training alone, so that a replay needs no more of them.
+        """
+        n_episodes, options = self.plan.training.evaluation_episodes, self.plan.manager
+        if n_episodes and self._has_no_env:
+            _logger.warning("nothing is evaluated, because this replay names no environment (manager.env).")
+        if not n_episodes or self._has_no_env:
             return None
-        for report in self._reports:
-            report.evaluating(n_episodes)
+        self._report(lambda report: report.evaluating(n_episodes))
+        is_attached = options.engine is not None and options.engine.get("attach") is not None
         if self._evaluator is not None:
             evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
+        elif options.kind == "replay" or ((options.record or options.order) and not is_attached):
+            with self._make_evaluator(controller.manager) as evaluator:
+                evaluation = evaluator.evaluate(self.trainers, lambda: self._stops)
         else:
             policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
             seed = None if self.plan.manager.seed is None else evaluation_seed(self.plan.training.seed)
-            episodes = episodes_for(manager, n_episodes, seed, self.curriculum)
-            evaluation = evaluate_until(lambda _: self._stops, manager, policies, **episodes)
+            episodes = episodes_for(controller.manager, n_episodes, seed, self.curriculum)
+            evaluation = evaluate_until(lambda _: self._stops, controller.manager, policies, **episodes)
         if evaluation is not None:
-            if self._is_best(evaluation):
-                self._mark_best(evaluation)
-            for report in self._reports:
-                report.evaluated_at_the_end(self, evaluation)
+            self._mark_if_best(evaluation, controller)
+            self._report(lambda report: report.evaluated_at_the_end(self, evaluation))
         return evaluation
 
-    def _is_best(self, evaluation: Evaluation) -> bool:
+    def _mark_if_best(self, evaluation: Evaluation, controller: TrainerController) -> bool:
+        """Mark the checkpoint of an evaluation that is the best so far, and remove those that need not be kept."""
         mean = evaluation.mean
-        return evaluation.is_complete and not math.isnan(mean) and (self._best is None or mean > self._best)
-
-    def _mark_best(self, evaluation: Evaluation) -> None:
-        """Mark the last checkpoint as the best, and remove checkpoints that no longer need to be kept."""
+        if not evaluation.is_complete or math.isnan(mean) or (self._best is not None and mean <= self._best):
+            return False
+        if self._saved is None or self.saved_at != controller.n_steps:
+            self._save(controller)
         assert self._saved is not None
-        self._best = evaluation.mean
-        checkpoints.mark_best(self._saved, self._best)
+        self._best = mean
+        checkpoints.mark_best(self._saved, mean)
         checkpoints.prune(self.plan.checkpoints, self._id, keep=self.plan.training.keep)
+        return True
+
+    def _warn_of_too_few_steps(self) -> None:
+        training = self.plan.training
+        for behavior, trainer in self.trainers.items():
+            is_new = training.rounds is None and not trainer.frozen and not trainer.version
+            if is_new and training.steps < trainer.n_before_update:
+                why = f"the first update comes after {trainer.n_before_update:,} agent steps of its own (rollout"
+                why += f", or learning_starts), and training.steps is {training.steps:,}"
+                _logger.warning("%r will learn nothing: %s.", behavior, why)
 
     # Checkpoints.
 
+    def _save_before(self, error: EnvManagerError, controller: TrainerController) -> None:
+        """Save what was learned before ``error`` ended the training, if there is something new and it can be saved."""
+        is_of_update = isinstance(error, LearnerFailed) or (isinstance(error, NotFinite) and error.env_id is None)
+        if controller.n_steps == self.saved_at or is_of_update:
+            return
+        try:
+            self._save(controller)
+        except EnvManagerError as another:  # as on a full disk
+            if type(another) is not type(error):
+                _logger.warning("what was learned before the error that follows is not saved: %s", another)
+
     def _save(self, controller: TrainerController) -> None:
-        assert self.manager is not None
+        trainers = {behavior: trainer.state() for behavior, trainer in self.trainers.items()}
+        controller.require_finite_weights()
+        recent, own = tuple(controller.episodes.recent)[-RECENT:], set(controller.manager.measures)
         training = TrainingState(
             n_steps=controller.n_steps,
-            recent_episodes=tuple(controller.episodes.recent)[-RECENT:],
+            recent_episodes=recent,
+            recent_measures=tuple({name: each.numbers[name] for name in own & each.numbers.keys()} for each in recent),
             learners=controller.state(),
             frozen_in_config=tuple(sorted(self._frozen_in_config)),
             changes=tuple(self._changes),
             curriculum=CurriculumState() if self.curriculum is None else self.curriculum.state(),
             lessons=tuple(self._lessons),
-            control=None if self._control is None else self._control.state,
+            control=self._control.state,
             plan=self._plan,
-            specs={behavior: self.manager.behavior_specs[behavior] for behavior in self.trainers},
+            specs={behavior: controller.manager.behavior_specs[behavior] for behavior in self.trainers},
         )
         checkpoint = Checkpoint(
             run=self._id,
             training=training,
-            trainers={behavior: trainer.state() for behavior, trainer in self.trainers.items()},
+            trainers=trainers,
             generators=generator_states(),
         )
-        self._saved = checkpoints.save(self.plan.checkpoints, checkpoint, keep=self.plan.training.keep)
-        self._saved_at = controller.n_steps
-        for report in self._reports:
-            report.saved(self._saved)
+        saved = self._saved = checkpoints.save(self.plan.checkpoints, checkpoint, keep=self.plan.training.keep)
+        self.saved_at = controller.n_steps
+        self._report(lambda report: report.saved(saved))
 
     def _restore(self, controller: TrainerController, changes: list[str]) -> None:
         advice = "Resume with the config it was written with."
@@ -401,12 +467,13 @@ class TrainingRun:
         path = checkpoints.latest(self.plan.checkpoints)
         advice = f"{advice} {checkpoints.another_than(path)}"
         checkpoint = checkpoints.load(path)
-        assert self.manager is not None
         for behavior, trainer in self.trainers.items():
-            checkpoints.restore(trainer, self.manager.behavior_specs[behavior], checkpoint, path, advice)
+            checkpoints.restore(trainer, controller.manager.behavior_specs[behavior], checkpoint, path, advice)
         training = checkpoint.training
-        controller.n_steps = self._saved_at = self._evaluated_at = self.n_steps_before = training.n_steps
+        controller.n_steps = self.saved_at = self._evaluated_at = self.n_steps_before = training.n_steps
         controller.episodes.recent.extend(training.recent_episodes)
+        for episode, numbers in zip(training.recent_episodes, training.recent_measures, strict=False):
+            episode.numbers = numbers
         with checkpoints.restoring(f"the checkpoint {path} cannot be resumed", advice=checkpoints.another_than(path)):
             # A behavior whose `frozen` was changed in the config since then is what the config says now.
             differs = self._frozen_in_config ^ set(training.frozen_in_config)

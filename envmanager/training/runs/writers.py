@@ -129,11 +129,14 @@ def _until(steps: int, path: Path) -> list[tuple[str, ...]]:
 
 
 class TensorBoardMetrics:
-    """A metrics writer for TensorBoard. The default ``directory`` is ``tensorboard`` in the training's folder."""
+    """A metrics writer for TensorBoard. The default ``directory`` is ``tensorboard`` in the training's folder.
+
+    TensorBoard shows what a resumed run has up to its checkpoint and from then on, not what was written between.
+    """
 
     def __init__(self, facts: RunFacts, *, directory: str | None = None) -> None:
         folder = str(facts.directory / FOLDER) if directory is None else directory
-        self._writer = make_writer(folder)
+        self._writer = make_writer(folder, purge_step=None if facts.resumed_at is None else facts.resumed_at + 1)
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         for name, value in scalars.items():
@@ -181,12 +184,18 @@ class MlflowMetrics:
         self._client: Any = importlib.import_module("mlflow.tracking").MlflowClient(tracking_uri)
         found = self._client.get_experiment_by_name(experiment)
         experiment_id = self._client.create_experiment(experiment) if found is None else found.experiment_id
-        self._run_id = self._run_before(facts, experiment_id)
-        if self._run_id is None:
-            name = facts.directory.name if run_name is None else run_name
-            run = self._client.create_run(experiment_id, tags={**(tags or {}), _TAG: facts.run_id}, run_name=name)
-            self._run_id = run.info.run_id
-            self._log_config(facts.config)
+        where = f"tags.`{_TAG}` = '{facts.run_id}'"
+        before = [] if facts.resumed_at is None else self._client.search_runs([experiment_id], where)
+        if before:
+            self._run_id = str(before[0].info.run_id)
+            self._client.update_run(self._run_id, status="RUNNING")
+            return
+        name = facts.directory.name if run_name is None else run_name
+        run = self._client.create_run(experiment_id, tags={**(tags or {}), _TAG: facts.run_id}, run_name=name)
+        self._run_id, param = run.info.run_id, self._entities.Param
+        params = [param(_NOT_IN_A_KEY.sub("_", name), str(value)) for name, value in _flat(facts.config)]
+        for start in range(0, len(params), _PARAMS_AT_ONCE):
+            self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_AT_ONCE])
 
     def add_scalars(self, scalars: Mapping[str, float], step: int) -> None:
         now_ms = int(1000 * time.time())
@@ -196,22 +205,6 @@ class MlflowMetrics:
 
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
-
-    def _log_config(self, config: Mapping[str, Any]) -> None:
-        param = self._entities.Param
-        params = [param(_NOT_IN_A_KEY.sub("_", name), str(value)) for name, value in _flat(config)]
-        for start in range(0, len(params), _PARAMS_AT_ONCE):
-            self._client.log_batch(self._run_id, params=params[start : start + _PARAMS_AT_ONCE])
-
-    def _run_before(self, facts: RunFacts, experiment_id: str) -> str | None:
-        """Reopen the MLflow run of a resumed training run and return its id. Return None if there is none to resume."""
-        if facts.resumed_at is None:
-            return None
-        runs = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{facts.run_id}'")
-        for run in runs:
-            self._client.update_run(run.info.run_id, status="RUNNING")
-            return str(run.info.run_id)
-        return None
 
 
 def _flat(table: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, Any]]:

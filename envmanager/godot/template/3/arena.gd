@@ -1,10 +1,10 @@
 extends "res://addons/envmanager/arena.gd"
 # An episode begins with the player somewhere on a line, and ends in the middle of it or after ten seconds.
 
-const WIDTH = 400.0
-const MAX_TICKS = 600
+const WIDTH := 400.0
+const MAX_TICKS := 600
 
-var ticks: int = 0
+var ticks := 0
 
 onready var player: Node = $"../Line/Player/Agent"
 

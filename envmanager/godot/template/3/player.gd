@@ -1,11 +1,11 @@
 extends "res://addons/envmanager/agent.gd"
 # The agent: sees where it is, and goes left or right.
 
-const WIDTH = 400.0
-const SPEED = 200.0
-const HOME = 20.0
+const WIDTH := 400.0
+const SPEED := 200.0
+const HOME := 20.0
 
-var velocity: float = 0.0
+var velocity := 0.0
 
 onready var body: Node2D = get_parent()
 

@@ -29,7 +29,7 @@ func act(continuous: PoolRealArray, discrete: PoolIntArray) -> void:
 	look(PoolRealArray(Array(continuous) + Array(discrete)))
 	both.append_array(seen)
 	if OS.get_environment("ENVMANAGER_ADDRESS") == "":
-		print("%s in tick %d: %s" % [behavior, Engine.get_physics_frames(), Marshalls.raw_to_base64(Wire.float_bytes(both))])
+		print("%s in tick %d: %s" % [behavior, Engine.get_physics_frames(), Marshalls.raw_to_base64(Wire.bytes_of(both))])
 		n_acts += 1
 		if n_acts == MOST:
 			get_tree().quit()

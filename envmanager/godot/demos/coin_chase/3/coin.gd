@@ -1,12 +1,12 @@
 extends "res://addons/envmanager/agent.gd"
 # The one who is chased: it stands still or goes in one of four directions, faster than the hero.
 
-const WIDTH = 400.0
-const SPEED = 320.0
-const HERO_SPEED = 200.0
-const MOVES = [Vector2.ZERO, Vector2.RIGHT, Vector2.DOWN, Vector2.LEFT, Vector2.UP]
+const WIDTH := 400.0
+const SPEED := 320.0
+const HERO_SPEED := 200.0
+const MOVES := [Vector2.ZERO, Vector2.RIGHT, Vector2.DOWN, Vector2.LEFT, Vector2.UP]
 
-var move: int = 0
+var move := 0
 
 onready var body: Node2D = get_parent()
 onready var hero: Node = $"../../Hero/Agent"

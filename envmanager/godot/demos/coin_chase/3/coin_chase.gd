@@ -1,14 +1,14 @@
 extends "res://addons/envmanager/arena.gd"
 # A hero chases a coin that runs away; what one wins, the other loses.
 
-const WIDTH = 400.0
-const MARGIN = 40.0
-const REACH = 35.0
-const START_APART = 150.0
-const MAX_TICKS = 480
+const WIDTH := 400.0
+const MARGIN := 40.0
+const REACH := 35.0
+const START_APART := 150.0
+const MAX_TICKS := 480
 
-var ticks: int = 0
-var distance: float = 0.0
+var ticks := 0
+var distance := 0.0
 
 onready var hero: Node = $"../Hero/Agent"
 onready var coin: Node = $"../Coin/Agent"

@@ -4,14 +4,14 @@ extends "res://addons/envmanager/agent.gd"
 # It feels the coin with 8 rays around it. A ray is the higher, the nearer the coin is and the straighter it points
 # there; between two rays both feel it.
 
-const WIDTH = 400.0
-const SPEED = 200.0
-const TURN = 0.1  # of the way to the wanted velocity in one tick
-const RAYS = 8
-const FAR = 600.0
+const WIDTH := 400.0
+const SPEED := 200.0
+const TURN := 0.1  # of the way to the wanted velocity in one tick
+const RAYS := 8
+const FAR := 600.0
 
-var velocity: Vector2 = Vector2.ZERO
-var wanted: Vector2 = Vector2.ZERO
+var velocity := Vector2.ZERO
+var wanted := Vector2.ZERO
 
 onready var body: Node2D = get_parent()
 onready var coin: Node2D = $"../../Coin"

@@ -24,8 +24,7 @@ func begin_at(start: Vector2) -> void:
 
 
 func observe() -> PackedFloat32Array:
-	var seen := PackedFloat32Array()
-	seen.resize(RAYS)  # with zeros
+	var seen := PackedFloat32Array([0, 0, 0, 0, 0, 0, 0, 0])
 	var to := coin.position - body.position
 	var direction := fposmod(to.angle() / TAU * RAYS, RAYS)
 	var ray := int(direction)

@@ -1,15 +1,15 @@
 extends "res://addons/envmanager/arena.gd"
 # A ball is pushed by two forces, along x and y, and should reach the goal.
 
-const WIDTH = 400.0
-const MARGIN = 40.0
-const FORCE = 400.0
-const FAST = 300.0
-const GOAL_RADIUS = 50.0
-const MAX_TICKS = 480
+const WIDTH := 400.0
+const MARGIN := 40.0
+const FORCE := 400.0
+const FAST := 300.0
+const GOAL_RADIUS := 50.0
+const MAX_TICKS := 480
 
-var ticks: int = 0
-var distance: float = 0.0
+var ticks := 0
+var distance := 0.0
 
 onready var ball: RigidBody2D = $"../Ball"
 onready var goal: Node2D = $"../Goal"

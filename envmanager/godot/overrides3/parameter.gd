@@ -1,0 +1,1 @@
+# Without: _validate_property
