@@ -212,6 +212,17 @@ def test_no_block_is_in_a_language_that_nobody_tries(page: Path) -> None:
     }
 
 
+def test_lines_for_which_a_page_shows_a_file_are_spelled_as_the_site_reads_them() -> None:
+    lines = [
+        line for page in PAGES for block in blocks_of(page) for line in block.text.splitlines() if line[:3] == "--8"
+    ]
+
+    assert len(lines) > 1
+    shown = [found["path"] for found in map(INCLUDED.fullmatch, lines) if found is not None]
+    assert len(shown) == len(lines), f"a formatter changed one of {lines}: write <!-- fmt: off --> above the block"
+    assert [path for path in shown if not (ROOT / path).is_file()] == []
+
+
 def test_code_fits_the_column_of_a_page_on_a_laptop() -> None:
     """The site has 105 characters at 1280 pixels; commands and messages wrap, code would have to be scrolled."""
     too_long = [
