@@ -37,7 +37,7 @@ from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
 from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes
-from envmanager.system.interrupts import allow_interrupts, levels
+from envmanager.system.interrupts import allow_interrupts, levels, raise_what_came, state, thread_id
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -116,7 +116,6 @@ class LocalWorker:
     """Response to a step that has ended, not yet returned."""
     _next_buffer: Callable[[], RowBuffer] | None = attrs.field(default=None, init=False)
     _lent: LentBuffers | None = attrs.field(default=None, init=False)
-    _user_code: allow_interrupts = attrs.field(factory=allow_interrupts, init=False)
 
     def start(self) -> StartReport:
         """Make the environments and return their report. Raises the same errors as the start of a worker process."""
@@ -214,8 +213,12 @@ class LocalWorker:
         return (response,)
 
     def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
-        group, began_ns = self.group, time.perf_counter_ns()
-        n_levels = self._user_code.begin()
+        group, n_levels, began_ns = self.group, 0, time.perf_counter_ns()
+        if levels[-1] and thread_id() == state.main_thread:  # allow_interrupts, in line
+            n_levels = len(levels)
+            levels.append(0)
+            if state.was_interrupted:
+                raise_what_came()
         try:
             result = group.step(payload) if name is _STEP else COMMANDS[name](group, payload)
         except BaseException as error:

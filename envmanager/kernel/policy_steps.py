@@ -82,19 +82,17 @@ class PolicyStepper:
             payloads.append(payload)
         if table.has_objects:
             self.host.check_can_travel(payloads)
-        workers, sent = self.host.workers, []
-        try:
-            for entry, actions, payload in zip(idle, taken, payloads, strict=True):
-                if entry.state is not _IDLE:  # the worker failed in a call that the policy made
-                    self._recovery.discard_action(entry)
-                    continue
-                entry.actions, entry.n_envs_in_flight = actions, seats.n_acting_in[entry.worker_id]
-                if seats.untold:
-                    book.send_begins(entry.worker_id, workers[entry.worker_id])
-                workers[entry.worker_id].send(_STEP, payload)
-                sent.append(entry)
-        finally:
-            table.sent(sent)
+        workers = self.host.workers
+        for entry, actions, payload in zip(idle, taken, payloads, strict=True):
+            if entry.state is not _IDLE:  # the worker failed in a call that the policy made
+                self._recovery.discard_action(entry)
+                continue
+            entry.actions, entry.n_envs_in_flight = actions, seats.n_acting_in[entry.worker_id]
+            if seats.untold:
+                book.send_begins(entry.worker_id, workers[entry.worker_id])
+            workers[entry.worker_id].send(_STEP, payload)
+            entry.state = _IN_FLIGHT
+            table.n_waiting += 1
         self._returned = dict.fromkeys(held_back)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:

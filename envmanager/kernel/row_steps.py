@@ -115,7 +115,7 @@ class BatchStepper:
         is_all = env_ids is rows_of.all_env_ids  # as recv() gives them
         n, groups = (rows_of.n_envs, rows_of.all_groups) if is_all else rows_of.grouped(env_ids, BadAction)
         actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
-        entries, book, sent = table.entries, table.book, []
+        entries, book = table.entries, table.book
         seats = book.seats
         if not book.is_automatic:
             book.draw()
@@ -141,27 +141,24 @@ class BatchStepper:
             host.check_can_travel(actions)
         if begin is not None:
             begin()
-        try:
-            for worker_id, rows, places in groups:
-                entry = entries[worker_id]
-                if entry.ignores_action:
-                    self._recovery.discard_action(entry)
-                    continue
-                own = actions
-                if len(rows) < n or places.__class__ is not slice:  # else all actions, in order
-                    own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-                if seats.untold:
-                    book.send_begins(worker_id, host.workers[worker_id])
-                if 0 < len(rows) == seats.n_acting_in[worker_id] and not entry.batch_size:
-                    host.workers[worker_id].send(_STEP, {behavior: own})
-                else:
-                    host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
-                    if entry.batch_size:
-                        entry.rows_in_flight |= frozenset(rows.tolist())
-                entry.n_envs_in_flight = len(rows)
-                sent.append(entry)
-        finally:
-            table.sent(sent)
+        for worker_id, rows, places in groups:
+            entry, n_rows = entries[worker_id], len(rows)
+            if entry.ignores_action:
+                self._recovery.discard_action(entry)
+                continue
+            own = actions
+            if n_rows < n or places.__class__ is not slice:  # else all actions, in order
+                own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
+            if seats.untold:
+                book.send_begins(worker_id, host.workers[worker_id])
+            if 0 < n_rows == seats.n_acting_in[worker_id] and not entry.batch_size:
+                host.workers[worker_id].send(_STEP, {behavior: own})
+            else:
+                host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
+                if entry.batch_size:
+                    entry.rows_in_flight |= frozenset(rows.tolist())
+            entry.n_envs_in_flight, entry.state = n_rows, _IN_FLIGHT
+            table.n_waiting += 1
 
     def _acting(self, groups: Sequence[EnvsOfWorker], book: TaskBook) -> list[EnvsOfWorker]:
         """Return ``groups`` without the environments that rest. A worker without others is left out, unless it begins.
@@ -187,23 +184,20 @@ class BatchStepper:
 
     def send_begins(self, book: TaskBook) -> None:
         """Let workers that rest begin episodes, once old ones are recycled; let all of them if no step is in flight."""
-        sent, is_idle = [], book.begins_at_once or not self._table.n_waiting
-        try:
-            for worker_id in sorted(book.seats.untold):
-                entry, worker = self._table.entries[worker_id], self.host.workers[worker_id]
-                rests = not book.seats.n_acting_in[worker_id]
-                may_step = rests or (is_idle and not self.host.moves_all)
-                if entry.state is not _IDLE or not entry.is_nominal or not may_step:
-                    continue
-                if entry.is_old and rests:
-                    self._recovery.recycle(entry)
-                else:
-                    book.send_begins(worker_id, worker, to_old=True)
-                    worker.send(_STEP_ROWS, (np.zeros(0, np.int64), self._no_actions))
-                    entry.n_envs_in_flight = 0
-                    sent.append(entry)
-        finally:
-            self._table.sent(sent)
+        table, is_idle = self._table, book.begins_at_once or not self._table.n_waiting
+        for worker_id in sorted(book.seats.untold):
+            entry, worker = table.entries[worker_id], self.host.workers[worker_id]
+            rests = not book.seats.n_acting_in[worker_id]
+            may_step = rests or (is_idle and not self.host.moves_all)
+            if entry.state is not _IDLE or not entry.is_nominal or not may_step:
+                continue
+            if entry.is_old and rests:
+                self._recovery.recycle(entry)
+            else:
+                book.send_begins(worker_id, worker, to_old=True)
+                worker.send(_STEP_ROWS, (np.zeros(0, np.int64), self._no_actions))
+                entry.n_envs_in_flight, entry.state = 0, _IN_FLIGHT
+                table.n_waiting += 1
 
     # Batches.
 
@@ -248,8 +242,7 @@ class BatchStepper:
             batch.lost[:] = np.isin(batch.env_ids, [env_id for entry, _ in cuts for env_id in entry.env_ids])
         book.cuts = cuts
         for entry, steps in zip(entries, parts, strict=True):
-            is_whole = len(steps.agent_id) == len(entry.env_ids)
-            entry.batches = (batch,) if is_whole else batches_with(entry, batch)
+            entry.batches = (batch,) if len(steps.agent_id) == len(entry.env_ids) else batches_with(entry, batch)
         table.delivered(entries)
         return batch
 

@@ -228,16 +228,6 @@ class WorkerTable:
 
     # States.
 
-    def sent(self, entries: Sequence[Entry]) -> None:
-        """Set the state of entries to which a step was sent. They were IDLE, unless one has failed meanwhile."""
-        for entry in entries:
-            if entry.state is not _IDLE:
-                self.move(entries, _IN_FLIGHT, ())
-                return
-        self.n_waiting += len(entries)
-        for entry in entries:
-            entry.state = _IN_FLIGHT
-
     def move(self, entries: Sequence[Entry], to: WorkerState, outbox: tuple[EnvironmentResponse, ...]) -> None:
         """Set the state of ``entries`` to ``to``, and the outbox of each to ``outbox``: empty unless ``to`` is READY.
 
@@ -294,10 +284,7 @@ class WorkerTable:
                 times = entry.times
                 if times.ended_ns:
                     times.queued_ns += now_ns - times.ended_ns
-        if self.unusual:
-            unusual = [entry for entry in entries if entry in self.unusual]
-            entries = [entry for entry in entries if entry not in self.unusual]
-            for entry in unusual:
+            if self.unusual and entry in self.unusual:
                 if entry.is_first_of_generation:
                     entry.replacement, entry.ignores_action = None, False
                 elif entry.outbox[0].name is CommandName.FAILED:
@@ -305,14 +292,10 @@ class WorkerTable:
                 elif entry.replacement is not None or entry.is_dropped:
                     entry.ignores_action = True  # the trainer does not know of the failure, and will send an action
                 self.set_pending(entry, *entry.outbox[1:])
-        self.n_waiting -= len(entries)
-        if len(entries) == len(self.ready):
-            self.ready.clear()
-        else:
-            for entry in entries:
+            else:
+                self.n_waiting -= 1
                 del self.ready[entry]
-        for entry in entries:
-            entry.state, entry.outbox = _IDLE, ()
+                entry.state, entry.outbox = _IDLE, ()
 
     def note(self, entry: Entry) -> None:
         """Update ``unusual`` after a change of ``entry`` that may have made it nominal, or not nominal."""

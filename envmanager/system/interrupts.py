@@ -128,10 +128,11 @@ def leave() -> None:
         ours = handler_of(_SIGINT)
         if ours.__class__ is Handler and _c_handler(_SIGINT) == state.pythons_c_handler:
             _set_handler(_SIGINT, ours.found)
-    _raise_what_came()
+    raise_what_came()
 
 
-def _raise_what_came() -> None:
+def raise_what_came() -> None:
+    """Pass a recorded interrupt to the handler."""
     was_interrupted, state.was_interrupted = state.was_interrupted, False
     if was_interrupted:
         handler = handler_of(_SIGINT)
@@ -167,20 +168,17 @@ class allow_interrupts:  # noqa: N801
     __slots__ = ("_n_levels",)
     _level = 0
 
-    def __enter__(self) -> int:
+    def __enter__(self) -> None:
         self._n_levels = 0
         if levels[-1] and thread_id() == state.main_thread:
             self._n_levels = len(levels)
             levels.append(self._level)
             if state.was_interrupted and not self._level:
-                _raise_what_came()
-        return self._n_levels
+                raise_what_came()
 
     def __exit__(self, *_: object) -> None:
         if self._n_levels:
             del levels[self._n_levels :]
-
-    begin = __enter__  # returns n, for ``del levels[n:]`` unless it is 0: half the time of ``with``
 
 
 class defer_one_interrupt(allow_interrupts):  # noqa: N801
