@@ -143,7 +143,14 @@ def checked_actions(
     if spec is None:
         return action
     only = spec.action
-    if only.__class__ is ArraySpec and only.is_choices(action) and len(action) == n:
+    if (  # what most callers pass: numbers of choices
+        action.__class__ is np.ndarray
+        and only.__class__ is ArraySpec
+        and only.choices
+        and (action.dtype is only.dtype or action.dtype == only.dtype)
+        and action.shape == (n,)
+        and only.choices.issuperset(action.tolist())
+    ):
         return action.copy()
     try:
         checked = check_batch(spec.action, action, n, "action", strict, foreign)

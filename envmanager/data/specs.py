@@ -72,7 +72,7 @@ class ArraySpec:
     """Range of finite numbers in the bounds; None for array bounds, or if the dtype is neither integer nor float."""
     is_object: bool = attrs.field(init=False, repr=False, eq=False)
     """Whether the leaf holds Python objects."""
-    _choices: frozenset[int] = attrs.field(init=False, repr=False, eq=False)
+    choices: frozenset[int] = attrs.field(init=False, repr=False, eq=False)
     """Valid values of a scalar integer if there are at most ``_FEW``, else empty."""
 
     def __attrs_post_init__(self) -> None:
@@ -88,17 +88,7 @@ class ArraySpec:
             span = max(least, -widest), min(most, widest)
         object.__setattr__(self, "span", span)
         low, high = (0, -1) if bounds is None or self.shape else bounds
-        object.__setattr__(self, "_choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
-
-    def is_choices(self, batch: Any) -> bool:
-        """Return True if ``batch`` is surely an array ``[n]`` of allowed integers. Other batches may be valid too."""
-        return (
-            batch.__class__ is np.ndarray
-            and not self.is_object  # objects may be unhashable
-            and (batch.dtype is self.dtype or batch.dtype == self.dtype)
-            and batch.ndim == 1
-            and self._choices.issuperset(batch.tolist())
-        )
+        object.__setattr__(self, "choices", frozenset(range(low, high + 1) if high - low < _FEW else ()))
 
     def __str__(self) -> str:
         if self.is_object:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import (
     LEAST_LENT_BYTES,
     STEPPING,
@@ -112,10 +113,15 @@ class LocalWorker:
     """Command and payload of the step that was sent and has not ended, if any."""
     _has_begun: bool = attrs.field(default=False, init=False)
     """Whether ``_step`` has begun. If still true when another method is called, an interrupt cut the step short."""
+    _answer: EnvironmentResponse = attrs.field(init=False)
+    """Response to every step that succeeds."""
     _stepped: EnvironmentResponse | None = attrs.field(default=None, init=False)
     """Response to a step that has ended, not yet returned."""
     _next_buffer: Callable[[], RowBuffer] | None = attrs.field(default=None, init=False)
     _lent: LentBuffers | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._answer = EnvironmentResponse(_STEP, self.worker_id)
 
     def start(self) -> StartReport:
         """Make the environments and return their report. Raises the same errors as the start of a worker process."""
@@ -185,7 +191,20 @@ class LocalWorker:
         lent = self._lent if name is CommandName.RESET else None
         if lent is not None:
             self.group.offer_rows(lent.next())
-        response = self._obey(name, payload)
+        group, began_ns = self.group, time.perf_counter_ns()
+        try:
+            with allow_interrupts():
+                result = COMMANDS[name](group, payload)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            response = self._failed(error, name)
+        else:
+            response = EnvironmentResponse(name, self.worker_id, result)
+            if len(group.behavior_specs) != self._n_reported:
+                response.specs = self._all_specs()
+        ended_ns = time.perf_counter_ns()
+        self.times.responded(name, ended_ns - began_ns, ended_ns)
         if lent is not None and response.name is not _FAILED:
             response.payload = lent.delivered(response.payload)
         return response
@@ -195,51 +214,50 @@ class LocalWorker:
 
         If an interrupt cut the step short in an earlier call, the response is a failure.
         """
-        if self._stepped is None:
+        response = self._stepped
+        if response is None:
             if self._step is None:
                 return ()
+            name, payload = self._step
             if self._has_begun:
-                response = self._failed(KeyboardInterrupt(), self._step[0])
+                response = self._failed(KeyboardInterrupt(), name)
             else:
+                group = self.group
                 if self._next_buffer is not None:  # before _has_begun, because a MemoryError here cuts no step short
-                    self.group.offer_rows(self._next_buffer())
+                    group.offer_rows(self._next_buffer())
                 self._has_begun = True
-                response = self._obey(*self._step)
+                n_levels, began_ns = 0, time.perf_counter_ns()
+                if levels[-1] and thread_id() == state.main_thread:  # allow_interrupts, in line
+                    n_levels = len(levels)
+                    levels.append(0)
+                    if state.was_interrupted:
+                        raise_what_came()
+                try:
+                    result = group.step(payload) if name is _STEP else COMMANDS[name](group, payload)
+                except BaseException as error:
+                    if n_levels:
+                        del levels[n_levels:]
+                    if isinstance(error, KeyboardInterrupt):
+                        raise
+                    response = self._failed(error, name)
+                else:
+                    if n_levels:
+                        del levels[n_levels:]
+                    response = self._answer  # a step is delivered before the next one is sent
+                    response.payload, response.specs = result, None
+                    if len(group.behavior_specs) != self._n_reported:
+                        response.specs = self._all_specs()
+                ended_ns = time.perf_counter_ns()
+                self.times.stepped(ended_ns - began_ns, ended_ns)
             self._stepped, self._step, self._has_begun = response, None, False
-        response = self._stepped
         if self._lent is not None and response.name is not _FAILED:  # after a MemoryError, the next call tries again
             response.payload = self._lent.delivered(response.payload)
         self._stepped = None
         return (response,)
 
-    def _obey(self, name: CommandName, payload: Any) -> EnvironmentResponse:
-        group, n_levels, began_ns = self.group, 0, time.perf_counter_ns()
-        if levels[-1] and thread_id() == state.main_thread:  # allow_interrupts, in line
-            n_levels = len(levels)
-            levels.append(0)
-            if state.was_interrupted:
-                raise_what_came()
-        try:
-            result = group.step(payload) if name is _STEP else COMMANDS[name](group, payload)
-        except BaseException as error:
-            if n_levels:
-                del levels[n_levels:]
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            response = self._failed(error, name)
-        else:
-            if n_levels:
-                del levels[n_levels:]
-            response = EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
-            if len(group.behavior_specs) != self._n_reported:
-                response.specs = dict(group.behavior_specs)
-                self._n_reported = len(response.specs)
-        ended_ns = time.perf_counter_ns()
-        if name is _STEP or name is _STEP_ROWS:
-            self.times.stepped(ended_ns - began_ns, ended_ns)
-        else:
-            self.times.responded(name, ended_ns - began_ns, ended_ns)
-        return response
+    def _all_specs(self) -> BehaviorSpecs:
+        self._n_reported = len(self.group.behavior_specs)
+        return dict(self.group.behavior_specs)
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
         return failed(error, name, worker_id=self.worker_id, env_ids=self.group.env_ids, group=self.group)

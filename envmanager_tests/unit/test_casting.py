@@ -154,3 +154,20 @@ def test_a_number_that_would_become_infinite_is_no_action():
 def test_actions_beyond_the_bounds_are_to_be_clipped(spec, action, told):
     with pytest.raises(BadAction, match=told):
         checked_actions(BehaviorSpec(ArraySpec((1,)), spec), np.array([action], spec.dtype), 1, "send", True)
+
+
+@pytest.mark.parametrize("numbers", [[0, 3], [], [2]])
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_numbers_of_choices_are_taken_as_copies_of_the_specs_dtype(numbers, dtype):
+    given = np.array(numbers, dtype)
+    spec = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64, 0, 3))
+    taken = checked_actions(spec, given, len(numbers), "send", True)
+    assert (taken.dtype, taken.tolist()) == (np.int64, numbers)
+    assert not np.shares_memory(taken, given)
+
+
+@pytest.mark.parametrize("batch", [[0, 4], [-1, 0], [[0, 1]], [0], [0.0, 1.0]])
+def test_numbers_that_are_no_choices_are_refused(batch):
+    spec = BehaviorSpec(ArraySpec((1,)), ArraySpec((), np.int64, 0, 3))
+    with pytest.raises(BadAction):
+        checked_actions(spec, np.array(batch), 2, "send", True)

@@ -275,22 +275,11 @@ def test_a_spec_has_the_dtype_that_arrays_have_also_when_it_was_unpickled(dtype)
         assert spec.dtype is np.zeros(1, dtype).dtype
 
 
-@pytest.mark.parametrize(
-    ("batch", "is_one"),
-    [
-        (np.array([0, 3]), True),
-        (np.array([], np.int64), True),
-        (np.array([0, 4]), False),
-        (np.array([-1, 0]), False),
-        (np.array([[0]]), False),
-        (np.array([0], np.int32), False),
-        (np.array([0.0]), False),
-        ([0, 1], False),
-    ],
-)
-def test_whole_numbers_of_few_choices_are_seen_at_a_glance(batch, is_one):
-    assert ArraySpec((), np.int64, 0, 3).is_choices(batch) == is_one
-    assert not ArraySpec((), np.int64).is_choices(np.array([0])), "without bounds it is in doubt"
+def test_few_whole_numbers_in_bounds_are_known_as_choices():
+    assert ArraySpec((), np.int64, 0, 3).choices == {0, 1, 2, 3}
+    assert not ArraySpec((), np.int64).choices, "without bounds it is in doubt"
+    assert not ArraySpec((2,), np.int64, 0, 3).choices
+    assert not ArraySpec((), np.int64, 0, 10**9).choices
 
 
 @pytest.mark.parametrize("n", [1, 100], ids=["few numbers", "many numbers"])
