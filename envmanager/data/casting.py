@@ -134,7 +134,7 @@ def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, strict: bool) -> 
 def actions_by_behavior(specs: BehaviorSpecs, actions: Any, what: str) -> dict[str, Tree]:
     """Return ``actions`` by behavior, each as new arrays ``[n, …]`` of any length n. Errors refer to them as ``what``.
 
-    ``actions``: a mapping from behaviors, or what the only behavior takes. Raises BadAction if it does not fit ``specs``.
+    ``actions`` is a mapping from behaviors, or has those of the only behavior. Raises BadAction if one breaks its spec.
     """
     if not (isinstance(actions, Mapping) and (not specs or actions.keys() <= specs.keys())):
         if len(specs) > 1:
@@ -144,7 +144,7 @@ def actions_by_behavior(specs: BehaviorSpecs, actions: Any, what: str) -> dict[s
     for behavior, own in actions.items():
         spec = specs.get(behavior)
         first = own if spec is None or isinstance(spec.action, ArraySpec) else next(iter(leaves(own)), ())
-        n = len(first) if hasattr(first, "__len__") and getattr(first, "ndim", 1) else 0
+        n = len(first) if hasattr(first, "__len__") and getattr(first, "shape", True) else 0
         checked[behavior] = checked_actions(spec, own, n, f"{what} for behavior {behavior!r}", strict=False)
     return checked
 

@@ -364,10 +364,9 @@ class Pool:
             self._quiet_until = time.monotonic() + PATIENCE_S
         for env_id in tuple(self._left):
             self._release(env_id)
-        for env_id, error in self._book.not_begun.items():
-            episode = self._held.get(env_id)
-            if episode is not None:
-                _answer(episode, error)
+        not_begun = self._book.not_begun
+        for env_id in not_begun.keys() & self._held.keys():
+            _answer(self._held[env_id], not_begun[env_id])
         cuts = list(self._book.cuts)
         for entry, cause in cuts:
             self._lose(entry, cause)
@@ -379,7 +378,7 @@ class Pool:
                 self._lose(entry, error)
         for worker_id in list(self._queued):
             self._send_next(self._table.entries[worker_id])
-        return bool(len(batch) or cuts or self._book.not_begun)
+        return bool(len(batch) or cuts or not_begun)
 
     def _deliver(self, env_id: int, batch: Batch, row: int) -> None:
         episode = self._held.get(env_id)

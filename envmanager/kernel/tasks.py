@@ -140,9 +140,10 @@ class Drawing:
         if task.actions is not None:
             if not self._table.takes_actions:
                 raise UsageError(
-                    "these environments cannot begin with the actions of a task, because others than envmanager's workers "
-                    "step them, all at once: vector environments, game engines. It takes Gymnasium's environments one by "
-                    "one, PettingZoo's, dm_env's, or an Environment with can_rest. Nothing was begun."
+                    "these environments cannot begin with the actions of a task: a worker would have to step one of "
+                    "them alone, which vector environments and game engines do not allow. It takes Gymnasium's "
+                    "environments, not a vector of them, PettingZoo's, dm_env's, or an Environment with can_rest. "
+                    "Nothing was begun."
                 )
             drawn.actions = actions_by_behavior(self._table.specs, task.actions, "the actions of a task")
             if self._table.has_objects:
