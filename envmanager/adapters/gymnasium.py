@@ -83,6 +83,7 @@ class GymnasiumEnvironment(RowGroup):
         self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
         self._views = self._new_views(self._all)
+        self._scratch: _BufferViews | None = None
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
@@ -281,7 +282,9 @@ class GymnasiumEnvironment(RowGroup):
                 ):
                     return self._could_not_begin(begin, step, None)
             check_info(info, "info")
-            self._write_obs(self._new_views([begin.row]).obs[0], obs, self.casting)  # raises if it does not fit
+            if self._scratch is None:
+                self._scratch = self._new_views([0])
+            self._write_obs(self._scratch.obs[0], obs, self.casting)  # raises if it does not fit
         except Exception as error:
             return self._could_not_begin(begin, step, error)
         return obs, 0.0, False, False, info
