@@ -34,7 +34,7 @@ from envmanager.data.steps import (
 )
 from envmanager.data.trees import leaves, map_tree
 from envmanager.errors import EnvManagerError
-from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, take_not_begun
 from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes
@@ -201,6 +201,8 @@ class LocalWorker:
             response = self._failed(error, name)
         else:
             response = EnvironmentResponse(name, self.worker_id, result)
+            if group.not_begun:
+                response.not_begun = take_not_begun(group, self.worker_id)
             if len(group.behavior_specs) != self._n_reported:
                 response.specs = self._all_specs()
         ended_ns = time.perf_counter_ns()
@@ -244,7 +246,9 @@ class LocalWorker:
                     if n_levels:
                         del levels[n_levels:]
                     response = self._answer  # a step is delivered before the next one is sent
-                    response.payload, response.specs = result, None
+                    response.name, response.payload, response.specs, response.not_begun = _STEP, result, None, None
+                    if group.not_begun:
+                        response.not_begun = take_not_begun(group, self.worker_id)
                     if len(group.behavior_specs) != self._n_reported:
                         response.specs = self._all_specs()
                 ended_ns = time.perf_counter_ns()

@@ -15,7 +15,7 @@ import numpy as np
 from envmanager.data.casting import checked_actions
 from envmanager.data.specs import BehaviorSpec, as_array, describe_value, zeros
 from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, StepInfo, concat_steps
-from envmanager.errors import BadAction, UsageError
+from envmanager.errors import BadAction, EnvManagerError, UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
@@ -111,6 +111,7 @@ class PolicyStepper:
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
         """Return a StepInfo for each entry's next response, and mark these responses as delivered."""
         infos, specs = [], self._table.specs
+        not_begun: dict[int, EnvManagerError] = {}
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
             cut = None if entry.replacement is None else self._recovery.cut(entry)
@@ -120,10 +121,13 @@ class PolicyStepper:
                     current = {name: steps.copy() for name, steps in current.items()}
             else:
                 (current, lost), actions = cut, None
+            if entry.outbox[0].not_begun is not None:
+                not_begun.update(entry.outbox[0].not_begun)
             info = StepInfo(None, current, actions, entry.worker_id, lost, specs)
             if before is not None:
                 info.previous, info.waiting = before.current, before.still_waiting
             infos.append(info)
+        self._table.book.not_begun = not_begun
         self._table.delivered(entries)
         self._returned.update(dict.fromkeys(entries))
         for entry, info in zip(entries, infos, strict=True):

@@ -209,6 +209,7 @@ class BatchStepper:
         book = table.book
         cuts: list[tuple[Entry, EnvManagerError]] = []
         parts: list[AgentSteps] = []
+        not_begun: dict[int, EnvManagerError] = {}
         for entry in entries:
             response = entry.outbox[0]
             payload = response.payload
@@ -224,6 +225,9 @@ class BatchStepper:
                     steps = self._no_steps()
                 expected = entry.n_envs_in_flight if response.name is _STEP else 0
                 expected += book.seats.n_first_in[entry.worker_id]
+                if response.not_begun is not None:
+                    not_begun.update(response.not_begun)
+                    expected -= len(response.not_begun)
                 if len(steps.agent_id) != expected and cut is None:
                     self._check_rows(entry, steps, expected)
             elif entry.batch_size:
@@ -240,7 +244,7 @@ class BatchStepper:
             batch = self._joined(parts, entries)
         if cuts:
             batch.lost[:] = np.isin(batch.env_ids, [env_id for entry, _ in cuts for env_id in entry.env_ids])
-        book.cuts = cuts
+        book.cuts, book.not_begun = cuts, not_begun
         for entry, steps in zip(entries, parts, strict=True):
             entry.batches = (batch,) if len(steps.agent_id) == len(entry.env_ids) else batches_with(entry, batch)
         table.delivered(entries)
