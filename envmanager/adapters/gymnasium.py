@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import CoroutineType, MappingProxyType, SimpleNamespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import CoroutineType, MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -135,7 +135,7 @@ class GymnasiumEnvironment(RowGroup):
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
         self.on_demand, self.rests = OnDemand(len(self._all), begins), True
-        return self.step({}, np.zeros(0, np.int64), ())
+        return self.joined((), np.zeros(0, np.int64))
 
     def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:
         steps = self.reset_on_demand(begins)
@@ -146,127 +146,142 @@ class GymnasiumEnvironment(RowGroup):
         return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
 
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
-        return self.step({}, rows, results)
+        chosen, begins, out = self._to_step(rows)
+        given = list(results)
+        if len(given) != len(chosen) - len(begins):
+            raise ValueError(f"{len(given)} results of {len(chosen) - len(begins)} environments")
+        return self._one_by_one(chosen, begins, out, iter(given))
 
-    def step(
-        self, actions: Mapping[str, Tree], rows: np.ndarray | None = None, given: Iterable[Any] | None = None
-    ) -> Steps:
+    def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         """Step the environments at indices ``rows`` (None: all). Row i of actions and steps is for the i-th of them.
 
-        ``given``: the results of a caller, as in ``joined``. Then no environment is stepped, and ``actions`` not used.
-        Both are one loop, because two more calls per step would cost cheap environments over 1 % of their speed.
+        The loop is for steps of all environments, and takes the usual results itself, because a call for each would
+        cost cheap environments a tenth of their speed.
         """
-        chosen, envs, out = self._all, self._environments, self._views
-        if rows is not None or given is not None or self.rests:
-            on_demand = self.on_demand
-            begins: dict[int, Any] = {}
-            resting: list[int] = []
-            if on_demand is None:
-                chosen = self._all if rows is None else rows.tolist()
-            elif rows is not None or on_demand.now or False in on_demand.plays:
-                chosen, begins = on_demand.rows(rows)
-                for row in self._each([row for row, begin in begins.items() if begin.actions is not None]):
-                    begins[row] = self._after_actions(begins[row])
-                if self.not_begun:
-                    chosen = [row for row in chosen if on_demand.plays[row]]
-                    begins = {row: begin for row, begin in begins.items() if begin is not None}
-            if (on_demand is None and rows is not None) or len(chosen) < len(self._all):
-                envs, out = list(map(self._environments.__getitem__, chosen)), self._new_views(chosen)
-            if begins or given is not None:
-                envs, given = self._stand_ins(envs, chosen, begins, actions, given)
-        write_obs, plain_obs, plain_class, rewards = self._write_obs, out.plain_obs, out.plain_class, out.rewards
-        plain_reward, plain_rewards, keeps_infos = self._plain_reward, self._plain_rewards, self._infos
+        out, envs = self._views, self._environments
+        if rows is not None or self.rests:
+            chosen, begins, out = self._to_step(rows)
+            if begins or out is not self._views:
+                stepped = [row for row in chosen if row not in begins]
+                own = self._read_actions(actions[BEHAVIOR], len(stepped)) if stepped else ()
+                results = (envs[row].step(action) for row, action in zip(stepped, own, strict=True))
+                return self._one_by_one(chosen, begins, out, results)
+        plain_obs, plain_class, rewards = out.plain_obs, None if self._infos else out.plain_class, out.rewards
+        plain_reward, plain_rewards = self._plain_reward, self._plain_rewards
         least, most = -LARGEST_REWARD, LARGEST_REWARD
-        infos: list[Any] = []
-        ended: list[Any] = []  # the reset infos of the environments whose episode ended
         out.terminated[:] = out.truncated[:] = out.no_flags  # cleared, because other steps may have been copied here
+        out.infos, out.ended, out.resting = [], [], []
         row = 0
         try:
-            if given is None:
-                own, known = actions[BEHAVIOR], self._known_actions
-                given = self._read_actions(own, len(chosen)) if known is None else map(known, own.tolist())
+            given, known = actions[BEHAVIOR], self._known_actions
+            given = self._read_actions(given, len(envs)) if known is None else map(known, given.tolist())
             for row, env, action, place in zip(out.rows, envs, given, out.places):  # noqa: B905  (strict is slow)
                 result = env.step(action)
                 try:
                     obs, reward, terminated, truncated, info = result
                 except (TypeError, ValueError) as error:
                     raise _not_five(result) from error
-                if reward.__class__ is not plain_reward and reward.__class__ not in plain_rewards:
-                    reward = self._number(reward, "reward", self.casting)
-                elif reward > most or reward < least:  # type: ignore[operator]
-                    reward = real_number(reward, "reward")  # NaN and infinite numbers pass
-                rewards[row] = reward
-                if info.__class__ is not dict:
-                    check_info(info, "info")
-                if keeps_infos:
-                    infos.append(snapshot(info))  # before a reset, which may change it
-                if (terminated is not False or truncated is not False) and self._has_ended(
-                    out, row, terminated, truncated
+                if (
+                    obs.__class__ is plain_class
+                    and terminated is False
+                    and truncated is False
+                    and info.__class__ is dict
+                    and (reward.__class__ is plain_reward or reward.__class__ in plain_rewards)
+                    and least <= reward <= most  # type: ignore[operator]
                 ):
-                    write_obs(out.final_obs[len(ended)], obs, self.casting)
-                    if not self.rests:
-                        obs, info = self._restart(chosen[row], None, self._options)
-                    elif on_demand is not None and (begin := on_demand.ended(chosen[row])) is not None:
-                        obs, info = self._restart(begin.row, begin.seed, begin.options)
-                    else:
-                        info = {}
-                        resting.append(row)
-                    write_obs(out.obs[row], obs, self.casting)
-                    ended.append(snapshot(info) if keeps_infos else None)
-                elif obs.__class__ is plain_class:
                     try:
                         plain_obs[place] = obs
-                    except ValueError:  # another dtype or shape, as probably in later steps
+                        rewards[row] = reward
+                        continue
+                    except ValueError:  # an observation of another dtype or shape, as probably in later steps
                         plain_class = out.plain_class = None
-                        write_obs(out.obs[row], obs, self.casting)
-                else:
-                    write_obs(out.obs[row], obs, self.casting)
+                self._take(out, row, row, result)
         except BaseException:
-            if chosen:
-                self.current_env_id = self.env_ids[chosen[row]]
+            self.current_env_id = self.env_ids[row]
             raise
+        if out.ended or self._infos:
+            return self._taken(out)
         steps = out.steps
         steps.final_obs = steps.info = steps.reset_info = None
-        if keeps_infos:
-            steps.info, steps.reset_info = infos, ended or None
-        if ended:
-            steps.final_obs = take_rows(out.all_final_obs, slice(len(ended)))
-            if self.rests and resting:
-                steps = copy.copy(steps)  # later steps reuse the other, and may have no row that rests
-                steps.acting = np.isin(out.rows, resting, invert=True)
         return {BEHAVIOR: steps}
 
-    def _stand_ins(
-        self,
-        envs: Sequence[Any],
-        chosen: Sequence[int],
-        begins: Mapping[int, Any],
-        actions: Mapping[str, Tree],
-        results: Iterable[Any] | None,
-    ) -> tuple[Sequence[Any], Iterable[Any]]:
-        """Return what is stepped for the environments at rows ``chosen``, and what each ``step`` is given.
+    def _to_step(self, rows: np.ndarray | None) -> tuple[Sequence[int], dict[int, Any], _BufferViews]:
+        """Return the rows of a step of ``rows``, what begins there, and the views of the rows of the result.
 
-        It is a result of the caller's if there are ``results``; where an episode begins, a Begin, or the result of its
-        last action; else an action.
+        What begins is a Begin, or the result of the last of its actions.
         """
-        n, stand_in = len(chosen) - len(begins), SimpleNamespace(step=self._begun_or_given)
-        given: Iterable[Any] = ()
-        if results is not None:
-            envs, given = [stand_in] * len(chosen), [result for _, result in zip(range(n), results, strict=True)]
-        elif n:
-            given = self._read_actions(actions[BEHAVIOR], n)
-        if begins:
-            own = iter(given)
-            envs = [stand_in if row in begins else env for row, env in zip(chosen, envs, strict=True)]
-            given = [begins[row] if row in begins else next(own) for row in chosen]
-        return envs, given
+        chosen: Sequence[int] = self._all if rows is None else rows.tolist()
+        begins: dict[int, Any] = {}
+        on_demand = self.on_demand
+        if on_demand is not None and (rows is not None or on_demand.now or False in on_demand.plays):
+            chosen, begins = on_demand.rows(rows)
+            for row in self._each([row for row, begin in begins.items() if begin.actions is not None]):
+                begins[row] = self._after_actions(begins[row])
+            if self.not_begun:
+                chosen = [row for row in chosen if on_demand.plays[row]]
+                begins = {row: begin for row, begin in begins.items() if begin is not None}
+        is_part = len(chosen) < len(self._all) or (on_demand is None and rows is not None)
+        return chosen, begins, self._new_views(chosen) if is_part else self._views
 
-    def _begun_or_given(self, given: Any) -> Any:
-        """Begin an episode, and return what stands for its first step, or return the result that a caller has given."""
-        if given.__class__ is not Begin:
-            return given  # or what its actions have led to
-        obs, info = self._restart(given.row, given.seed, given.options)
-        return obs, 0.0, False, False, info
+    def _one_by_one(
+        self, chosen: Sequence[int], begins: Mapping[int, Any], out: _BufferViews, results: Iterator[Any]
+    ) -> Steps:
+        """Take a result of each environment at rows ``chosen``: of ``begins``, else the next one of ``results``."""
+        out.terminated[:] = out.truncated[:] = out.no_flags
+        out.infos, out.ended, out.resting = [], [], []
+        place = 0
+        try:
+            for place, row in enumerate(chosen):
+                result = begins[row] if row in begins else next(results)
+                if result.__class__ is Begin:
+                    obs, info = self._restart(row, result.seed, result.options)
+                    result = obs, 0.0, False, False, info
+                self._take(out, place, row, result)
+        except BaseException:
+            if chosen:
+                self.current_env_id = self.env_ids[chosen[place]]
+            raise
+        return self._taken(out)
+
+    def _take(self, out: _BufferViews, place: int, row: int, result: Any) -> None:
+        """Check the result of a step of the environment at ``row``, and write it to ``place``. Restart it at an end."""
+        try:
+            obs, reward, terminated, truncated, info = result
+        except (TypeError, ValueError) as error:
+            raise _not_five(result) from error
+        if reward.__class__ is not self._plain_reward and reward.__class__ not in self._plain_rewards:
+            reward = self._number(reward, "reward", self.casting)
+        elif not -LARGEST_REWARD <= reward <= LARGEST_REWARD:  # type: ignore[operator]
+            reward = real_number(reward, "reward")  # NaN and infinite numbers pass
+        out.rewards[place] = reward
+        if info.__class__ is not dict:
+            check_info(info, "info")
+        if self._infos:
+            out.infos.append(snapshot(info))  # before a reset, which may change it
+        if (terminated is not False or truncated is not False) and self._has_ended(out, place, terminated, truncated):
+            self._write_obs(out.final_obs[len(out.ended)], obs, self.casting)
+            if not self.rests:
+                obs, info = self._restart(row, None, self._options)
+            elif self.on_demand is not None and (begin := self.on_demand.ended(row)) is not None:
+                obs, info = self._restart(begin.row, begin.seed, begin.options)
+            else:
+                info = {}
+                out.resting.append(place)
+            out.ended.append(snapshot(info) if self._infos else None)
+        self._write_obs(out.obs[place], obs, self.casting)
+
+    def _taken(self, out: _BufferViews) -> Steps:
+        """Return the steps whose rows have been written."""
+        steps = out.steps
+        steps.final_obs = steps.info = steps.reset_info = None
+        if self._infos:
+            steps.info, steps.reset_info = out.infos, out.ended or None
+        if out.ended:
+            steps.final_obs = take_rows(out.all_final_obs, slice(len(out.ended)))
+            if out.resting:
+                steps = copy.copy(steps)  # later steps reuse the other, and may have no row that rests
+                steps.acting = np.isin(out.rows, out.resting, invert=True)
+        return {BEHAVIOR: steps}
 
     def _after_actions(self, begin: Begin) -> Any:
         """Begin an episode and take its actions. Return what stands for its first step, None if it could not begin."""
@@ -334,6 +349,11 @@ class _BufferViews:
         self.terminated: Any = steps.terminated.data
         self.truncated: Any = steps.truncated.data
         self.no_flags = np.zeros(n, np.bool_).data
+        self.infos: list[Any] = []
+        self.ended: list[Any] = []
+        """Reset infos of the environments whose episode ended, in the order of ``final_obs``."""
+        self.resting: list[int] = []
+        """Rows of the environments that rest after their episode ended."""
         self.plain_obs: Any = None
         """Flat memoryview of all rows if observations are plain and 1-D, else None. ``places`` has each row's slice."""
         self.plain_class: type | None = None
