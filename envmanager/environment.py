@@ -123,6 +123,11 @@ class EnvGroup(Environment):
     begins_on_demand = False
     begins_when_ready = False
     """Whether the group obeys a Begin that is not ``at_once``. Then each environment must have one agent."""
+    takes_actions = False
+    """Whether the group obeys ``Begin.actions``."""
+    not_begun: Mapping[int, tuple[Begin, int, Exception | None]] = MappingProxyType({})
+    """Episodes that could not begin since the worker last responded, by env_id: the number of the action at which the
+    episode ended or failed, and the error, None for an end."""
     on_demand: OnDemand | None = None
     """State of the environments while episodes begin on demand; None while they begin by themselves."""
     current_env_id: int | None = None
@@ -143,6 +148,16 @@ class EnvGroup(Environment):
         ``step`` then steps the environments that play, and begins the episodes in ``on_demand``.
         """
         raise NotImplementedError
+
+    def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:
+        """Begin these episodes as ``reset_on_demand`` does. Later ones begin by themselves, as after ``reset``."""
+        raise NotImplementedError
+
+    def _could_not_begin(self, begin: Begin, step: int, error: Exception | None) -> None:
+        """Let an environment rest whose episode has ended or failed within its actions, and note it."""
+        self.not_begun = {**self.not_begun, self.env_ids[begin.row]: (begin, step, error)}
+        if self.on_demand is not None:
+            self.on_demand.plays[begin.row] = False
 
     @property
     @abstractmethod

@@ -5,6 +5,7 @@
     EnvManagerError
     ├── WorkerError              an error in one worker or in one of its environments
     │   ├── EnvRaised            the environment's own code raised
+    │   ├── EpisodeNotBegun      a task's episode ended or failed within the actions that it begins with
     │   ├── BadObservation       the environment returned a value that violates its spec
     │   ├── WorkerDied           the worker's process ended unexpectedly
     │   ├── WorkerTimedOut       the worker did not respond in time
@@ -57,8 +58,8 @@ class WorkerError(EnvManagerError):
     """An error in a worker or in one of its environments.
 
     ``headline`` is a one-line summary for logs. ``cause`` says what went wrong, such as ``"SIGSEGV"``. ``phase`` says
-    what the worker was doing: ``"start"``, ``"reset"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``. The phase
-    ``"recycled"`` means that a healthy worker was replaced as planned.
+    what the worker was doing: ``"start"``, ``"reset"``, ``"begin"``, ``"step"``, ``"call"``, ``"idle"`` or ``"close"``.
+    The phase ``"recycled"`` means that a healthy worker was replaced as planned.
     """
 
     def __init__(
@@ -132,6 +133,26 @@ class EnvRaised(WorkerError):
     def leave_out_restarts(self) -> None:
         """Leave out the advice to have such workers replaced, for a RestartPolicy by which they are."""
         self.args = (str(self).replace(_AFTER_EXCEPTION["step"], "", 1),)
+
+
+class EpisodeNotBegun(WorkerError):
+    """Error of a task whose episode ended or failed within the actions with which it was to begin.
+
+    ``task`` is the index of the task, and ``step`` the number of its action (0: the reset). ``failure`` is the EnvRaised
+    or BadObservation, or None if the episode ended. The worker goes on.
+    """
+
+    def __init__(self, *, task: int, step: int, failure: EnvManagerError | None = None, **where: Unpack[Where]) -> None:
+        self.task, self.step, self.failure = task, step, failure
+        cause = "the episode ended" if failure is None else str(getattr(failure, "cause", failure))
+        what = f"could not begin task {task}, at action {step} of those to begin with: {cause}"
+        told = "" if failure is None else f"\n{failure}"
+        text = (
+            f"{_who(where)} {what}. The task was given up; the environment can begin another. Actions lead elsewhere "
+            "than where they were taken if the seed or the options differ, or if the environment is not repeatable, "
+            f"which `envmanager check --env …` tells.{told}"
+        )
+        super().__init__(text, cause=cause, what=what, **where)
 
 
 class BadObservation(WorkerError):

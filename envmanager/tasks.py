@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import attrs
 
 from envmanager.data.specs import describe_value
-from envmanager.data.trees import snapshot
+from envmanager.data.trees import equal_trees, snapshot
 from envmanager.errors import UsageError
 from envmanager.observe.episodes import FinishedEpisode
 from envmanager.options import a_mapping, plain
@@ -31,6 +31,10 @@ class Task:
         seed: Seed for the environment's ``reset``, or None for one from the manager's seed and the task's number.
         options: Copied, and merged over the options of the manager's ``reset``.
         id: A name of the user's, which is not sent anywhere.
+        actions: Actions that the environment takes right after its reset, before its first observation is delivered: an
+            array ``[T, …]``, a tree of them, or a list of T objects. With several behaviors a mapping from each to its
+            actions, of all agents in the order in which they act. Returns and lengths count only later steps. If the
+            episode ends within them, the task is given up with EpisodeNotBegun.
     """
 
     seed: int | None = attrs.field(default=None, converter=plain, validator=_seed)
@@ -38,6 +42,7 @@ class Task:
         default=None, converter=snapshot, validator=attrs.validators.optional(a_mapping), hash=False
     )
     id: Any = None
+    actions: Any = attrs.field(default=None, converter=snapshot, hash=False, eq=attrs.cmp_using(eq=equal_trees))
     inherits: ClassVar[bool] = True
     """Whether a seed is derived if it is None, and the reset's options are merged. If False, both are passed on as is,
     and a seed is derived only for the first episode after a worker was replaced."""

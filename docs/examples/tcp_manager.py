@@ -197,7 +197,7 @@ class Connection:
         else:
             if response.name is not CommandName.START and len(self.group.behavior_specs) != self.n_reported:
                 specs = dict(self.group.behavior_specs)
-            flags, data = response_message(response.payload, specs)
+            flags, data = response_message(response.payload, specs, response.not_begun)
             self.n_reported = len(self.group.behavior_specs)
         now_ns = time.perf_counter_ns()  # 0 from another machine, whose clock is another one
         self.socket.sendall(

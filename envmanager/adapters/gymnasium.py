@@ -55,7 +55,7 @@ class GymnasiumEnvironment(RowGroup):
     """
 
     behavior_specs: BehaviorSpecs = MappingProxyType({})
-    can_rest = begins_on_demand = begins_when_ready = True
+    can_rest = begins_on_demand = begins_when_ready = takes_actions = True
 
     def __init__(
         self, envs: Sequence[Any], env_ids: Sequence[int] = (0,), *, infos: bool = False, check_values: bool = False
@@ -136,6 +136,11 @@ class GymnasiumEnvironment(RowGroup):
         self.on_demand, self.rests = OnDemand(len(self._all), begins), True
         return self.step({}, np.zeros(0, np.int64), ())
 
+    def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:
+        steps = self.reset_on_demand(begins)
+        self.on_demand, self.rests, self._options = None, False, None if options is None else dict(options)
+        return steps
+
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
 
@@ -153,12 +158,17 @@ class GymnasiumEnvironment(RowGroup):
         chosen, envs, out = self._all, self._environments, self._views
         if rows is not None or given is not None or self.rests:
             on_demand = self.on_demand
-            begins: Mapping[int, Begin] = {}
+            begins: dict[int, Any] = {}
             resting: list[int] = []
             if on_demand is None:
                 chosen = self._all if rows is None else rows.tolist()
             elif rows is not None or on_demand.now or False in on_demand.plays:
                 chosen, begins = on_demand.rows(rows)
+                for row in self._each([row for row, begin in begins.items() if begin.actions is not None]):
+                    begins[row] = self._after_actions(begins[row])
+                if self.not_begun:
+                    chosen = [row for row in chosen if on_demand.plays[row]]
+                    begins = {row: begin for row, begin in begins.items() if begin is not None}
             if (on_demand is None and rows is not None) or len(chosen) < len(self._all):
                 envs, out = list(map(self._environments.__getitem__, chosen)), self._new_views(chosen)
             if begins or given is not None:
@@ -229,13 +239,14 @@ class GymnasiumEnvironment(RowGroup):
         self,
         envs: Sequence[Any],
         chosen: Sequence[int],
-        begins: Mapping[int, Begin],
+        begins: Mapping[int, Any],
         actions: Mapping[str, Tree],
         results: Iterable[Any] | None,
     ) -> tuple[Sequence[Any], Iterable[Any]]:
         """Return what is stepped for the environments at rows ``chosen``, and what each ``step`` is given.
 
-        It is a result of the caller's if there are ``results``, a Begin where an episode begins, else an action.
+        It is a result of the caller's if there are ``results``; where an episode begins, a Begin, or the result of its
+        last action; else an action.
         """
         n, stand_in = len(chosen) - len(begins), SimpleNamespace(step=self._begun_or_given)
         given: Iterable[Any] = ()
@@ -252,8 +263,27 @@ class GymnasiumEnvironment(RowGroup):
     def _begun_or_given(self, given: Any) -> Any:
         """Begin an episode, and return what stands for its first step, or return the result that a caller has given."""
         if given.__class__ is not Begin:
-            return given
+            return given  # or what its actions have led to
         obs, info = self._restart(given.row, given.seed, given.options)
+        return obs, 0.0, False, False, info
+
+    def _after_actions(self, begin: Begin) -> Any:
+        """Begin an episode and take its actions. Return what stands for its first step, or None if it could not begin."""
+        env, read, step = self._environments[begin.row], self._known_actions, 0
+        own: Any = (begin.actions or {}).get(BEHAVIOR, ())
+        try:
+            obs, info = self._restart(begin.row, begin.seed, begin.options)
+            given = self._read_actions(own, begin.n_repeated) if read is None else map(read, list(own))
+            for step, action in enumerate(given, 1):
+                obs, _, terminated, truncated, info = env.step(action)
+                if (terminated is not False or truncated is not False) and (
+                    flag(terminated, "terminated", self.casting) or flag(truncated, "truncated", self.casting)
+                ):
+                    return self._could_not_begin(begin, step, None)
+            check_info(info, "info")
+            self._write_obs(self._new_views([begin.row]).obs[0], obs, self.casting)  # raises if it does not fit
+        except Exception as error:
+            return self._could_not_begin(begin, step, error)
         return obs, 0.0, False, False, info
 
     def _restart(self, row: int, seed: int | None, options: Mapping[str, Any] | None) -> tuple[Any, Any]:

@@ -35,7 +35,7 @@ from envmanager.coroutines.servers import Servers
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvGroup
 from envmanager.errors import ConnectionLost, ManagerClosed, UsageError
-from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, take_not_begun
 from envmanager.hosts.life import Alarm, State, WorkerLife, WorkerPlan
 from envmanager.kernel.host import ResponseSource
 from envmanager.kernel.table import Entry
@@ -106,8 +106,10 @@ class Session(WorkerLife):
             self._begins = [*(self._begins or ()), *payload]
             return
         self.ticket = ticket = self.ticket + 1
-        deadline = time.monotonic() + self._timeouts_s[command]
         begins, self._begins = self._begins, None
+        deadline = time.monotonic() + self._timeouts_s[command]
+        if begins or command is CommandName.RESET:
+            deadline += self.repeating_s(begins or payload)
         if command in STEPPING:
             self.await_response(ticket, _STEP, deadline)
         else:
@@ -234,7 +236,7 @@ class Session(WorkerLife):
                 result = await result
             if command in (CommandName.CALL, CommandName.RENDER):
                 result = [await each if inspect.isawaitable(each) else each for each in result]
-        return EnvironmentResponse(_STEP if command in STEPPING else command, self.worker_id, result)
+        return self._response(command, result, group)
 
     async def _start(self, factory: GroupFactory) -> StartReport:
         """Make the environment in a thread, because a factory may block. A coroutine needs the thread no more."""
@@ -370,11 +372,15 @@ class Session(WorkerLife):
         result = COMMANDS[command](group, payload)
         if command in _AWAITED and not group.returns_new_arrays:
             result = {behavior: steps.copy() for behavior, steps in result.items()}
-        response = EnvironmentResponse(_STEP if command in STEPPING else command, self.worker_id, result)
+        response = self._response(command, result, group)
         if len(group.behavior_specs) != self._n_reported:
             response.specs = dict(group.behavior_specs)
             self._n_reported = len(response.specs)
         return response
+
+    def _response(self, command: CommandName, result: Any, group: EnvGroup) -> EnvironmentResponse:
+        name = _STEP if command in STEPPING else command
+        return EnvironmentResponse(name, self.worker_id, result, not_begun=take_not_begun(group, self.worker_id))
 
     def _close_made(self) -> Any:
         result: Any = None if self.group is None else self.group.close()

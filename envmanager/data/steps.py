@@ -20,8 +20,8 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import BehaviorSpecs, zeros
-from envmanager.data.trees import Tree, concat_rows, copy_tree, take_rows, with_rows
-from envmanager.errors import WorkerError
+from envmanager.data.trees import Tree, concat_rows, copy_tree, leaves, take_rows, with_rows
+from envmanager.errors import EnvManagerError, WorkerError
 
 AGENT_BITS = 32
 """Number of bits below the env_id in an agent_id. Agent k of an environment has the id ``env_id << AGENT_BITS | k``."""
@@ -86,19 +86,29 @@ class EnvironmentResponse:
 
     The payload is ``{behavior: AgentSteps}`` after a step or reset. The response to a failed command has the name
     "failed" and the error as its payload. ``specs`` has the specs of all behaviors if a new behavior has appeared since
-    the last response, else None.
+    the last response, else None. ``not_begun`` has the errors, by env_id, of episodes that could not begin with their
+    actions, else None. Their environments rest, and have no rows.
     """
 
     name: CommandName
     worker_id: int
     payload: Any
     specs: BehaviorSpecs | None
+    not_begun: Mapping[int, EnvManagerError] | None
 
-    def __init__(self, name: str, worker_id: int, payload: Any = None, specs: BehaviorSpecs | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        worker_id: int,
+        payload: Any = None,
+        specs: BehaviorSpecs | None = None,
+        not_begun: Mapping[int, EnvManagerError] | None = None,
+    ) -> None:
         self.name = name if name.__class__ is CommandName else CommandName(name)
         self.worker_id = worker_id
         self.payload = payload
         self.specs = specs
+        self.not_begun = not_begun
 
 
 @attrs.frozen
@@ -112,13 +122,15 @@ class StartReport:
     batch_size: int = 0
     begins_on_demand: bool = False
     begins_when_ready: bool = False
+    takes_actions: bool = False
 
 
 class Begin(NamedTuple):
     """An episode to begin on demand in the environment at ``row`` of a worker.
 
     It begins with the worker's next step if ``at_once``, else as soon as the environment's present episode has ended.
-    ``task`` is the index of its task, which only recordings need.
+    ``task`` is the index of its task, which only recordings need. ``actions``, if not None, are taken right after the
+    reset: by behavior, a row for each action of an agent, in the order in which the agents act. It needs ``at_once``.
     """
 
     row: int
@@ -126,6 +138,23 @@ class Begin(NamedTuple):
     seed: int | None = None
     options: Mapping[str, Any] | None = None
     task: int = -1
+    actions: Mapping[str, Tree] | None = None
+
+    @property
+    def n_repeated(self) -> int:
+        """Number of actions that are taken before the first observation, of the behavior that has most."""
+        return max((len(leaves(tree)[0]) for tree in (self.actions or {}).values()), default=0)
+
+
+class Resume(NamedTuple):
+    """The payload of a "reset" with which each environment of a worker begins an episode, with actions or without.
+
+    Later episodes begin by themselves, with ``options``. An environment whose episode could not begin must be begun by
+    another "reset" before the next step.
+    """
+
+    begins: Sequence[Begin]
+    options: Mapping[str, Any] | None = None
 
 
 _Dicts = list[dict[str, Any]] | None

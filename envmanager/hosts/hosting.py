@@ -18,9 +18,9 @@ from envmanager.adapters.choosing import build_group, holds_all_of
 from envmanager.adapters.factories import call_factory
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
-from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
+from envmanager.data.steps import CommandName, EnvironmentResponse, Resume, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import ImportFailed, UsageError
+from envmanager.errors import EnvManagerError, EpisodeNotBegun, ImportFailed, UsageError, Where
 from envmanager.hosts.wire import describe_failure, env_raised
 from envmanager.importing import import_failure, is_missing
 from envmanager.options import KindOptions, ResetConfig
@@ -111,9 +111,24 @@ def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
 
 
+def take_not_begun(group: EnvGroup, worker_id: int) -> dict[int, EnvManagerError] | None:
+    """Return the errors, by env_id, of the episodes that could not begin in the last command, or None. Forget them."""
+    if not group.not_begun:
+        return None
+    taken, group.not_begun = group.not_begun, {}
+    errors: dict[int, EnvManagerError] = {}
+    for env_id, (begin, step, error) in taken.items():
+        where = Where(worker_id=worker_id, env_ids=(env_id,), phase="begin")
+        failure = None if error is None else describe_failure(error, **where)
+        errors[env_id] = EpisodeNotBegun(task=begin.task, step=step, failure=failure, **where)
+    return errors
+
+
 def _reset(group: EnvGroup, config: Any) -> Any:
     if config.__class__ is list:  # of Begin: from now on, episodes begin on demand
         return group.reset_on_demand(config)
+    if config.__class__ is Resume:
+        return group.resume(config.begins, config.options)
     wanted = ResetConfig.of(config)
     seeds = derive_seeds(wanted.seed, group.env_ids, wanted.generation)
     return group.reset(seeds=seeds, options=wanted.options)
@@ -128,6 +143,7 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
         group.batch_size,
         group.begins_on_demand,
         group.begins_when_ready,
+        group.takes_actions,
     ),
     CommandName.RESET: _reset,
     CommandName.STEP: lambda group, actions: group.step(actions),
@@ -143,7 +159,9 @@ def failed(
     error: BaseException, name: CommandName, *, worker_id: int, env_ids: Sequence[int], group: EnvGroup | None
 ) -> EnvironmentResponse:
     """Return the "failed" response to a command that raised ``error``. The response names the env at fault if known."""
-    if group is not None and group.current_env_id is not None:
-        env_ids, group.current_env_id = (group.current_env_id,), None
+    if group is not None:
+        group.not_begun = {}
+        if group.current_env_id is not None:
+            env_ids, group.current_env_id = (group.current_env_id,), None
     failure = describe_failure(error, worker_id=worker_id, env_ids=env_ids, phase=phase_of(name))
     return EnvironmentResponse(CommandName.FAILED, worker_id, failure)

@@ -84,6 +84,8 @@ class Link(WorkerLife):
         self.channel = channel
         self.begins = b""
         """Pickle of ``_begins``, the episodes to begin, which the next step carries behind its own pickle."""
+        self.begins_s = 0.0
+        """Time that their actions may take beside the step."""
         self._begins: Sequence[Begin] = ()
         self._core_wait_ns = 0
 
@@ -99,8 +101,12 @@ class Link(WorkerLife):
             self.announce(payload)
             return
         ticket = self.ticket + 1
-        message = self.encode(ticket, command, payload)
         deadline = time.monotonic() + self._timeouts_s[command]
+        if self.begins:
+            deadline += self.begins_s
+        elif command is CommandName.RESET:
+            deadline += self.repeating_s(payload)
+        message = self.encode(ticket, command, payload)
         self.ticket = ticket
         if command in STEPPING:
             self.await_response(ticket, _STEP, deadline)
@@ -112,9 +118,10 @@ class Link(WorkerLife):
     def announce(self, begins: Sequence[Begin]) -> None:
         """Let the worker know which episodes it is to begin, after those that wait for a step already."""
         self._begins = begins = [*self._begins, *begins] if self.begins else begins
+        self.begins_s = self.repeating_s(begins)
         plain = [tuple(begin) for begin in begins]  # tuples take cloudpickle a tenth of the time
-        has_options = any(begin.options is not None for begin in begins)
-        self.begins = dumps_command(plain) if has_options else pickle.dumps(plain)
+        has_objects = any(begin.options is not None or begin.actions is not None for begin in begins)
+        self.begins = dumps_command(plain) if has_objects else pickle.dumps(plain)
 
     def encode(self, ticket: int, command: CommandName, payload: Any) -> Any:
         """Return a command as a message for the channel. Raises UsageError if the payload cannot be sent."""

@@ -33,7 +33,7 @@ from envmanager.data.steps import (
 )
 from envmanager.data.trees import leaves, map_tree
 from envmanager.errors import EnvManagerError
-from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, take_not_begun
 from envmanager.kernel.host import ResponseSource
 from envmanager.observe.events import EventLog, Started
 from envmanager.observe.timing import WorkerTimes
@@ -228,6 +228,8 @@ class LocalWorker:
             if n_levels:
                 del levels[n_levels:]
             response = EnvironmentResponse(_STEP if name is _STEP_ROWS else name, self.worker_id, result)
+            if group.not_begun:
+                response.not_begun = take_not_begun(group, self.worker_id)
             if len(group.behavior_specs) != self._n_reported:
                 response.specs = dict(group.behavior_specs)
                 self._n_reported = len(response.specs)

@@ -23,7 +23,7 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -61,7 +61,7 @@ ATTACH_CODE = 0
 STEP_CODE, FAILED_CODE = CODES[CommandName.STEP], CODES[CommandName.FAILED]
 
 WITH_SPECS = 16
-"""Message flag: the pickle is ``(payload, specs)``. ``specs`` maps all behaviors to specs, or is None if unchanged."""
+"""Message flag: the pickle is ``(payload, specs, not_begun)``; see EnvironmentResponse. What is unchanged is None."""
 
 
 def dumps(value: Any) -> bytes:
@@ -72,17 +72,24 @@ def dumps(value: Any) -> bytes:
         return pickled(value)
 
 
-def step_message(steps: Steps, flags: int, specs: BehaviorSpecs | None) -> tuple[int, bytes] | None:
+NotBegun = Mapping[int, EnvManagerError] | None
+
+
+def step_message(
+    steps: Steps, flags: int, specs: BehaviorSpecs | None, not_begun: NotBegun = None
+) -> tuple[int, bytes] | None:
     """Return a step's flags and pickle, or None if no pickle is needed. ``flags`` come from ``SharedRows.put``."""
     if not flags:
-        return WITH_SPECS, dumps((dict(steps), specs))
+        return WITH_SPECS, dumps((dict(steps), specs, not_begun))
     infos = {name: (own.info, own.reset_info) for name, own in steps.items() if own.info is not None}
-    return (flags | WITH_SPECS, dumps((infos, specs))) if infos or specs is not None else None
+    is_needed = infos or specs is not None or not_begun
+    return (flags | WITH_SPECS, dumps((infos, specs, not_begun))) if is_needed else None
 
 
-def response_message(payload: Any, specs: BehaviorSpecs | None) -> tuple[int, bytes]:
-    """Return the flags and pickle of the response to a command other than a step. ``specs`` are included if given."""
-    return (0, dumps(payload)) if specs is None else (WITH_SPECS, dumps((payload, specs)))
+def response_message(payload: Any, specs: BehaviorSpecs | None, not_begun: NotBegun = None) -> tuple[int, bytes]:
+    """Return the flags and pickle of the response to a command other than a step. What is given is included."""
+    more = specs, not_begun
+    return (0, dumps(payload)) if more == (None, None) else (WITH_SPECS, dumps((payload, *more)))
 
 
 def dumps_command(payload: Any) -> bytes:
@@ -323,10 +330,10 @@ class Decoder:
             text = f"what it returned cannot be unpickled in the trainer: {type(error).__name__}: {error}"
             where = Where(worker_id=self._worker_id, env_ids=self._env_ids, phase=phase_of(asked))
             return EnvironmentResponse(CommandName.FAILED, self._worker_id, env_raised(RuntimeError(text), **where))
-        payload, specs = payload if message.flags & WITH_SPECS else (payload, None)
+        payload, specs, not_begun = payload if message.flags & WITH_SPECS else (payload, None, None)
         if message.flags & IN_MEMORY and self._worker_rows is not None:
             infos, payload = payload, dict(self._worker_rows.read(slot, message.flags, message.n_ended))
             for name in infos.keys() & payload.keys():  # a behavior may have no infos, or no rows in memory
                 info, reset_info = infos[name]
                 payload[name] = attrs.evolve(payload[name], info=info, reset_info=reset_info)
-        return EnvironmentResponse(asked, self._worker_id, payload, specs)
+        return EnvironmentResponse(asked, self._worker_id, payload, specs, not_begun)

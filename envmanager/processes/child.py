@@ -37,7 +37,7 @@ import numpy.random  # here, so that the helper loads it, because NumPy loads it
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentCommand, EnvironmentResponse
 from envmanager.environment import EnvGroup
 from envmanager.hosts import descriptors
-from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, make_group
+from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, make_group, take_not_begun
 from envmanager.hosts.shared_rows import IN_MEMORY, Block, BlockLayout, SharedRows
 from envmanager.hosts.spin import Spinner
 from envmanager.hosts.wire import (
@@ -190,9 +190,9 @@ class TrainerConnection:
         if response.name is _STEP:
             if rows is not None:
                 flags, n_ended = rows.put(self._slot, payload)
-            message = step_message(payload, flags, specs)
+            message = step_message(payload, flags, specs, response.not_begun)
         else:
-            message = response_message(payload, specs)
+            message = response_message(payload, specs, response.not_begun)
         if message is None and "steps" in self._fds:  # the whole step is in shared memory: one atomic write reports it
             now_ns = time.perf_counter_ns()
             who = RECORD_MARK, self._ticket, self._worker_id, self._generation
@@ -267,7 +267,8 @@ def _obey(group: EnvGroup, command: EnvironmentCommand, respond: Any, worker_id:
         if isinstance(command.payload, BaseException):
             raise command.payload
         result = COMMANDS[command.name](group, command.payload)
-        respond(EnvironmentResponse(name, worker_id, result))
+        not_begun = take_not_begun(group, worker_id) if group.not_begun else None
+        respond(EnvironmentResponse(name, worker_id, result, not_begun=not_begun))
     except TrainerGone:
         raise  # there is no trainer to report to
     except BaseException as error:

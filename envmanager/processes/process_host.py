@@ -112,7 +112,7 @@ class ProcessLink(Link):
         flags = 0 if self._worker_rows is None else self._worker_rows.write_actions(actions, rows)
         data = b"" if flags else dumps_command(payload)
         slot = (self.slot + 1) % self._plan.n_slots
-        deadline = time.monotonic() + self._timeouts_s[_STEP]
+        deadline = time.monotonic() + self._timeouts_s[_STEP] + (self.begins_s if self.begins else 0.0)
         ticket = self.ticket + 1
         begins, self.begins = self.begins, b""
         message = COMMAND.pack(ticket, CODES[command], slot, flags, len(begins), len(data)) + data + begins

@@ -29,7 +29,7 @@ import numpy as np
 
 from envmanager.data.steps import STEPPING, CommandName, StartReport
 from envmanager.environment import EnvGroup
-from envmanager.hosts.hosting import COMMANDS, failed
+from envmanager.hosts.hosting import COMMANDS, failed, take_not_begun
 from envmanager.hosts.shared_rows import IN_MEMORY, Block, BlockLayout, SharedRows
 from envmanager.hosts.wire import (
     CODES,
@@ -147,16 +147,17 @@ class EnvActor:
 
     def _answer(self, ticket: int, name: CommandName, result: Any, busy_ns: int) -> Any:
         group, rows, specs = self._group, self._rows, None
+        not_begun = None if group is None else take_not_begun(group, self._worker_id)
         if group is not None and name is not CommandName.START and len(group.behavior_specs) != self._n_reported:
             specs = dict(group.behavior_specs)
         if name in STEPPING and rows is not None:
             flags, n_ended = rows.rows.put(0, result)
             has_finals = any(own.final_obs is not None for own in result.values())
             steps = (rows.steps if has_finals else rows.steps_without_finals) if flags else b""
-            flags, data = step_message(result, flags, specs) or (flags, b"")
+            flags, data = step_message(result, flags, specs, not_begun) or (flags, b"")
             packed = pack_answer(ticket, STEP_CODE, flags, busy_ns, data, n_ended, steps)
         else:
-            flags, data = response_message(result, specs)
+            flags, data = response_message(result, specs, not_begun)
             packed = pack_answer(ticket, CODES[name], flags, busy_ns, data)
         if specs is not None:
             self._n_reported = len(specs)

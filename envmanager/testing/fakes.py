@@ -18,7 +18,7 @@ from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import STEPPING, AgentSteps, CommandName, EnvironmentResponse, StartReport, Steps
 from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
-from envmanager.hosts.hosting import COMMANDS, failed, make_group
+from envmanager.hosts.hosting import COMMANDS, failed, make_group, take_not_begun
 
 
 class FakeWorker:
@@ -80,7 +80,9 @@ class FakeWorker:
     def _respond(self, command: CommandName, payload: Any) -> EnvironmentResponse:
         name = CommandName.STEP if command is CommandName.STEP_ROWS else command
         try:
-            return EnvironmentResponse(name, self.worker_id, COMMANDS[command](self._group, payload))
+            result = COMMANDS[command](self._group, payload)
+            not_begun = take_not_begun(self._group, self.worker_id)
+            return EnvironmentResponse(name, self.worker_id, result, not_begun=not_begun)
         except Exception as error:
             env_ids, group = self._group.env_ids, self._group
             return failed(error, command, worker_id=self.worker_id, env_ids=env_ids, group=group)
