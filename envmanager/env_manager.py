@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +28,14 @@ from typing import TYPE_CHECKING, Any
 
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
-from envmanager.data.steps import Batch, CommandName, StepInfo
+from envmanager.data.steps import Batch, CommandName, StartReport, StepInfo
 from envmanager.data.trees import Tree, snapshot
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.kernel.calls import Calls, Use, weak_callback
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.commands import Commands, one_for_each
 from envmanager.kernel.host import EnvWorker, FakeHost, HostContext, QueueSource, ResponseSource, StepQueue, WorkerHost
+from envmanager.kernel.keeper import Keeper, SeedSource
 from envmanager.kernel.policy_steps import PolicyStepper
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.row_steps import BatchStepper
@@ -110,7 +112,12 @@ class EnvManager(ABC):
         self._table = table = WorkerTable(self._env_rows.blocks)
         policy = RestartPolicy() if restarts is None else restarts
         self._restarts, self._check_values = policy, check_values
+        if policy.keep_episodes and seed is None:
+            seed = secrets.randbits(31)
         self._recovery = recovery = Recovery(table, policy, seed)
+        if policy.keep_episodes:
+            assert seed is not None
+            recovery.keeper = Keeper(table, weakref.proxy(recovery), policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
         self._row_steps = BatchStepper(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
@@ -158,6 +165,8 @@ class EnvManager(ABC):
             self._can_prefetch = self.begins_on_demand and all(report.begins_when_ready for report in reports.values())
             if self._kind is not SourceKind.AUTOMATIC:
                 self._require_can_begin()
+            if self._recovery.keeper is not None:
+                self._require_can_keep(reports)
             host.have_started(self._table.specs, reports)
             if self._tracer is not None:
                 self._tracer.started()
@@ -300,6 +309,8 @@ class EnvManager(ABC):
         """Return the book for a reset. Raises UsageError for bad arguments."""
         book: TaskBook = self._table.book
         kind = self._kind if tasks is None else SourceKind.TASKS
+        if kind is SourceKind.AUTOMATIC and self._recovery.keeper is not None and not self._can_prefetch:
+            kind, tasks, prefetch = SourceKind.TASKS, self._recovery.keeper.tasks(parsed), False
         if kind is SourceKind.AUTOMATIC:
             return self._new_book(kind, None, book.episodes)
         self._require_can_begin()
@@ -308,7 +319,7 @@ class EnvManager(ABC):
         if not isinstance(attempts, int) or attempts < 1:
             raise UsageError(f"attempts must be a whole number of at least 1, not {attempts!r}.")
         seed = self._recovery.last_config.seed if parsed.seed is None else parsed.seed
-        if tasks is not None and seed is not None and not isinstance(seed, int):
+        if tasks is not None and seed is not None and not isinstance(seed, int) and not isinstance(tasks, SeedSource):
             raise UsageError("with tasks, seed must be one number: put the seeds into the tasks.")
         if tasks is None or book.given is not tasks or self._use is not _RESETTING:
             episodes = book.episodes or Episodes.of_manager([], self.n_envs, self.measures)
@@ -326,6 +337,19 @@ class EnvManager(ABC):
         if start == "on_demand":
             self._require_can_begin()
         self._kind = SourceKind.ON_CALL if start == "on_demand" else SourceKind.AUTOMATIC
+
+    def _require_can_keep(self, reports: Mapping[int, StartReport]) -> None:
+        """Raise UsageError unless episodes can be begun again in all workers, with their actions."""
+        keeper = self._recovery.keeper
+        keeper.has_one_agent_each = self._can_prefetch
+        if not self.begins_on_demand or not self._some_host.steps_some_rows or any(
+            not report.takes_actions or report.batch_size for report in reports.values()
+        ):
+            raise UsageError(
+                "keep_episodes needs environments whose episodes can be begun again from a seed, one by one: "
+                "Gymnasium's, PettingZoo's, dm_env's, or an Environment with can_rest. Vector environments, EnvPool, "
+                "ML-Agents and engines move their environments together, or are seeded only once: leave keep_episodes out."
+            )
 
     def _require_can_begin(self) -> None:
         if not self.begins_on_demand:
@@ -521,6 +545,8 @@ class EnvManager(ABC):
     def _begin(self, use: Use) -> None:
         """Set the ``use`` allowed until a reset."""
         self._use, episodes = use, self._table.book.episodes
+        if self._recovery.keeper is not None:
+            self._recovery.keeper.loses_rows = use is _SEND_RECV
         if use is _SEND_RECV and episodes is not None:
             episodes.begin_rows(self.n_envs)
 

@@ -26,14 +26,6 @@ def _derived(seed: int, *key: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] >> 1)
 
 
-def seed_of_episode(seed: int | Sequence[int | None], env_id: int, number: int) -> int:
-    """Return the seed of the episode ``number`` of an environment since a reset with ``seed``, if each has one."""
-    own = seed if isinstance(seed, int) else seed[env_id]
-    if own is None:
-        raise ValueError(f"env {env_id} has no seed")
-    return own if number == 0 and not isinstance(seed, int) else derive_seed(own, env_id, number)
-
-
 def derive_seeds(
     seed: int | Sequence[int | None] | None, env_ids: Sequence[int], generation: int = 0
 ) -> list[int | None]:

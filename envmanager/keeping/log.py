@@ -82,6 +82,10 @@ class EpisodeLog:
         if len(self._ends) >= _TIDY_EVERY:
             self.tidy()
 
+    def playing(self) -> list[int]:
+        """Return the rows of the environments whose episodes are kept."""
+        return [row for row in range(self._n_envs) if row not in self.unkept]
+
     def begin(self, row: int) -> None:
         """Note that an episode has begun with the last delivered step, if ``ended`` does not tell it."""
         self.unkept.discard(row)
@@ -95,7 +99,7 @@ class EpisodeLog:
                 self.starts[row], self.numbers[row] = step, self.numbers[row] + 1
                 self.unkept.discard(row)
         self._ends.clear()
-        first = min([start for row, start in enumerate(self.starts) if row not in self.unkept], default=self.n_steps)
+        first = min([self.starts[row] for row in self.playing()], default=self.n_steps)
         if first >= self._first + _TIDY_EVERY:
             n_steps, self._first = first - self._first, first
             del self._packed[: n_steps * self._size], self._listed[:n_steps]
@@ -142,13 +146,14 @@ def _joined(parts: Sequence[Actions]) -> Actions | None:
     return {name: concat_rows(trees) for name, trees in by_name.items()} or None
 
 
-def first_difference(expected: AgentSteps, got: AgentSteps | None) -> tuple[str, Any, Any] | None:
+def first_difference(expected: AgentSteps | None, got: AgentSteps | None) -> tuple[str, Any, Any] | None:
     """Return the part of the observations that differs, as a path, and what it is in each; None if they are equal.
 
-    NaN equals NaN. ``got`` is None if there are no rows.
+    NaN equals NaN. Steps without rows are None.
     """
-    if got is None or not np.array_equal(expected.agent_id, got.agent_id):
-        return "agent_id", expected.agent_id.tolist(), None if got is None else got.agent_id.tolist()
+    ids = [[] if steps is None else steps.agent_id.tolist() for steps in (expected, got)]
+    if expected is None or got is None or ids[0] != ids[1]:
+        return None if ids[0] == ids[1] else ("agent_id", *ids)  # type: ignore[return-value]
     named = zip(paths(expected.obs, "obs"), leaves(expected.obs), leaves_like(expected.obs, got.obs), strict=True)
     for path, one, other in named:
         if one.shape != other.shape or one.dtype != other.dtype:

@@ -128,7 +128,13 @@ class Collector:
             self.receive(responses)
 
     def await_replacements(self, entries: Sequence[Entry]) -> None:
-        """Wait until none of these workers is being replaced: each has sent first observations, or was given up."""
+        """Wait until none of these workers is being replaced: each has sent first observations, or was given up.
+
+        One that failed after a step that was not delivered cannot be made again before; its episodes are lost.
+        """
+        for entry in entries:
+            if entry.is_kept and entry.outbox:
+                self._recovery.keep_no_more(entry)
         self.receive(())
         while any(entry.replacement is not None and not entry.replacement.has_begun for entry in entries):
             responses = self.source.get(1, self._recovery.next_start_at())

@@ -84,8 +84,10 @@ class Commands:
         asked = []
         for entry in table.entries:
             entry.previous_step, entry.keeps_seed, entry.is_old = None, parsed.seed is not None, False
+            if recovery.keeper is not None:
+                recovery.keeper.begin_log(entry, is_seeded=parsed.seed is not None)
             is_lost = self.host.is_gone(entry.worker_id) or not entry.has_attributes
-            if entry.state is WorkerState.FAILED and is_lost:
+            if entry.is_kept or (entry.state is WorkerState.FAILED and is_lost):
                 recovery.revive(entry)
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
