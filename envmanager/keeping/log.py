@@ -93,12 +93,17 @@ class EpisodeLog:
 
     def tidy(self) -> None:
         """Find the beginnings of the episodes that ``ended`` has told of, and forget the steps before all of them."""
-        for step, ended, rows in self._ends:
-            places = np.flatnonzero(ended)
-            for row in (places if rows is None else rows[places]).tolist():
-                self.starts[row], self.numbers[row] = step, self.numbers[row] + 1
-                self.unkept.discard(row)
-        self._ends.clear()
+        ends, self._ends = self._ends, []
+        if ends and all(rows is None for *_, rows in ends):
+            ended = np.array([each for _, each, _ in ends])
+            counts, newest = ended.sum(0).tolist(), (len(ends) - 1 - ended[::-1].argmax(0)).tolist()
+            found = [(row, ends[newest[row]][0], count) for row, count in enumerate(counts) if count]
+        else:
+            places = [(step, np.flatnonzero(ended) if rows is None else rows[ended]) for step, ended, rows in ends]
+            found = [(row, step, 1) for step, own in places for row in own.tolist()]
+        for row, step, count in found:
+            self.starts[row], self.numbers[row] = step, self.numbers[row] + count
+            self.unkept.discard(row)
         first = min([self.starts[row] for row in self.playing()], default=self.n_steps)
         if first >= self._first + _TIDY_EVERY:
             n_steps, self._first = first - self._first, first

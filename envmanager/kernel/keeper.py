@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.seeding import derive_seed
+from envmanager.data.seeding import derive_seed, seed_of_series
 from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse, Steps, concat_steps
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import WorkerError
@@ -47,18 +47,13 @@ class SeedSource:
         """Return the task of the next episode of an environment."""
         number = self._numbers.get(env_id, 0)
         self._numbers[env_id] = number + 1
-        return Task(seed=seed_of_series(self._seed, self._base, env_id, number)[0])
+        return Task(seed=seed_of_series(first_seed(self._seed, self._base, env_id), number))
 
 
-def seed_of_series(seed: int | Sequence[int | None], base: int, env_id: int, number: int) -> tuple[int, int]:
-    """Return the seed of an environment's episode of this ``number`` since a reset with ``seed``, and what it is from.
-
-    ``base``: what the seeds are derived from of an environment that the reset gives none.
-    """
-    given = seed if isinstance(seed, int) else seed[env_id]
-    own = base if given is None else given
-    is_given = number == 0 and given is not None and not isinstance(seed, int)
-    return own if is_given else derive_seed(own, env_id, number), own
+def first_seed(seed: int | Sequence[int | None], base: int, env_id: int) -> int:
+    """Return the seed of an environment's first episode since a reset with ``seed``. ``base``: in place of None."""
+    own = seed if isinstance(seed, int) else seed[env_id]
+    return derive_seed(base if own is None else own, env_id) if own is None or isinstance(seed, int) else own
 
 
 class Keeper:
@@ -147,8 +142,8 @@ class Keeper:
     def _begin_of_series(self, entry: Entry, row: int) -> Begin:
         assert entry.log is not None
         config, env_id, number = self._recovery.last_config, entry.env_ids[row], entry.log.numbers[row]
-        seed, base = seed_of_series(self.seed if config.seed is None else config.seed, self.seed, env_id, number)
-        return Begin(row, True, seed, config.options, series=(base, env_id, number))
+        first = first_seed(self.seed if config.seed is None else config.seed, self.seed, env_id)
+        return Begin(row, True, seed_of_series(first, number), config.options, series=(first, number))
 
     # Failures.
 
@@ -221,6 +216,7 @@ class Keeper:
         """Return what a replacement begins: the episodes that play, with their actions, and what is laid ready."""
         log, restore, book = entry.log, entry.restore, self._table.book
         assert log is not None and restore is not None
+        log.tidy()  # the steps before are delivered now
         stop, begins, laid = log.n_steps - (entry.state is WorkerState.IN_FLIGHT), [], []
         for seat in book.seats.of_worker[entry.worker_id]:
             if seat.row in restore.lost:
