@@ -162,6 +162,7 @@ class EnvManager(ABC):
             self._policy_steps.takes_partial_actions = all(report.partial_actions for report in reports.values())
             host.steps_some_rows &= all(report.steps_some_rows for report in reports.values())
             self.begins_on_demand = bool(reports) and all(report.begins_on_demand for report in reports.values())
+            self._table.takes_actions = bool(reports) and all(report.takes_actions for report in reports.values())
             self._can_prefetch = self.begins_on_demand and all(report.begins_when_ready for report in reports.values())
             if self._kind is not SourceKind.AUTOMATIC:
                 self._require_can_begin()

@@ -138,7 +138,7 @@ class EnvRaised(WorkerError):
 class EpisodeNotBegun(WorkerError):
     """Error of a task whose episode ended or failed within the actions with which it was to begin.
 
-    ``task`` is the index of the task, and ``step`` the number of its action (0: the reset). ``failure`` is the EnvRaised
+    ``task`` is the index of the task, and ``step`` the number of its action (0: the reset). ``failure`` is an EnvRaised
     or BadObservation, or None if the episode ended. The worker goes on.
     """
 

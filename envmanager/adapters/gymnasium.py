@@ -268,7 +268,7 @@ class GymnasiumEnvironment(RowGroup):
         return obs, 0.0, False, False, info
 
     def _after_actions(self, begin: Begin) -> Any:
-        """Begin an episode and take its actions. Return what stands for its first step, or None if it could not begin."""
+        """Begin an episode and take its actions. Return what stands for its first step, None if it could not begin."""
         env, read, step = self._environments[begin.row], self._known_actions, 0
         own: Any = (begin.actions or {}).get(BEHAVIOR, ())
         try:

@@ -22,7 +22,7 @@ from envmanager.data.specs import (
     merge_specs,
 )
 from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Begin, Steps, concat_steps
-from envmanager.data.trees import Tree, build, copy_tree, snapshot, take_rows
+from envmanager.data.trees import Tree, build, copy_tree, leaves, snapshot, take_rows
 from envmanager.environment import Environment, OnDemand, RowGroup
 
 
@@ -44,7 +44,7 @@ class SideBySide(RowGroup):
             if environment.casting is not None:
                 environment.casting = self.casting
         self.partial_actions = all(environment.partial_actions for environment in self._environments)
-        self.begins_on_demand = all(environment.can_rest for environment in self._environments)
+        self.begins_on_demand = self.takes_actions = all(environment.can_rest for environment in self._environments)
         self._specs: dict[str, BehaviorSpec] = {}
         self._n_known = [0] * len(self._environments)
         self._learn_all()
@@ -76,6 +76,11 @@ class SideBySide(RowGroup):
         self._set_on_demand(OnDemand(len(self._environments), begins))
         return self.step({}, np.zeros(0, np.int64))
 
+    def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:
+        steps = self.reset_on_demand(begins)
+        self._set_on_demand(None)
+        return steps
+
     def _set_on_demand(self, on_demand: OnDemand | None) -> None:
         self.on_demand = on_demand
         for environment in self._environments:
@@ -99,9 +104,14 @@ class SideBySide(RowGroup):
             return self.on_demand.rows(rows)
         return (self._all if rows is None else rows.tolist()), {}
 
-    def _shares(self, actions: Mapping[str, Tree], rows: Iterable[int]) -> list[dict[str, Tree]]:
-        """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``."""
-        taken = dict.fromkeys(actions, 0)
+    def _shares(
+        self, actions: Mapping[str, Tree], rows: Iterable[int], taken: dict[str, int] | None = None
+    ) -> list[dict[str, Tree]]:
+        """Split ``actions`` by environment. Return one dict of actions by behavior for each environment at ``rows``.
+
+        ``taken``: by behavior, the number of actions to leave out, to which those returned are added.
+        """
+        taken = dict.fromkeys(actions, 0) if taken is None else taken
         shares = []
         for row in rows:
             own = {}
@@ -131,16 +141,40 @@ class SideBySide(RowGroup):
         for row in self._each(rows):
             environment, begin = self._environments[row], begins.get(row)
             if begin is None:
-                result = steps_of(environment, own_given[row])
+                last = self._checked(row, steps_of(environment, own_given[row]))
+            elif begin.actions is None:
+                last = self._checked(row, environment.reset(seeds=[begin.seed], options=begin.options))
             else:
-                result = environment.reset(seeds=[begin.seed], options=begin.options)
-            self._last[row] = last = self._checked(row, result)
+                last = self._after_actions(environment, begin, begin.actions)
+            self._last[row] = last
             if self.on_demand is not None:
                 self.on_demand.plays[row] = any(len(steps.acting_rows) for steps in last.values())
             for behavior, steps in last.items():
                 own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
                 parts.setdefault(behavior, []).append(own)
         return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
+
+    def _after_actions(self, environment: Environment, begin: Begin, actions: Mapping[str, Tree]) -> Steps:
+        """Begin an episode and take its actions. Return its first steps, which are empty if it could not begin."""
+        row, step, taken = begin.row, 0, dict.fromkeys(actions, 0)
+        n_of = {behavior: _n_rows(tree) for behavior, tree in actions.items()}
+        try:
+            steps = environment.reset(seeds=[begin.seed], options=begin.options)
+            while taken != n_of:
+                step += 1
+                self._last[row] = steps
+                (own,) = self._shares(actions, [row], taken)
+                if any(taken[behavior] > n_of[behavior] for behavior in taken) or not any(map(_n_rows, own.values())):
+                    acting = {behavior: len(each.acting_rows) for behavior, each in steps.items()}
+                    raise SpecMismatch("the actions to begin with", f"for the agents that act, {acting}", "for others")
+                steps = environment.step(own)
+                if not any(len(each.acting_rows) for each in steps.values()):
+                    self._could_not_begin(begin, step, None)
+                    return {}
+            return self._checked(row, {name: each.as_first() for name, each in steps.items()} if step else steps)
+        except Exception as error:
+            self._could_not_begin(begin, step, error)
+            return {}
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         yield from super()._at(rows)
@@ -180,6 +214,10 @@ class SideBySide(RowGroup):
             if spec.has_objects and self._environments[row].casting is None:
                 steps.obs, steps.final_obs = snapshot(steps.obs), snapshot(steps.final_obs)
         return checked
+
+
+def _n_rows(tree: Tree) -> int:
+    return len(leaves(tree)[0])
 
 
 _COLUMN_SPECS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}

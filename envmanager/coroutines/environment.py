@@ -75,7 +75,7 @@ class AwaitedEnvironment(EnvGroup):
     A synchronous one is called in its thread. Its methods ``reset`` and ``step`` are those of a group, but awaited.
     """
 
-    begins_on_demand = begins_when_ready = returns_new_arrays = True
+    begins_on_demand = begins_when_ready = takes_actions = returns_new_arrays = True
 
     def __init__(self, env: Any, env_id: int, shared: SharedRows) -> None:
         self.env_ids = (env_id,)
@@ -102,12 +102,20 @@ class AwaitedEnvironment(EnvGroup):
         self.on_demand = OnDemand(1, begins)
         return await self.step({}, _NONE_GIVEN)
 
+    async def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:  # type: ignore[override]
+        steps = await self.reset_on_demand(begins)
+        self.on_demand, self._options = None, None if options is None else dict(options)
+        return steps
+
     async def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:  # type: ignore[override]
         shared, on_demand = self._shared, self.on_demand
         if on_demand is not None:
             chosen, begins = on_demand.rows(rows)
             if begins:
-                return await self._begun(begins[0].seed, begins[0].options)
+                begin = begins[0]
+                if begin.actions is not None:
+                    return await self._after_actions(begin, begin.actions)
+                return await self._begun(begin.seed, begin.options)
             if not chosen:
                 return shared.rows.joined([], _NONE_GIVEN)  # type: ignore[no-any-return]
         (action,) = shared.rows.actions_of(actions)
@@ -117,11 +125,11 @@ class AwaitedEnvironment(EnvGroup):
             result = await result
         rests, first = False, None
         if _has_ended(result, shared.rows.casting):
-            begin = None if on_demand is None else on_demand.ended(0)
-            rests = on_demand is not None and begin is None
+            laid = None if on_demand is None else on_demand.ended(0)
+            rests = on_demand is not None and laid is None
             if not rests:
                 result = snapshot(result)  # the reset may overwrite its parts
-                seed, options = (None, self._options) if begin is None else (begin.seed, begin.options)
+                seed, options = (None, self._options) if laid is None else (laid.seed, laid.options)
                 first = await self.runner.run_reset(self._reset, seed, options)
         shared.rows.rests, shared.first = rests, first
         steps = shared.rows.joined([result])[BEHAVIOR]
@@ -129,9 +137,34 @@ class AwaitedEnvironment(EnvGroup):
 
     async def _begun(self, seed: int | None, options: Mapping[str, Any] | None) -> Steps:
         """Begin an episode. Return its first observation."""
-        first = await self.runner.run_reset(self._reset, seed, options)
-        self._shared.first = first  # after the wait, in which other environments use it
+        return self._first(await self.runner.run_reset(self._reset, seed, options))
+
+    def _first(self, result: Any) -> Steps:
+        """Return the first steps of an episode, whose ``reset`` has returned ``result``."""
+        self._shared.first = result  # after the wait, in which other environments use it
         return self._own(self._shared.rows.reset(seeds=[None], options=None)[BEHAVIOR])
+
+    async def _after_actions(self, begin: Begin, actions: Mapping[str, Tree]) -> Steps:
+        """Begin an episode and take its actions. Return its first steps, which are none if it could not begin."""
+        rows, step = self._shared.rows, 0
+        try:
+            obs, info = await self.runner.run_reset(self._reset, begin.seed, begin.options)
+            n = begin.n_repeated
+            for step, action in enumerate(rows.actions_of(actions, np.arange(n)) if n else (), 1):
+                result = self.runner.run(self._env.step, action)
+                while result.__class__ is not tuple and inspect.isawaitable(result):
+                    result = await result
+                obs, _, _, _, info = result
+                if _has_ended(result, rows.casting):
+                    self._could_not_begin(begin, step, None)
+                    break
+            else:
+                return self._first((obs, info))
+        except ConnectionError:  # the server is gone, not the episode
+            raise
+        except Exception as error:
+            self._could_not_begin(begin, step, error)
+        return rows.joined([], _NONE_GIVEN)  # type: ignore[no-any-return]
 
     def _reset(self, seed: int | None, options: Mapping[str, Any] | None) -> Any:
         given = None if options is None else dict(options)

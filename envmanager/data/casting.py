@@ -12,7 +12,7 @@ integer, 300 to a uint8, 2 to a bool, or a finite number to infinity.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -21,6 +21,7 @@ import numpy as np
 from envmanager.data.specs import (
     ArraySpec,
     BehaviorSpec,
+    BehaviorSpecs,
     SpecMismatch,
     as_array,
     check_values,
@@ -128,6 +129,24 @@ def _cast_batch(spec: ArraySpec, batch: np.ndarray, path: str, strict: bool) -> 
         reason = "out of the dtype's range" if is_same_kind else f"{got} with values that are not of that dtype"
         raise SpecMismatch(path, expected, reason)
     return cast
+
+
+def actions_by_behavior(specs: BehaviorSpecs, actions: Any, what: str) -> dict[str, Tree]:
+    """Return ``actions`` by behavior, each as new arrays ``[n, …]`` of any length n. Errors refer to them as ``what``.
+
+    ``actions`` is a mapping from behaviors, or has those of the only behavior. Raises BadAction if one breaks its spec.
+    """
+    if not (isinstance(actions, Mapping) and (not specs or actions.keys() <= specs.keys())):
+        if len(specs) > 1:
+            raise BadAction(f"{what} must be a mapping from behaviors, which are {sorted(specs)}. Nothing was sent.")
+        actions = {next(iter(specs), "default"): actions}
+    checked = {}
+    for behavior, own in actions.items():
+        spec = specs.get(behavior)
+        first = own if spec is None or isinstance(spec.action, ArraySpec) else next(iter(leaves(own)), ())
+        n = len(first) if hasattr(first, "__len__") and getattr(first, "shape", True) else 0
+        checked[behavior] = checked_actions(spec, own, n, f"{what} for behavior {behavior!r}", strict=False)
+    return checked
 
 
 def checked_actions(

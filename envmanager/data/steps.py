@@ -284,6 +284,19 @@ class AgentSteps:
         """Return steps with ``final_obs`` and without infos. The result shares all other arrays with ``self``."""
         return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
+    def as_first(self) -> AgentSteps:
+        """Return the steps as the first of an episode: without rewards and ends, and without agents that have left."""
+        steps = self
+        if self.final_obs is not None:
+            if self.info is not None and self.reset_info is not None:
+                info = list(self.info)
+                for row, own in zip(np.flatnonzero(self.ended).tolist(), self.reset_info, strict=True):
+                    info[row] = own  # of an agent that has left, or that begins once more
+                steps = attrs.evolve(self, info=info)
+            if self.acting is not None:
+                steps = steps.take(np.flatnonzero(~self.ended | self.acting))
+        return AgentSteps.first(agent_id=steps.agent_id, obs=steps.obs, acting=steps.acting, info=steps.info)
+
     def take(self, rows: np.ndarray) -> AgentSteps:
         """Return steps with copies of the rows at the indices ``rows``, in the order of ``rows``."""
         ended = self.ended

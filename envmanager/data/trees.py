@@ -133,7 +133,9 @@ def take_rows(tree: Tree, rows: Any) -> Tree:
 def equal_trees(one: Any, other: Any) -> bool:
     """Return whether two trees, or lists of trees, have equal structures and leaves. NaN equals NaN."""
     if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(equal_trees(one[k], other[k]) for k in one)
+        return (
+            isinstance(other, dict) and one.keys() == other.keys() and all(equal_trees(one[k], other[k]) for k in one)
+        )
     if isinstance(one, tuple | list):
         return type(one) is type(other) and len(one) == len(other) and all(map(equal_trees, one, other))
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):

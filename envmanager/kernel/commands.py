@@ -108,6 +108,8 @@ class Commands:
             raise failure
         responses.update(replacements)
         infos = []
+        told = [response.not_begun for response in responses.values() if response.not_begun is not None]
+        book.not_begun = {env_id: error for own in told for env_id, error in own.items()}
         for worker_id in sorted(responses):
             # Copied even with zero_copy: send and recv keep this StepInfo until the next reset.
             steps = {name: each.copy() for name, each in responses[worker_id].payload.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from envmanager.data.casting import checked_actions
 from envmanager.data.specs import BehaviorSpec, as_array, describe_value, zeros
 from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, Lost, StepInfo, concat_steps
-from envmanager.errors import BadAction, UsageError
+from envmanager.errors import BadAction, EnvManagerError, UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import WorkerHost
 from envmanager.kernel.recovery import Recovery
@@ -118,6 +118,7 @@ class PolicyStepper:
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
         """Return a StepInfo for each entry's next response, and mark these responses as delivered."""
         infos, specs = [], self._table.specs
+        not_begun: dict[int, EnvManagerError] = {}
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
             cut = None if entry.replacement is None else self._recovery.cut(entry)
@@ -129,6 +130,8 @@ class PolicyStepper:
                     current = {name: steps.copy() for name, steps in current.items()}
             else:
                 (current, lost), actions = cut, None
+            if entry.outbox[0].not_begun is not None:
+                not_begun.update(entry.outbox[0].not_begun)
             info = StepInfo(None, current, actions, entry.worker_id, lost, specs)
             if before is not None:
                 info.previous, info.waiting = before.current, before.still_waiting
@@ -138,6 +141,7 @@ class PolicyStepper:
                     if steps.final_obs is not None:
                         is_whole = len(steps.agent_id) == len(entry.env_ids)
                         entry.log.ended(steps, None if is_whole else steps.env_id - entry.env_ids[0])
+        self._table.book.not_begun = not_begun
         self._table.delivered(entries)
         self._returned.update(dict.fromkeys(entries))
         for entry, info in zip(entries, infos, strict=True):

@@ -72,7 +72,8 @@ class Episode:
     async def __aenter__(self) -> Self:
         """Wait for a free environment, begin the episode there, and wait for its first observation, ``obs``.
 
-        Raises LostEpisode if the worker fails meanwhile, and the error of the last worker if all were given up.
+        Raises LostEpisode if the worker fails meanwhile, EpisodeNotBegun if the episode ends within the task's actions,
+        and the error of the last worker if all were given up.
         """
         if self._is_entered:
             raise UsageError("an episode can be entered once: call begin() for another one.")
@@ -363,6 +364,9 @@ class Pool:
             self._quiet_until = time.monotonic() + PATIENCE_S
         for env_id in tuple(self._left):
             self._release(env_id)
+        not_begun = self._book.not_begun
+        for env_id in not_begun.keys() & self._held.keys():
+            _answer(self._held[env_id], not_begun[env_id])
         cuts = list(self._book.cuts)
         for _, cause, env_ids in cuts:
             self._lose(env_ids, cause)
@@ -374,7 +378,7 @@ class Pool:
                 self._lose(entry.env_ids, error)
         for worker_id in list(self._queued):
             self._send_next(self._table.entries[worker_id])
-        return bool(len(batch) or cuts)
+        return bool(len(batch) or cuts or not_begun)
 
     def _deliver(self, env_id: int, batch: Batch, row: int) -> None:
         episode = self._held.get(env_id)

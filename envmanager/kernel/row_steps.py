@@ -230,6 +230,7 @@ class BatchStepper:
         book = table.book
         cuts: list[tuple[Entry, EnvManagerError, Sequence[int]]] = []
         parts: list[AgentSteps] = []
+        not_begun: dict[int, EnvManagerError] = {}
         for entry in entries:
             response = entry.outbox[0]
             payload = response.payload
@@ -249,6 +250,9 @@ class BatchStepper:
                     steps = self._no_steps()
                 expected = entry.n_envs_in_flight if response.name is _STEP else 0
                 expected += book.seats.n_first_in[entry.worker_id]
+                if response.not_begun is not None:
+                    not_begun.update(response.not_begun)
+                    expected -= len(response.not_begun)
                 if len(steps.agent_id) != expected and cut is None and is_whole:
                     self._check_rows(entry, steps, expected)
             elif entry.batch_size:
@@ -265,7 +269,7 @@ class BatchStepper:
             batch = self._joined(parts, entries)
         if cuts:
             batch.lost[:] = np.isin(batch.env_ids, [env_id for *_, env_ids in cuts for env_id in env_ids])
-        book.cuts = cuts
+        book.cuts, book.not_begun = cuts, not_begun
         for entry, steps in zip(entries, parts, strict=True):
             is_whole = len(steps.agent_id) == len(entry.env_ids)
             if entry.log is not None and book.is_automatic and steps.final_obs is not None:

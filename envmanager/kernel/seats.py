@@ -52,6 +52,8 @@ class Drawn:
 
     index: int
     task: Any
+    actions: Mapping[str, Any] | None = None
+    """Those of the task, checked, as ``Begin.actions``."""
     attempts: int = 0
     charges: list[Exception] = attrs.field(factory=list)
     """Errors of the attempts whose loss is charged to it."""

@@ -240,6 +240,8 @@ class WorkerTable:
         self.specs: dict[str, BehaviorSpec] = {}
         self.has_objects = False
         """Whether the specs contain Python objects, which may not be picklable."""
+        self.takes_actions = False
+        """Whether all workers obey ``Begin.actions``."""
         self.resting: set[int] = set()
         """Workers, by worker_id, whose environments rest and whose steps are delivered. ``slowest`` leaves them out."""
         self._slowest = 0

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from envmanager.data.casting import actions_by_behavior
 from envmanager.data.seeding import derive_seeds, reseeded, task_seed
 from envmanager.data.steps import AgentSteps, Batch, Begin, CommandName, StepInfo
 from envmanager.errors import EnvManagerError, UsageError
@@ -69,7 +70,7 @@ class Drawing:
     worker: either it kills the worker, and would take others along, or another did.
     """
 
-    def __init__(self, tasks: Any, seats: Seats, recovery: Recovery) -> None:
+    def __init__(self, tasks: Any, seats: Seats, table: WorkerTable, recovery: Recovery) -> None:
         """``tasks`` is what tasks are drawn from, or None if calls give them. ``recovery`` knows the host."""
         self.is_listed = tasks is not None
         self.source: Any
@@ -81,7 +82,7 @@ class Drawing:
         self._is_exhausted = not self.is_listed
         self.is_paused = False
         """Whether the source gave no task when it was last asked, and no row was delivered since."""
-        self._seats, self._recovery = seats, recovery
+        self._seats, self._table, self._recovery = seats, table, recovery
         self.n_drawn = 0
         self.free: dict[Seat, None] = dict.fromkeys(seats.all if self.is_listed else ())
         """Seats that may get a task: those that rest and, with ``prefetch``, those that play."""
@@ -131,16 +132,35 @@ class Drawing:
         """Put a task that was assigned into the queue."""
         bisect.insort(self.queue, drawn, key=lambda each: each.index)
 
-    def numbered(self, task: Task) -> Drawn:
-        """Return a task as the next one that was drawn. Raises an error if its options cannot be sent."""
-        drawn = Drawn(self.n_drawn, task)
+    def checked(self, task: Task) -> Drawn:
+        """Return a task that has no number yet. Raises an error if its options or actions cannot be sent."""
+        drawn, host = Drawn(-1, task), self._recovery.host
         if task.options is not None:
-            self._recovery.host.check_can_travel(task.options)
+            host.check_can_travel(task.options)
+        if task.actions is not None:
+            if not self._table.takes_actions:
+                raise UsageError(
+                    "these environments cannot begin with the actions of a task: a worker would have to step one of "
+                    "them alone, which vector environments and game engines do not allow. It takes Gymnasium's "
+                    "environments, not a vector of them, PettingZoo's, dm_env's, or an Environment with can_rest. "
+                    "Nothing was begun."
+                )
+            drawn.actions = actions_by_behavior(self._table.specs, task.actions, "the actions of a task")
+            if self._table.has_objects:
+                host.check_can_travel(drawn.actions)
+        return drawn
+
+    def numbered(self, drawn: Drawn) -> Drawn:
+        """Number a task as the next one that was drawn. Return it."""
+        drawn.index = self.n_drawn
         self.n_drawn += 1
         return drawn
 
     def come(self, seat: Seat, drawn: Drawn, *, at_once: bool = False) -> None:
-        """Assign a task to a seat."""
+        """Assign a task to a seat. One with actions waits for a seat that rests, because a deadline counts them."""
+        if drawn.actions is not None and not at_once and seat.state is not SeatState.RESTS:
+            self.take_back(drawn)
+            return
         self._seats.assign(seat, drawn, at_once=at_once)
         self.free.pop(seat, None)
 
@@ -190,7 +210,7 @@ class Drawing:
         if given is None:
             self.is_paused = True
             return None
-        return self.numbered(given if given.__class__ is Task else Task.of(given))
+        return self.numbered(self.checked(given if given.__class__ is Task else Task.of(given)))
 
 
 class TaskBook:
@@ -210,14 +230,22 @@ class TaskBook:
         self.n_lost = 0
         """Number of tasks that were given up."""
         self.seats = Seats([entry.env_ids for entry in table.entries], plays=self.is_automatic)
-        self._drawing = Drawing(tasks, self.seats, recovery)
+        self._drawing = Drawing(tasks, self.seats, table, recovery)
         source = self._drawing.source
         self._is_told = hasattr(source, "ended") or hasattr(source, "lost")
         self._table, self._recovery = table, recovery
+<<<<<<< HEAD
         self.is_resetting = True
         """Whether the reset has not returned its first observations."""
         self.cuts: list[tuple[Entry, EnvManagerError, Sequence[int]]] = []
         """Losses of which the batch tells that is delivered next: the worker, the cause, and the environments."""
+=======
+        self._is_resetting = True
+        self.cuts: list[tuple[Entry, EnvManagerError]] = []
+        """Workers whose replacement the batch tells of that is delivered next, and the causes."""
+        self.not_begun: Mapping[int, EnvManagerError] = {}
+        """Errors, by env_id, of the tasks that could not begin, as what is delivered next tells."""
+>>>>>>> actions
         self._results: deque[TaskResult] = deque(maxlen=None if self._drawing.is_finite else _KEPT)
         self.untold: deque[TaskResult] = deque()
         if episodes is not None:
@@ -235,8 +263,8 @@ class TaskBook:
     def results(self) -> list[TaskResult]:
         """Results of the tasks that have ended or were given up, in the order in which the source gave the tasks.
 
-        If it did not say how many there are, the results of the last 10,000 tasks to end are kept. The options of those
-        that ``begin`` or a pool gave are not: they may be large.
+        If it did not say how many there are, the results of the last 10,000 tasks to end are kept. The options and the
+        actions of those that ``begin`` or a pool gave are not: they may be large.
         """
         return sorted(self._results, key=lambda result: result.index)
 
@@ -322,7 +350,7 @@ class TaskBook:
 
         ``may_cut``: whether that is possible in a worker with several environments.
         """
-        seats = [self.seats.all[env_id] for env_id in env_ids]
+        seats, given = [self.seats.all[env_id] for env_id in env_ids], []
         for seat, task in zip(seats, tasks, strict=True):
             entry = self._table.entries[seat.worker_id]
             entry.require_alive()
@@ -331,16 +359,16 @@ class TaskBook:
                     f"env {seat.env_id} plays, and the environments of its worker move together: begin an episode "
                     "there when that one has ended. Nothing was begun."
                 )
-            self._recovery.host.check_can_travel(task.options)
+            given.append(self._drawing.checked(task))
             if seat.state is SeatState.SENT:
                 raise UsageError(
                     f"env {seat.env_id} has just begun an episode, and recv() has not returned its first observation: "
                     "call recv() before begin(). Nothing was begun."
                 )
-        for seat, task in zip(seats, tasks, strict=True):
+        for seat, drawn in zip(seats, given, strict=True):
             if seat.next is not None:
                 self._finish(seat, seat.next, cut=True)
-            self._drawing.come(seat, self._drawing.numbered(task), at_once=True)
+            self._drawing.come(seat, self._drawing.numbered(drawn), at_once=True)
 
     def withdraw(self, env_id: int) -> None:
         """Take back the episode that an environment is to begin, unless its worker knows of it. What plays goes on."""
@@ -360,6 +388,7 @@ class TaskBook:
             worker.send(CommandName.BEGIN, self._begins_of(worker_id))
 
     def _begins_of(self, worker_id: int) -> list[Begin]:
+<<<<<<< HEAD
         begins, keeper = [], self._recovery.keeper
         for seat, drawn, at_once in self.seats.tell(worker_id):
             seed, options = self._arguments(seat, drawn)
@@ -368,6 +397,12 @@ class TaskBook:
             seat.told = Begin(seat.row, at_once, seed, options, drawn.index)
             begins.append(seat.told)
         return begins
+=======
+        return [
+            Begin(seat.row, at_once, *self._arguments(seat, drawn), drawn.index, drawn.actions)
+            for seat, drawn, at_once in self.seats.tell(worker_id)
+        ]
+>>>>>>> actions
 
     def _arguments(self, seat: Seat, drawn: Drawn) -> tuple[int | None, Mapping[str, Any] | None]:
         """Return the seed and options with which a task begins in an environment."""
@@ -388,7 +423,12 @@ class TaskBook:
 
     def note_first(self, infos: Iterable[StepInfo]) -> None:
         """Take note of the StepInfos that a reset returns."""
+<<<<<<< HEAD
         self.is_resetting = False
+=======
+        self._is_resetting = False
+        self._give_up_not_begun()
+>>>>>>> actions
         if self.episodes is not None:
             self.episodes.add_all(infos)
         for info in () if self.is_automatic else infos:
@@ -410,6 +450,8 @@ class TaskBook:
     def add_batch(self, behavior: str, batch: Batch) -> None:
         """Set the tasks of a batch that is delivered, and advance the book."""
         self._drawing.is_paused = False
+        if self.not_begun:
+            self._give_up_not_begun()
         seats, env_ids = self.seats, batch.env_ids
         first = task = final = ended = None
         if seats.n_first:
@@ -436,6 +478,8 @@ class TaskBook:
     def add_all(self, infos: Iterable[StepInfo]) -> None:
         """Set the tasks of StepInfos that are delivered, and advance the book."""
         self._drawing.is_paused = False
+        if self.not_begun:
+            self._give_up_not_begun()
         seats, episodes = self.seats, self.episodes
         assert episodes is not None
         for info in sorted(infos, key=_WORKER_ID):
@@ -523,6 +567,18 @@ class TaskBook:
         if entry.error is not None and self._drawing.reserved == entry.worker_id:
             self._drawing.reserved = None
 
+    def _give_up_not_begun(self) -> None:
+        """Give up the tasks of ``not_begun``. Nothing is charged to their workers, which go on."""
+        for env_id, error in sorted(self.not_begun.items()):
+            seat = self.seats.all[env_id]
+            if seat.state is SeatState.SENT:
+                playing, drawn, _ = self.seats.vacate(seat)
+                if playing is not None:
+                    self._finish(seat, playing, cut=True)
+                assert drawn is not None
+                self._give_up(seat, drawn, error)
+                self._has_changed(seat)
+
     def under_way(self, worker_id: int) -> tuple[int, ...]:
         """Return the indices of the tasks that play in a worker, or whose episodes it has begun."""
         seats = self.seats.of_worker[worker_id]
@@ -535,25 +591,32 @@ class TaskBook:
         if charge:
             drawn.charges.append(error)
             drawing.n_charged += 1
-        losses = len(drawn.charges)
-        is_given_up = self.is_on_call or losses >= drawing.attempts
-        facts = {"worker_id": entry.worker_id, "generation": entry.generation, "env_id": seat.env_id}
+        is_given_up = self.is_on_call or len(drawn.charges) >= drawing.attempts
         if self.kind is not _ON_CALL:
             self._recovery.excuse(entry, drawn.charges[0 if is_given_up else 1 :])
-        if is_lost or is_given_up:
-            self._recovery.events.add(TaskLost(**facts, index=drawn.index, losses=losses, is_given_up=is_given_up))
         if is_given_up:
-            self.n_lost += 1
             entry.n_lost_tasks += 1
-            self._finish(seat, drawn, error=error)
-        else:
-            drawing.take_back(drawn)
+            self._give_up(seat, drawn, error)
+            return
+        if is_lost:
+            self._tell_lost(seat, drawn, is_given_up=False)
+        drawing.take_back(drawn)
+
+    def _give_up(self, seat: Seat, drawn: Drawn, error: Exception) -> None:
+        self._tell_lost(seat, drawn, is_given_up=True)
+        self.n_lost += 1
+        self._finish(seat, drawn, error=error)
+
+    def _tell_lost(self, seat: Seat, drawn: Drawn, *, is_given_up: bool) -> None:
+        entry, losses = self._table.entries[seat.worker_id], len(drawn.charges)
+        facts = {"worker_id": entry.worker_id, "generation": entry.generation, "env_id": seat.env_id}
+        self._recovery.events.add(TaskLost(**facts, index=drawn.index, losses=losses, is_given_up=is_given_up))
 
     def _finish(
         self, seat: Seat, drawn: Drawn, *, terminated: bool = False, error: Exception | None = None, cut: bool = False
     ) -> None:
         episodes = () if error is not None or cut else tuple(seat.ended)
-        task = attrs.evolve(drawn.task, options=None) if self.is_on_call else drawn.task
+        task = attrs.evolve(drawn.task, options=None, actions=None) if self.is_on_call else drawn.task
         result = TaskResult(drawn.index, task, seat.env_id, terminated, drawn.attempts, error, cut, episodes)
         self._results.append(result)
         if self._is_told:

@@ -207,7 +207,9 @@ class Dropped(Event):
 
 @attrs.frozen(kw_only=True)
 class TaskLost(Event):
-    """Event: the episode of task ``index`` was lost with its worker. The task is played again, or given up.
+    """Event: the episode of task ``index`` was lost with its worker, or could not begin with the task's actions.
+
+    The task is played again, or given up.
 
     ``losses``: number of losses charged to the task; one that the error does not blame on ``env_id`` is not.
     """

@@ -28,9 +28,10 @@ class RecordedEpisode:
 
     ``obs`` is a tree of ``[T + 1, …]``, or None if observations were not recorded; ``actions`` a tree of ``[T, …]``;
     ``rewards`` float32[T]. ``task``: index of its task, or -1; ``seed`` and ``options``: those with which it was begun
-    on demand. ``error``: why it was lost, if it was. ``is_cut``: whether it was still running at a reset, or at the end
-    of its part of the recording. ``ended_ns``: time of its end, in ns since the epoch. ``part``: number of the part,
-    from 1; environments and agents of another part are others.
+    on demand; ``begun_with``: the actions of its task, by behavior, which came before its first observation. ``error``:
+    why it was lost, if it was. ``is_cut``: whether it was still running at a reset, or at the end of its part of the
+    recording. ``ended_ns``: time of its end, in ns since the epoch. ``part``: number of the part, from 1; environments
+    and agents of another part are others.
     """
 
     behavior: str
@@ -41,6 +42,7 @@ class RecordedEpisode:
     task: int = -1
     seed: int | None = None
     options: Mapping[str, Any] | None = None
+    begun_with: Mapping[str, Tree] | None = None
     terminated: bool = False
     truncated: bool = False
     error: Exception | None = None
@@ -118,6 +120,10 @@ class _Worker:
                 ended += self._joined(behavior, steps, time_ns, has_begun)
             for env_id in has_begun:
                 self.begins.pop(env_id, None)
+            for env_id in response.not_begun or ():
+                self.begins.pop(env_id)
+                for key in [key for key in self.running if key[1] >> AGENT_BITS == env_id]:
+                    ended.append(self.running.pop(key).ended(time_ns, is_cut=True))
         return ended
 
     def _joined(self, behavior: str, steps: AgentSteps, time_ns: int, has_begun: set[int]) -> list[RecordedEpisode]:
@@ -164,6 +170,7 @@ class _Worker:
             of_task = next(others, None)
         if of_task is not None:
             episode.task, episode.seed, episode.options = of_task.task, of_task.seed, of_task.options
+            episode.begun_with = of_task.actions if isinstance(of_task, Begin) else of_task.begun_with
         return episode
 
 

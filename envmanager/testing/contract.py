@@ -19,14 +19,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 from envmanager.check.environment import check_environment
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.env_manager import EnvManager
-from envmanager.errors import BadAction, EnvRaised, UsageError
+from envmanager.errors import BadAction, EnvRaised, EpisodeNotBegun, UsageError
 from envmanager.options import Wait
+from envmanager.tasks import Task, TaskResult
 from envmanager.testing.fakes import EchoEnvironment, FakeEnvironment, Raise, Step
 from envmanager.testing.faults import faulty
 
@@ -51,6 +53,8 @@ class OwnManagers:
 
     begins_on_demand = True
     """Whether episodes can begin on demand. If False, a test checks that the manager says so."""
+    takes_actions = True
+    """Whether episodes can begin with the actions of a task. If False, a test checks that the manager says so."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -198,6 +202,27 @@ class _StepContract(OwnManagers):
             assert sorted(zip(second.env_ids.tolist(), second.obs[:, 3].tolist(), strict=True)) == [(0, 0), (3, 30)]
 
 
+class _Told:
+    """A source of tasks that notes the class of each one's error, by the task's number."""
+
+    def __init__(self, tasks: list[Any]) -> None:
+        self._left = iter(enumerate(tasks))
+        self.was_told: dict[int, type] = {}
+
+    def next_task(self, env_id: int) -> Task:
+        """Return the next task, named by its number."""
+        number, task = next(self._left)
+        return attrs.evolve(Task.of(task), id=number)
+
+    def ended(self, result: TaskResult) -> None:
+        """Note a task whose episode has ended."""
+        self.was_told[result.task.id] = type(None)
+
+    def lost(self, task: Task, error: Exception) -> None:
+        """Note a task that was given up."""
+        self.was_told[task.id] = type(error)
+
+
 class _TaskContract(OwnManagers):
     """Tests of episodes that begin on demand, and from tasks."""
 
@@ -262,6 +287,80 @@ class _TaskContract(OwnManagers):
             manager.reset(tasks=[])
             assert manager.tasks.done
             assert len(manager.recv(Wait.all())) == 0
+
+    @pytest.mark.parametrize("call", ["step", "recv"])
+    def test_a_task_begins_behind_its_actions_and_its_results_count_the_later_steps(self, call: str) -> None:
+        self._require_actions()
+        tasks = [Task(options={"task": k}, actions=np.arange(1, k % 4 + 1)) for k in range(12)]
+        firsts = {}
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.set_policy("default", NumberedActions())
+            infos = manager.reset(tasks=tasks)
+            while not manager.tasks.done:
+                if call == "recv":
+                    batch = manager.recv("any")
+                    assert not batch.reward[batch.first].any()
+                    obs = batch.obs[batch.first]
+                    manager.send(np.full(len(batch), 5), batch.env_ids)
+                else:
+                    obs = [own for info in infos for own in info.current["default"].obs if own[4] not in firsts]
+                    infos = manager.step("any")
+                firsts.update({int(own[4]): own[2:4].tolist() for own in obs})
+            assert firsts == {k: [k % 4, k % 4] for k in range(12)}
+            results = manager.tasks.results
+            assert [(result.length, result.attempts) for result in results] == [
+                (7 + result.env_id - result.index % 4, 1) for result in results
+            ]
+            if call == "recv":
+                assert [result.total for result in results] == [5 * result.length for result in results]
+
+    @pytest.mark.parametrize("prefetch", [False, None])
+    def test_a_task_whose_episode_ends_or_fails_within_its_actions_is_given_up_alone(
+        self, prefetch: bool | None
+    ) -> None:
+        self._require_actions()
+        ends = {k: Task(options={"task": k}, actions=np.ones(20)) for k in (1, 4, 5, 11)}
+        fails = {7: Task(options={"task": 7, "fault": "raise"}, actions=np.ones(3)), **ends}
+        source = _Told([fails.get(k, {"task": k}) for k in range(14)])
+        with self.make_manager(EchoEnvironment, 3) as manager:
+            manager.reset(tasks=source, prefetch=prefetch)
+            while not manager.tasks.done:
+                batch = manager.recv("any")
+                assert not np.isin(batch.task, list(fails)).any()
+                manager.send(np.ones(len(batch), np.int64), batch.env_ids)
+            assert source.was_told == {k: type(None) if k not in fails else EpisodeNotBegun for k in range(14)}
+            for result in manager.tasks.results:
+                assert result.attempts == 1
+                if isinstance(result.error, EpisodeNotBegun):
+                    error = result.error
+                    assert (error.task, error.env_ids) == (result.index, (result.env_id,))
+                    assert error.env_ids[0] in manager.stats().workers[error.worker_id].env_ids
+                    assert error.step == (2 if result.index == 7 else 7 + result.env_id)
+                    assert isinstance(error.failure, EnvRaised) == (result.index == 7)
+            assert manager.stats().restarts == 0
+
+    def test_bad_actions_of_a_task_are_refused_before_anything_begins(self) -> None:
+        self._require_actions()
+        with self.make_manager(EchoEnvironment, 2, episodes="on_demand") as manager:
+            manager.reset()
+            batch = manager.recv(Wait.all())
+            for bad in (["x"], [[1], [2]], {"other": [1]}, 1):
+                with pytest.raises(BadAction):
+                    manager.begin([0, 1], [Task(), Task(actions=bad)])
+            manager.send(np.ones(2, np.int64), batch.env_ids)
+            assert not manager.recv(Wait.all()).first.any()
+
+    def test_actions_of_tasks_need_workers_that_take_them(self) -> None:
+        if self.takes_actions or not self.begins_on_demand:
+            pytest.skip("only where tasks, but not their actions, can begin episodes")
+        with self.make_manager(EchoEnvironment, 2) as manager:
+            with pytest.raises(UsageError, match="actions of a task"):
+                manager.reset(tasks=[Task(actions=[1, 2])])
+            assert manager.reset(tasks=[{"task": 1}])
+
+    def _require_actions(self) -> None:
+        if not self.takes_actions:
+            pytest.skip("only where episodes can begin with actions")
 
     def test_begin_begins_episodes_where_asked_while_others_go_on(self) -> None:
         with self.make_manager(EchoEnvironment, 2, episodes="on_demand") as manager:

@@ -92,6 +92,8 @@ NOT_FOR_VECTORS = {
 
 
 class _OfVectors(ManagerContract, KernelContract):
+    takes_actions = False
+
     @pytest.fixture(autouse=True)
     def _applies(self, request: pytest.FixtureRequest) -> None:
         for beginning, reason in NOT_FOR_VECTORS.items():
