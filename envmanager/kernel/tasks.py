@@ -234,18 +234,12 @@ class TaskBook:
         source = self._drawing.source
         self._is_told = hasattr(source, "ended") or hasattr(source, "lost")
         self._table, self._recovery = table, recovery
-<<<<<<< HEAD
         self.is_resetting = True
         """Whether the reset has not returned its first observations."""
         self.cuts: list[tuple[Entry, EnvManagerError, Sequence[int]]] = []
         """Losses of which the batch tells that is delivered next: the worker, the cause, and the environments."""
-=======
-        self._is_resetting = True
-        self.cuts: list[tuple[Entry, EnvManagerError]] = []
-        """Workers whose replacement the batch tells of that is delivered next, and the causes."""
         self.not_begun: Mapping[int, EnvManagerError] = {}
         """Errors, by env_id, of the tasks that could not begin, as what is delivered next tells."""
->>>>>>> actions
         self._results: deque[TaskResult] = deque(maxlen=None if self._drawing.is_finite else _KEPT)
         self.untold: deque[TaskResult] = deque()
         if episodes is not None:
@@ -388,21 +382,14 @@ class TaskBook:
             worker.send(CommandName.BEGIN, self._begins_of(worker_id))
 
     def _begins_of(self, worker_id: int) -> list[Begin]:
-<<<<<<< HEAD
         begins, keeper = [], self._recovery.keeper
         for seat, drawn, at_once in self.seats.tell(worker_id):
             seed, options = self._arguments(seat, drawn)
             if seed is None and keeper is not None:  # what is to be begun again needs one
                 seed = task_seed(keeper.seed, drawn.index)
-            seat.told = Begin(seat.row, at_once, seed, options, drawn.index)
+            seat.told = Begin(seat.row, at_once, seed, options, drawn.index, drawn.actions)
             begins.append(seat.told)
         return begins
-=======
-        return [
-            Begin(seat.row, at_once, *self._arguments(seat, drawn), drawn.index, drawn.actions)
-            for seat, drawn, at_once in self.seats.tell(worker_id)
-        ]
->>>>>>> actions
 
     def _arguments(self, seat: Seat, drawn: Drawn) -> tuple[int | None, Mapping[str, Any] | None]:
         """Return the seed and options with which a task begins in an environment."""
@@ -423,12 +410,8 @@ class TaskBook:
 
     def note_first(self, infos: Iterable[StepInfo]) -> None:
         """Take note of the StepInfos that a reset returns."""
-<<<<<<< HEAD
         self.is_resetting = False
-=======
-        self._is_resetting = False
         self._give_up_not_begun()
->>>>>>> actions
         if self.episodes is not None:
             self.episodes.add_all(infos)
         for info in () if self.is_automatic else infos:
