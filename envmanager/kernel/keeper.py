@@ -30,8 +30,8 @@ from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy
 from envmanager.tasks import Task
 
-_GUILTY = 4
-"""Weight of failures at one step of a worker from which on it is not repeated: 2 for each in the step, 1 for others."""
+_MOST_IN_STEP, _MOST_REPEATING = 2, 8
+"""Numbers of failures in one step of a worker, and outside of steps before it, from which on it is not repeated."""
 _CHECK_EVERY = 1024
 """Number of steps of the manager after which the logs are looked through for episodes that are too long."""
 
@@ -84,7 +84,7 @@ class Keeper:
         """Begin a log, for a reset. ``is_seeded``: whether the reset has a seed, else the seeds of episodes go on."""
         before = None if is_seeded or entry.log is None else entry.log
         entry.log = EpisodeLog(len(entry.env_ids), self._table.specs, is_single=self.has_one_agent_each)
-        entry.restore, entry.blame = None, (-1, 0)
+        entry.restore, entry.blame = None, (-1, 0, 0)
         if before is not None:
             before.tidy()
             entry.log.numbers = [number + 1 for number in before.numbers]
@@ -99,8 +99,7 @@ class Keeper:
         log, info = entry.log, entry.previous_step
         if log is None or info is None:
             return
-        if log.is_packed:
-            (own,) = actions.values()
+        for own in actions.values() if log.is_packed else ():
             if len(own) == len(entry.env_ids):
                 log.extend(own)
                 return
@@ -173,11 +172,12 @@ class Keeper:
         is_step = entry.state is WorkerState.IN_FLIGHT and entry.replacement is None
         is_charged = error.phase != RECYCLED and getattr(error, "type_name", "") != "KeyboardInterrupt"
         step, n_envs, restore = entry.log.n_steps, len(entry.env_ids), entry.restore
-        weight = (entry.blame[1] if entry.blame[0] == step else 0) + is_charged * (2 if is_step else 1)
-        entry.blame = step, weight
-        if weight < _GUILTY:
+        blame = entry.blame if entry.blame[0] == step else (step, 0, 0)
+        entry.blame = step, blame[1] + (is_charged and is_step), blame[2] + (is_charged and not is_step)
+        most_repeating = max(2, min(self._policy.max_restarts - 1, _MOST_REPEATING))
+        if entry.blame[1] < _MOST_IN_STEP and entry.blame[2] < most_repeating:
             return set()
-        entry.blame = step, 0
+        entry.blame = step, 0, 0
         named = {entry.env_ids.index(env_id) for env_id in error.env_ids}
         if len(named) < n_envs or n_envs == 1:
             return named
@@ -186,7 +186,7 @@ class Keeper:
         if restore is not None and restore.left:
             return {restore.left[0]}
         entry.restore = restore = restore or Restore(error, self._recovery.host.now())
-        restore.is_alone, entry.blame = True, (step, 2)
+        restore.is_alone, entry.blame = True, (step, 1, 0)
         return set()
 
     def _lose(self, entry: Entry, rows: Sequence[int], cause: WorkerError) -> None:
@@ -240,7 +240,12 @@ class Keeper:
         if entry.replacement is not None:
             if not entry.replacement.keeps:
                 return False
-            self._compare(entry, response)
+            not_begun = response.not_begun or {}
+            raised = next((failure for each in not_begun.values() if (failure := each.failure) is not None), None)
+            if raised is not None and self._policy.on_exception == "restart":
+                self._recovery.fail(entry, raised)
+                return True
+            self._compare(entry, response, not_begun)
             if entry.state is WorkerState.IN_FLIGHT:
                 self.send_again(entry)
             return True
@@ -259,7 +264,7 @@ class Keeper:
         self._table.move([entry], WorkerState.READY, (response,))
         return True
 
-    def _compare(self, entry: Entry, response: EnvironmentResponse) -> None:
+    def _compare(self, entry: Entry, response: EnvironmentResponse, not_begun: Mapping[int, Any]) -> None:
         """End a replacement that has repeated the actions. Note the loss of each episode that stands elsewhere."""
         restore, recovery = entry.restore, self._recovery
         assert restore is not None
@@ -267,7 +272,7 @@ class Keeper:
         kept: list[int] = []
         for begin in restore.begins:
             env_id = entry.env_ids[begin.row]
-            failure = (response.not_begun or {}).get(env_id)
+            failure = not_begun.get(env_id)
             difference: Any = None
             if failure is not None:
                 difference = "the episode", "goes on", getattr(failure, "cause", str(failure))

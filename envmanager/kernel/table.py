@@ -119,8 +119,8 @@ class Entry:
     log: EpisodeLog | None = None
     """The actions of its episodes since the last reset, if they are kept."""
     restore: Restore | None = None
-    blame: tuple[int, int] = (-1, 0)
-    """Step of the log at which the worker last failed, and the weight of its failures there."""
+    blame: tuple[int, int, int] = (-1, 0, 0)
+    """Step of the log at which the worker last failed, and the numbers of its failures in that step and before it."""
     ignores_action: bool = False
     """Whether to discard the next action, because the worker failed or was recycled after its last observation."""
     generation: int = 0
