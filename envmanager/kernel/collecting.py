@@ -65,7 +65,8 @@ class Collector:
         usual = None if self._table.counts_each else _STEP
         for response in responses:
             entry = entries[response.worker_id]
-            if response.name is usual and entry.state is _IN_FLIGHT and response.specs is None:
+            is_usual = response.name is usual and entry.state is _IN_FLIGHT and response.specs is None
+            if is_usual and entry.restore is None:
                 entry.state, entry.outbox = _READY, (response,)
                 ready[entry] = None
             else:

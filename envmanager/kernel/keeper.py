@@ -257,11 +257,12 @@ class Keeper:
             if restore.left:
                 self._send_next(entry)
                 return True
-        response.payload = self._with_losses(entry, _joined(restore.parts or [response.payload]))
+        payload, name = self._with_losses(entry, _joined(restore.parts or [response.payload])), CommandName.STEP
         if len(restore.told) == len(entry.env_ids):
             self._recovery.steps_lost += 1
-            response.name = CommandName.RESET
-        self._table.move([entry], WorkerState.READY, (response,))
+            name = CommandName.RESET
+        made = EnvironmentResponse(name, entry.worker_id, payload, None, response.not_begun)
+        self._table.move([entry], WorkerState.READY, (made,))
         return True
 
     def _compare(self, entry: Entry, response: EnvironmentResponse, not_begun: Mapping[int, Any]) -> None:
