@@ -343,13 +343,15 @@ class EnvManager(ABC):
         """Raise UsageError unless episodes can be begun again in all workers, with their actions."""
         keeper = self._recovery.keeper
         keeper.has_one_agent_each = self._can_prefetch
-        if not self.begins_on_demand or not self._some_host.steps_some_rows or any(
-            not report.takes_actions or report.batch_size for report in reports.values()
+        if (
+            not self.begins_on_demand
+            or not self._some_host.steps_some_rows
+            or any(not report.takes_actions or report.batch_size for report in reports.values())
         ):
             raise UsageError(
                 "keep_episodes needs environments whose episodes can be begun again from a seed, one by one: "
                 "Gymnasium's, PettingZoo's, dm_env's, or an Environment with can_rest. Vector environments, EnvPool, "
-                "ML-Agents and engines move their environments together, or are seeded only once: leave keep_episodes out."
+                "ML-Agents and engines move theirs together, or are seeded only once: leave keep_episodes out."
             )
 
     def _require_can_begin(self) -> None:
@@ -565,6 +567,28 @@ class EnvManager(ABC):
         """
         return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
 
+    def positions(self, env_ids: Any = None) -> list[Task | None]:
+        """Return where each environment, or each of ``env_ids``, stands: a task with seed, options and actions so far.
+
+        An episode that is begun with it goes on from the row that was delivered last, if the environment is repeatable;
+        see ``check_environment``. None for an environment that rests. Raises UsageError without
+        ``RestartPolicy(keep_episodes=True)``, with which a manager keeps the actions, and for an episode that it does
+        not keep.
+        """
+        self._calls.require_usable("positions")
+        keeper = self._recovery.keeper
+        if keeper is None:
+            raise UsageError(
+                "positions() needs the actions of the running episodes, which a manager keeps with "
+                "restarts=RestartPolicy(keep_episodes=True)."
+            )
+        groups, positions = self._env_rows.by_worker(self._commands.ids(env_ids)), dict[int, Task | None]()
+        for worker_id, rows, places in groups:
+            entry = self._table.entries[worker_id]
+            for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+                positions[place] = keeper.position(entry, row)
+        return [positions[place] for place in range(len(positions))]
+
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """Return the attribute ``name`` of each environment, or each of ``env_ids``. Errors are as in ``call``."""
         return self._ask(CommandName.GET_ATTR, env_ids, lambda rows, _: (name, rows))
@@ -596,6 +620,7 @@ class EnvManager(ABC):
             late_replies=self.events.count(LateReplyDiscarded),
             restarts=sum(entry.restarts for entry in entries),
             steps_lost=self._recovery.steps_lost,
+            **({} if self._recovery.keeper is None else self._recovery.keeper.counts()),
             wait_share=wait_share([entry.times for entry in entries], self._collector.waits),
             placement=self.placement,
             random_policy=self._use is _STEP and all(getattr(each, "is_random", False) for each in policies.values()),

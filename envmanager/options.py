@@ -234,7 +234,9 @@ class RestartPolicy:
     on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=one_of("raise", "restart"))
     then: Literal["raise", "drop"] = attrs.field(default="raise", validator=one_of("raise", "drop"))
     recycle_after_steps: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
-    keep_episodes: Literal[False, True, "unchecked"] = attrs.field(default=False, validator=one_of(False, True, "unchecked"))
+    keep_episodes: Literal[False, True, "unchecked"] = attrs.field(
+        default=False, validator=one_of(False, True, "unchecked")
+    )
     keep_at_most: int = attrs.field(default=100_000, validator=at_least(1))
 
 

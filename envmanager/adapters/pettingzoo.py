@@ -50,7 +50,7 @@ class ParallelEnvironment(Environment):
         self._specs: dict[str, BehaviorSpec] = {}
         possible = list(getattr(env, "possible_agents", None) or ())
         self._numbers: dict[Agent, int] = {agent: number for number, agent in enumerate(possible)}
-        """Numbers of the agents: by ``possible_agents``, so that they do not depend on earlier episodes; else new ones."""
+        """Numbers of the agents: by ``possible_agents``, so that they do not depend on earlier episodes."""
         self._playing: list[Agent] = []
         self._acting: dict[str, list[Agent]] = {}
         self._game = _game_of_turns(env)

@@ -31,7 +31,7 @@ def _derived(seed: int, *key: int) -> int:
 def seed_of_series(first: int, number: int) -> int:
     """Return the seed of an environment's episode ``number`` after one with the seed ``first``, which has number 0.
 
-    A finalizer of 64 bits (https://dl.acm.org/doi/10.1145/2660193.2660195) takes a tenth of the time of ``derive_seed``,
+    A mixer of 64 bits (https://dl.acm.org/doi/10.1145/2660193.2660195) takes a tenth of the time of ``derive_seed``,
     which would be seen in environments with short episodes.
     """
     if number == 0:

@@ -158,7 +158,7 @@ def first_difference(expected: AgentSteps | None, got: AgentSteps | None) -> tup
     """
     ids = [[] if steps is None else steps.agent_id.tolist() for steps in (expected, got)]
     if expected is None or got is None or ids[0] != ids[1]:
-        return None if ids[0] == ids[1] else ("agent_id", *ids)  # type: ignore[return-value]
+        return None if ids[0] == ids[1] else ("agent_id", *ids)
     named = zip(paths(expected.obs, "obs"), leaves(expected.obs), leaves_like(expected.obs, got.obs), strict=True)
     for path, one, other in named:
         if one.shape != other.shape or one.dtype != other.dtype:
@@ -175,8 +175,8 @@ def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     if one.dtype.kind == "O":
         unequal = [not _is_same(*pair) for pair in zip(one.reshape(-1), other.reshape(-1), strict=True)]
         return np.array(unequal, np.bool_).reshape(one.shape)
-    differs: np.ndarray = one != other
-    return differs & ((one == one) | (other == other))  # noqa: PLR0124  (NaN)
+    differs: np.ndarray = (one != other) & ((one == one) | (other == other))  # NaN equals NaN
+    return differs
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -188,7 +188,7 @@ def _is_same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_is_same, one, other))
-    return type(one) is type(other) and (one == other or one != one)  # noqa: PLR0124
+    return type(one) is type(other) and bool(one == other or one != one)
 
 
 def _plain(value: Any) -> Any:

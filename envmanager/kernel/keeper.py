@@ -3,9 +3,10 @@
 ::
 
     a failure ── can_keep ──▶ the next generation starts ── begins_of: a reset, with the actions so far ──▶ first rows
-        ▲                                                                                                      │ equal to
-        └── it fails in the same step: twice, and that episode is lost ──┐                                     ▼ the last?
-                                          delivered ◀── response ◀── the step in flight is sent again ◀── takes
+        ▲                                                                                                      │
+        │ in the same step: twice, and that episode is lost                              as last delivered? takes
+        └──────────────────── the step in flight is sent again ── response ──▶ trainer                         │
+                                              ▲────────────────────────────────────────────────────────────────┘
 
 The rule: nothing is delivered twice, and nothing is assumed. An environment whose observation after the repetition is
 not the one that the trainer has seen last loses its episode, alone: the next step with an action for it tells so.
@@ -21,7 +22,7 @@ import numpy as np
 from envmanager.data.seeding import derive_seed, seed_of_series
 from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse, Steps, concat_steps
 from envmanager.data.trees import Tree, take_rows
-from envmanager.errors import WorkerError
+from envmanager.errors import UsageError, WorkerError
 from envmanager.keeping.log import EpisodeLog, first_difference, joined_actions
 from envmanager.kernel.recovery import Recovery, followed_by, last_rows, lost
 from envmanager.kernel.seats import SeatState
@@ -77,6 +78,14 @@ class Keeper:
             self._numbers = {}
         seed = self._recovery.last_config.seed if config.seed is None else config.seed
         return SeedSource(self.seed if seed is None else seed, self.seed, self._numbers)
+
+    def counts(self) -> dict[str, int]:
+        """Return the fields of ManagerStats that count what was kept."""
+        return {
+            "episodes_kept": self.n_kept,
+            "episodes_diverged": self.n_diverged,
+            "steps_repeated": self.n_repeated,
+        }
 
     # Logs.
 
@@ -144,6 +153,24 @@ class Keeper:
         first = first_seed(self.seed if config.seed is None else config.seed, self.seed, env_id)
         return Begin(row, True, seed_of_series(first, number), config.options, series=(first, number))
 
+    def position(self, entry: Entry, row: int) -> Task | None:
+        """Return the beginning and the actions of the episode that an environment plays, as last delivered, or None."""
+        log, book = entry.log, self._table.book
+        seat = book.seats.of_worker[row]
+        is_lost = entry.restore is not None and row in entry.restore.lost
+        if log is None or is_lost or entry.error is not None or seat.state is not SeatState.PLAYS:
+            return None
+        log.tidy()
+        if row in log.unkept:
+            raise UsageError(f"the position of env {seat.env_id} is not known: an event EpisodesNotKept says why.")
+        begin = self._begin_of_series(entry, row) if book.is_automatic else seat.begun
+        stop = log.n_steps - (entry.state in (WorkerState.IN_FLIGHT, WorkerState.READY))
+        by_name = joined_actions([begin.actions, log.actions_of(row, stop)])
+        actions: Any = by_name
+        if by_name is not None and len(self._table.specs) == 1:
+            (actions,) = by_name.values()
+        return Task(seed=begin.seed, options=begin.options, actions=actions)
+
     # Failures.
 
     def can_keep(self, entry: Entry, error: WorkerError) -> bool:
@@ -158,7 +185,7 @@ class Keeper:
         restore.left, restore.parts = [], []
         if entry.state is not WorkerState.READY:
             restore.told = ()
-        rows = [seat.row for seat in book.seats.of_worker[entry.worker_id] if seat.state is not SeatState.RESTS]
+        rows = [seat.row for seat in book.seats.of_worker if seat.state is not SeatState.RESTS]
         self._lose(entry, rows if guilty is None else [*guilty, *(row for row in rows if row in log.unkept)], error)
         return not restore.lost.keys() >= set(rows)
 
@@ -196,7 +223,10 @@ class Keeper:
         n_envs = len(entry.env_ids)
         if n_envs > 1 and not (self.loses_rows and self.has_one_agent_each and self._recovery.host.steps_some_rows):
             rows = range(n_envs)
-        for row in set(rows) - entry.restore.lost.keys():
+        new = sorted(set(rows) - entry.restore.lost.keys())
+        if new:
+            self._recovery.host.lost(entry.worker_id, cause, [entry.env_ids[row] for row in new])
+        for row in new:
             entry.restore.lost[row] = cause
             entry.log.numbers[row] += 1
             entry.log.unkept.discard(row)
@@ -214,11 +244,10 @@ class Keeper:
 
     def begins_of(self, entry: Entry) -> list[Begin]:
         """Return what a replacement begins: the episodes that play, with their actions, and what is laid ready."""
-        log, restore, book = entry.log, entry.restore, self._table.book
-        assert log is not None and restore is not None
+        (log, restore), book = _of(entry), self._table.book
         log.tidy()  # the steps before are delivered now
         stop, begins, laid = log.n_steps - (entry.state is WorkerState.IN_FLIGHT), [], []
-        for seat in book.seats.of_worker[entry.worker_id]:
+        for seat in book.seats.of_worker:
             if seat.row in restore.lost:
                 continue
             if book.is_automatic:
@@ -235,13 +264,13 @@ class Keeper:
 
     def takes(self, entry: Entry, response: EnvironmentResponse) -> bool:
         """Go on with a response of a worker whose episodes are being made again. Return whether it was one."""
-        restore = entry.restore
-        assert restore is not None
+        _, restore = _of(entry)
         if entry.replacement is not None:
             if not entry.replacement.keeps:
                 return False
             not_begun = response.not_begun or {}
-            raised = next((failure for each in not_begun.values() if (failure := each.failure) is not None), None)
+            failures = [getattr(each, "failure", None) for each in not_begun.values()]
+            raised = next(filter(None, failures), None)
             if raised is not None and self._policy.on_exception == "restart":
                 self._recovery.fail(entry, raised)
                 return True
@@ -267,9 +296,8 @@ class Keeper:
 
     def _compare(self, entry: Entry, response: EnvironmentResponse, not_begun: Mapping[int, Any]) -> None:
         """End a replacement that has repeated the actions. Note the loss of each episode that stands elsewhere."""
-        restore, recovery = entry.restore, self._recovery
-        assert restore is not None
-        last, who = self._last(entry), {"worker_id": entry.worker_id, "generation": entry.generation}
+        (_, restore), recovery = _of(entry), self._recovery
+        last, who = self._last(entry), dict[str, Any](worker_id=entry.worker_id, generation=entry.generation)
         kept: list[int] = []
         for begin in restore.begins:
             env_id = entry.env_ids[begin.row]
@@ -283,8 +311,8 @@ class Keeper:
                 kept.append(env_id)
                 continue
             path, expected, got = difference
-            found = {"path": path, "expected": expected, "got": got}
-            recovery.events.add(events.EpisodesDiverged(**who, env_id=env_id, step=begin.n_repeated, **found))
+            found: Any = {"step": begin.n_repeated, "path": path, "expected": expected, "got": got}
+            recovery.events.add(events.EpisodesDiverged(**who, env_id=env_id, **found))
             self.n_diverged += 1
             self._lose(entry, [begin.row], restore.cause)
         kept = [env_id for env_id in kept if entry.env_ids.index(env_id) not in restore.lost]
@@ -310,8 +338,7 @@ class Keeper:
 
     def send_again(self, entry: Entry) -> None:
         """Send the last step of the log, without the environments whose episode is lost, which may begin another."""
-        log, restore, book, worker = entry.log, entry.restore, self._table.book, self._recovery.host.workers
-        assert log is not None and restore is not None
+        (log, restore), book, worker = _of(entry), self._table.book, self._recovery.host.workers[entry.worker_id]
         if entry.replacement is not None:
             return  # it is sent when the episodes have been made again
         actions, rows = log.last()
@@ -321,10 +348,10 @@ class Keeper:
         if book.is_automatic:
             begins += [self._begin_of_series(entry, row) for row in restore.told]
         else:
-            seats = book.seats.of_worker[entry.worker_id]
+            seats = book.seats.of_worker
             begins += [seat.told for seat in seats if seat.state is SeatState.SENT and seat.told is not None]
         if begins:
-            worker[entry.worker_id].send(CommandName.BEGIN, begins)
+            worker.send(CommandName.BEGIN, begins)
         left = [row for row in taken if row not in restore.lost]
         if restore.is_alone and left:
             restore.left = left
@@ -332,12 +359,11 @@ class Keeper:
         elif restore.told or not taken or len(taken) < book.seats.n_acting_in[entry.worker_id]:
             self._send_rows(entry, left)
         else:
-            worker[entry.worker_id].send(CommandName.STEP, actions)
+            worker.send(CommandName.STEP, actions)
             if not restore.lost:
                 entry.restore = None
 
     def _send_next(self, entry: Entry) -> None:
-        assert entry.restore is not None
         self._send_rows(entry, entry.restore.left[:1])
 
     def _send_rows(self, entry: Entry, chosen: Sequence[int]) -> None:
@@ -349,8 +375,7 @@ class Keeper:
 
     def _with_losses(self, entry: Entry, payload: Steps) -> Steps:
         """Return the steps of a worker with the rows that end the lost episodes, in place of the first of new ones."""
-        restore = entry.restore
-        assert restore is not None
+        _, restore = _of(entry)
         if not restore.told:
             return payload
         env_ids = [entry.env_ids[row] for row in restore.told]
@@ -360,8 +385,7 @@ class Keeper:
 
     def tell(self, entry: Entry) -> list[tuple[WorkerError, tuple[int, ...]]]:
         """Return the losses that the next response tells of: causes with the environments. They are over then."""
-        restore, log = entry.restore, entry.log
-        assert restore is not None and log is not None
+        log, restore = _of(entry)
         causes: dict[WorkerError, list[int]] = {}
         for row in restore.told:
             log.begin(row)
@@ -370,6 +394,12 @@ class Keeper:
         if not restore.lost and entry.replacement is None:
             entry.restore = None
         return [(cause, tuple(env_ids)) for cause, env_ids in causes.items()]
+
+
+def _of(entry: Entry) -> tuple[EpisodeLog, Restore]:
+    assert entry.log is not None
+    assert entry.restore is not None
+    return entry.log, entry.restore
 
 
 def _of_envs(steps: Steps, env_ids: Sequence[int]) -> dict[str, AgentSteps]:

@@ -69,6 +69,14 @@ class Episode:
         self._awaited: asyncio.Future[Step] | None = None
         """Response that the coroutine awaits, or the environment."""
 
+    @property
+    def position(self) -> Task | None:
+        """The task that begins where the episode stands, as ``EnvManager.positions`` tells; None if it does not play."""
+        if self.env_id is None:
+            return None
+        (task,) = self._pool._manager.positions([self.env_id])
+        return task  # type: ignore[no-any-return]
+
     async def __aenter__(self) -> Self:
         """Wait for a free environment, begin the episode there, and wait for its first observation, ``obs``.
 

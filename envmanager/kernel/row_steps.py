@@ -273,7 +273,9 @@ class BatchStepper:
         for entry, steps in zip(entries, parts, strict=True):
             is_whole = len(steps.agent_id) == len(entry.env_ids)
             if entry.log is not None and book.is_automatic and steps.final_obs is not None:
-                ended = steps if not cuts else steps.take(np.flatnonzero(~batch.lost[np.isin(batch.env_ids, steps.env_id)]))
+                ended = (
+                    steps if not cuts else steps.take(np.flatnonzero(~batch.lost[np.isin(batch.env_ids, steps.env_id)]))
+                )
                 entry.log.ended(ended, None if len(ended) == len(entry.env_ids) else ended.env_id - entry.env_ids[0])
             entry.batches = (batch,) if is_whole else batches_with(entry, batch)
         table.delivered(entries)

@@ -454,8 +454,8 @@ class TaskBook:
                     seat = seats.all[env_ids[place]]
                     if self._end(seat, terminated=bool(terminated[place])):
                         task[place] = seats.index[seat.env_id]
-            for entry, cause, env_ids in self.cuts:
-                self.lose(entry, cause, env_ids)
+            for entry, cause, lost in self.cuts:
+                self.lose(entry, cause, lost)
         batch.of_tasks = first, task, final
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
