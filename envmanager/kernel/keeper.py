@@ -93,7 +93,7 @@ class Keeper:
         """Begin a log, for a reset. ``is_seeded``: whether the reset has a seed, else the seeds of episodes go on."""
         before = None if is_seeded or entry.log is None else entry.log
         entry.log = EpisodeLog(len(entry.env_ids), self._table.specs, is_single=self.has_one_agent_each)
-        entry.restore, entry.blame = None, (-1, 0, 0)
+        entry.restore, entry.blame = None, (-1, (), 0)
         if before is not None:
             before.tidy()
             entry.log.numbers = [number + 1 for number in before.numbers]
@@ -156,7 +156,7 @@ class Keeper:
     def position(self, entry: Entry, row: int) -> Task | None:
         """Return the beginning and the actions of the episode that an environment plays, as last delivered, or None."""
         log, book = entry.log, self._table.book
-        seat = book.seats.of_worker[row]
+        seat = book.seats.of_worker[entry.worker_id][row]
         is_lost = entry.restore is not None and row in entry.restore.lost
         if log is None or is_lost or entry.error is not None or seat.state is not SeatState.PLAYS:
             return None
@@ -185,7 +185,7 @@ class Keeper:
         restore.left, restore.parts = [], []
         if entry.state is not WorkerState.READY:
             restore.told = ()
-        rows = [seat.row for seat in book.seats.of_worker if seat.state is not SeatState.RESTS]
+        rows = [seat.row for seat in book.seats.of_worker[entry.worker_id] if seat.state is not SeatState.RESTS]
         self._lose(entry, rows if guilty is None else [*guilty, *(row for row in rows if row in log.unkept)], error)
         return not restore.lost.keys() >= set(rows)
 
@@ -196,33 +196,40 @@ class Keeper:
     def _guilty(self, entry: Entry, error: WorkerError) -> set[int] | None:
         """Return the rows of the environments to which a failure is charged, perhaps none yet; None for all."""
         assert entry.log is not None
-        is_step = entry.state is WorkerState.IN_FLIGHT and entry.replacement is None
-        is_charged = error.phase != RECYCLED and getattr(error, "type_name", "") != "KeyboardInterrupt"
         step, n_envs, restore = entry.log.n_steps, len(entry.env_ids), entry.restore
-        blame = entry.blame if entry.blame[0] == step else (step, 0, 0)
-        entry.blame = step, blame[1] + (is_charged and is_step), blame[2] + (is_charged and not is_step)
-        most_repeating = max(2, min(self._policy.max_restarts - 1, _MOST_REPEATING))
-        if entry.blame[1] < _MOST_IN_STEP and entry.blame[2] < most_repeating:
+        if error.phase == RECYCLED or getattr(error, "type_name", "") == "KeyboardInterrupt":
             return set()
-        entry.blame = step, 0, 0
-        named = {entry.env_ids.index(env_id) for env_id in error.env_ids}
-        if len(named) < n_envs or n_envs == 1:
-            return named
-        if not is_step or not (self.loses_rows and self.has_one_agent_each and self._recovery.host.steps_some_rows):
-            return None
-        if restore is not None and restore.left:
-            return {restore.left[0]}
+        named = [entry.env_ids.index(env_id) for env_id in error.env_ids]
+        is_alone = restore is not None and restore.left
+        suspect = restore.left[0] if restore is not None and is_alone else named[0] if len(named) == 1 else -1
+        in_step, n_repeating = entry.blame[1:] if entry.blame[0] == step else ((), 0)
+        if entry.state is WorkerState.IN_FLIGHT and entry.replacement is None:
+            in_step = (*in_step, suspect)
+        else:
+            n_repeating += 1
+        entry.blame = step, in_step, n_repeating
+        if n_repeating >= max(2, min(self._policy.max_restarts - 1, _MOST_REPEATING)):
+            return None if suspect < 0 else {suspect}
+        if in_step.count(suspect) < _MOST_IN_STEP and not is_alone:
+            return set()
+        entry.blame = step, (), 0
+        if suspect >= 0 or not self._loses_rows(entry):
+            return None if suspect < 0 else {suspect}
         entry.restore = restore = restore or Restore(error, self._recovery.host.now())
-        restore.is_alone, entry.blame = True, (step, 1, 0)
+        restore.is_alone = True
         return set()
+
+    def _loses_rows(self, entry: Entry) -> bool:
+        """Return whether some environments of a worker can lose their episodes without the others."""
+        can_step_some = self.has_one_agent_each and self._recovery.host.steps_some_rows
+        return len(entry.env_ids) == 1 or (self.loses_rows and can_step_some)
 
     def _lose(self, entry: Entry, rows: Sequence[int], cause: WorkerError) -> None:
         """Note that the episodes of these environments are lost; all of the worker's, if they can only be together."""
         if not rows or entry.restore is None or entry.log is None:
             return
-        n_envs = len(entry.env_ids)
-        if n_envs > 1 and not (self.loses_rows and self.has_one_agent_each and self._recovery.host.steps_some_rows):
-            rows = range(n_envs)
+        if not self._loses_rows(entry):
+            rows = range(len(entry.env_ids))
         new = sorted(set(rows) - entry.restore.lost.keys())
         if new:
             self._recovery.host.lost(entry.worker_id, cause, [entry.env_ids[row] for row in new])
@@ -247,7 +254,7 @@ class Keeper:
         (log, restore), book = _of(entry), self._table.book
         log.tidy()  # the steps before are delivered now
         stop, begins, laid = log.n_steps - (entry.state is WorkerState.IN_FLIGHT), [], []
-        for seat in book.seats.of_worker:
+        for seat in book.seats.of_worker[entry.worker_id]:
             if seat.row in restore.lost:
                 continue
             if book.is_automatic:
@@ -348,7 +355,7 @@ class Keeper:
         if book.is_automatic:
             begins += [self._begin_of_series(entry, row) for row in restore.told]
         else:
-            seats = book.seats.of_worker
+            seats = book.seats.of_worker[entry.worker_id]
             begins += [seat.told for seat in seats if seat.state is SeatState.SENT and seat.told is not None]
         if begins:
             worker.send(CommandName.BEGIN, begins)
@@ -364,7 +371,7 @@ class Keeper:
                 entry.restore = None
 
     def _send_next(self, entry: Entry) -> None:
-        self._send_rows(entry, entry.restore.left[:1])
+        self._send_rows(entry, _of(entry)[1].left[:1])
 
     def _send_rows(self, entry: Entry, chosen: Sequence[int]) -> None:
         assert entry.log is not None

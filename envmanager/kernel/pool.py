@@ -71,7 +71,7 @@ class Episode:
 
     @property
     def position(self) -> Task | None:
-        """The task that begins where the episode stands, as ``EnvManager.positions`` tells; None if it does not play."""
+        """The task that begins where the episode stands; see ``EnvManager.positions``. None if it does not play."""
         if self.env_id is None:
             return None
         (task,) = self._pool._manager.positions([self.env_id])

@@ -119,8 +119,9 @@ class Entry:
     log: EpisodeLog | None = None
     """The actions of its episodes since the last reset, if they are kept."""
     restore: Restore | None = None
-    blame: tuple[int, int, int] = (-1, 0, 0)
-    """Step of the log at which the worker last failed, and the numbers of its failures in that step and before it."""
+    blame: tuple[int, tuple[int, ...], int] = (-1, (), 0)
+    """Step of the log at which the worker last failed, the environment (by row; -1 if unknown) of each failure in that
+    step, and the number of its failures while it repeated those before."""
     ignores_action: bool = False
     """Whether to discard the next action, because the worker failed or was recycled after its last observation."""
     generation: int = 0
