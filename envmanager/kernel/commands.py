@@ -138,6 +138,10 @@ class Commands:
                 entries[group.worker_id].require_alive()
             payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
             self.host.check_can_travel(payloads)
+            if self._recovery.keeper is not None and name in (CommandName.CALL, CommandName.SET_ATTR):
+                for group in groups:
+                    why = "set_attr() or call() may have changed the environment, and is not repeated"
+                    self._recovery.keeper.leave_out(entries[group.worker_id], group.rows.tolist(), why)
             for group, own in zip(groups, payloads, strict=True):
                 workers[group.worker_id].send(name, own)
             learned = self._table.with_specs_learned

@@ -137,9 +137,13 @@ class Keeper:
 
     def leave_out(self, entry: Entry, rows: Sequence[int], why: str) -> None:
         """Do not keep the present episodes of these environments, and tell so."""
-        if rows and entry.log is not None:
-            entry.log.unkept.update(rows)
-            env_ids = tuple(entry.env_ids[row] for row in rows)
+        if entry.log is None:
+            return
+        entry.log.tidy()
+        new = [row for row in rows if row not in entry.log.unkept]
+        if new:
+            entry.log.unkept.update(new)
+            env_ids = tuple(entry.env_ids[row] for row in new)
             who: Any = {"worker_id": entry.worker_id, "generation": entry.generation}
             self._recovery.events.add(events.EpisodesNotKept(**who, env_ids=env_ids, why=why))
 
@@ -196,7 +200,7 @@ class Keeper:
     def _guilty(self, entry: Entry, error: WorkerError) -> set[int] | None:
         """Return the rows of the environments to which a failure is charged, perhaps none yet; None for all."""
         assert entry.log is not None
-        step, n_envs, restore = entry.log.n_steps, len(entry.env_ids), entry.restore
+        step, restore = entry.log.n_steps, entry.restore
         if error.phase == RECYCLED or getattr(error, "type_name", "") == "KeyboardInterrupt":
             return set()
         named = [entry.env_ids.index(env_id) for env_id in error.env_ids]
