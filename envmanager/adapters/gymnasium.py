@@ -147,9 +147,7 @@ class GymnasiumEnvironment(RowGroup):
 
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
         chosen, begins, out = self._to_step(rows)
-        given = list(results)
-        if len(given) != len(chosen) - len(begins):
-            raise ValueError(f"{len(given)} results of {len(chosen) - len(begins)} environments")
+        given = [result for _, result in zip(range(len(chosen) - len(begins)), results, strict=True)]
         return self._one_by_one(chosen, begins, out, iter(given))
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
@@ -162,10 +160,10 @@ class GymnasiumEnvironment(RowGroup):
         if rows is not None or self.rests:
             chosen, begins, out = self._to_step(rows)
             if begins or out is not self._views:
-                stepped = [row for row in chosen if row not in begins]
+                stepped = [envs[row] for row in chosen if row not in begins]
                 own = self._read_actions(actions[BEHAVIOR], len(stepped)) if stepped else ()
-                results = (envs[row].step(action) for row, action in zip(stepped, own, strict=True))
-                return self._one_by_one(chosen, begins, out, results)
+                # Not a generator, in which a StopIteration of an environment would be another error.
+                return self._one_by_one(chosen, begins, out, map(lambda env, action: env.step(action), stepped, own))
         plain_obs, plain_class, rewards = out.plain_obs, None if self._infos else out.plain_class, out.rewards
         plain_reward, plain_rewards = self._plain_reward, self._plain_rewards
         least, most = -LARGEST_REWARD, LARGEST_REWARD
