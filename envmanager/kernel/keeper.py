@@ -241,7 +241,8 @@ class Keeper:
         if entry.log is not None:
             entry.log.tidy()
             for row in range(len(entry.env_ids)):
-                entry.log.numbers[row] += entry.restore is None or row not in entry.restore.lost
+                if not self._table.book.is_resetting:  # else the first episodes, which nobody has seen, begin once more
+                    entry.log.numbers[row] += entry.restore is None or row not in entry.restore.lost
                 entry.log.begin(row)
         entry.restore = None
 

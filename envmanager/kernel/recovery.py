@@ -300,8 +300,9 @@ class Recovery:
         if replacement.keeps:
             config: Any = self.keeper.begins_of(entry)
         else:
-            of_seeds, entry.keeps_seed = 0 if entry.keeps_seed else entry.generation, False
-            entry.generation_of_seeds = entry.generation
+            of_seeds = 0 if entry.keeps_seed else entry.generation
+            if self.keeper is None or not self._table.book.is_resetting:
+                entry.keeps_seed, entry.generation_of_seeds = False, entry.generation
             seed = reseeded(self.last_config.seed, of_seeds)
             config = attrs.evolve(self.last_config, seed=seed, generation=of_seeds)
             config = self._table.book.first_of(entry, config, seed, of_seeds, is_replaced=True)

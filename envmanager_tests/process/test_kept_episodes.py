@@ -196,6 +196,27 @@ def test_rows_of_a_run_with_kills_are_those_of_the_run_without(more: Any) -> Non
     assert streams.digests == without_faults()
 
 
+class DiesInReset(Chain):
+    """Kills its process in the first resets of all copies, as many as its ``faults`` has numbers."""
+
+    def reset(self, **arguments: Any) -> Any:
+        os.write(self._fd, b".")
+        if os.lseek(self._fd, 0, os.SEEK_CUR) in self._faults:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().reset(**arguments)
+
+
+@pytest.mark.parametrize("resets", [(1,), (2,), (1, 4, 5)], ids=str)
+def test_a_worker_that_dies_in_the_first_reset_begins_the_same_episodes(resets: Any, tmp_path: Path) -> None:
+    def make() -> Chain:
+        return DiesInReset(str(tmp_path / "resets"), faults=resets)
+
+    with SubprocessEnvManager(make, 4, n_workers=2, seed=1, restarts=KEPT) as manager:
+        streams = played(manager)
+        assert manager.events.count(events.Died) == len(resets)
+    assert (streams.lost, streams.digests) == (0, without_faults())
+
+
 @pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
 def test_episodes_of_gymnasiums_environments_go_on(env: str) -> None:
     def digests(*, kills: bool) -> list[str]:
