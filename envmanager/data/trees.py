@@ -142,7 +142,7 @@ def equal_trees(one: Any, other: Any) -> bool:
         if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
             return False
         return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc" and other.dtype.kind in "fc")
-    return one is other or bool(one == other)
+    return one is other or bool(one == other) or (one != one and other != other)  # NaN
 
 
 SMALL_BYTES = 1 << 20
