@@ -73,7 +73,8 @@ def places(path: str, **options: Any) -> dict[tuple[int, int], Task]:
             try:
                 found[env_id, step] = position(path, env_id, step, **options)
             except UsageError as error:
-                assert "plays no episode" in str(error) or "which took" in str(error)
+                if "plays no episode" not in str(error) and "which took" not in str(error):
+                    raise
     return found
 
 
