@@ -146,17 +146,6 @@ class Begin(NamedTuple):
         return max((len(leaves(tree)[0]) for tree in (self.actions or {}).values()), default=0)
 
 
-class Resume(NamedTuple):
-    """The payload of a "reset" with which each environment of a worker begins an episode, with actions or without.
-
-    Later episodes begin by themselves, with ``options``. An environment whose episode could not begin must be begun by
-    another "reset" before the next step.
-    """
-
-    begins: Sequence[Begin]
-    options: Mapping[str, Any] | None = None
-
-
 _Dicts = list[dict[str, Any]] | None
 
 COLUMNS: dict[str, np.dtype[Any]] = {

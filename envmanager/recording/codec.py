@@ -25,7 +25,7 @@ import numpy as np
 
 from envmanager import errors
 from envmanager.data.specs import ArraySpec, BehaviorSpec
-from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse, Resume, StartReport
+from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse, StartReport
 from envmanager.data.trees import as_numpy, is_foreign, map_tree
 from envmanager.errors import UsageError
 from envmanager.options import ResetConfig, RestartPolicy, Wait
@@ -115,8 +115,8 @@ class _Writer(pickle.Pickler):
             return "text", value.value
         if kind is complex:
             return "complex", value.real, value.imag
-        if kind is Begin or kind is Resume:
-            return kind.__name__.lower(), *value
+        if kind is Begin:
+            return "begin", *value
         if _OWN.get(kind.__name__) is kind:
             fields = {field.name: getattr(value, field.name) for field in attrs.fields(kind) if field.init}
             if kind is ArraySpec:
@@ -207,7 +207,6 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "complex": complex,
     "error": _error,
     "objects": _objects,
-    "resume": Resume,
     "own": lambda name, fields: _OWN[name](**fields),
     "scalar": _scalar,
     "text": str,

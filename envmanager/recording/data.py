@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, EnvironmentResponse, Resume
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, EnvironmentResponse
 from envmanager.data.trees import Tree, concat_rows, take_rows
 from envmanager.recording.codec import Apart
 from envmanager.recording.file import Fact, parts_of, read_facts
@@ -109,9 +109,7 @@ class _Worker:
         self.running, self.sent, self.begins = {}, {}, {}
         return ended
 
-    def begin(self, told: Any) -> None:
-        """Take note of episodes to begin, if the payload of a command has some."""
-        begins = told.begins if isinstance(told, Resume) else told if isinstance(told, list) else ()
+    def begin(self, begins: list[Begin]) -> None:
         self.begins.update((self.env_ids[begin.row], begin) for begin in begins)
 
     def arrived(self, response: EnvironmentResponse, time_ns: int) -> list[RecordedEpisode]:
@@ -239,10 +237,11 @@ def _episodes_of(path: str, read_apart: Callable[[Apart], Any]) -> Iterator[Reco
             elif what == "send":
                 if asked == CommandName.RESET:
                     yield from worker.cut(time_ns, is_cut=True)
-                if asked in (CommandName.BEGIN, CommandName.RESET):
+                if asked == CommandName.BEGIN or (asked == CommandName.RESET and isinstance(answer, list)):
                     worker.begin(answer)
             else:
-                worker.begin(asked)
+                if isinstance(asked, list):
+                    worker.begin(asked)
                 if answer is not None:
                     yield from worker.arrived(answer, time_ns)
     for worker in workers:

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, EnvironmentResponse, Resume, Steps
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, EnvironmentResponse, Steps
 from envmanager.data.trees import Tree, concat_rows, take_rows
 from envmanager.errors import UsageError
 from envmanager.options import ResetConfig
@@ -99,8 +99,8 @@ class Place:
     def _reset(self, config: Any) -> None:
         self.begin = self.coming = self.laid = None
         self.begins_itself = not isinstance(config, list)
-        if isinstance(config, list | Resume):
-            self._told(config.begins if isinstance(config, Resume) else config)
+        if isinstance(config, list):
+            self._told(config)
             return
         wanted = ResetConfig.of(config)
         (seed,) = derive_seeds(wanted.seed, [self.env_id], wanted.generation)
