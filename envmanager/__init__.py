@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ConnectionLost,
         EnvManagerError,
         EnvRaised,
+        EpisodeNotBegun,
         ImportFailed,
         LostEpisode,
         ManagerClosed,
@@ -62,12 +63,13 @@ __version__ = "0.1.0"
 __all__ = [
     "ActionInfo", "AgentSteps", "ArraySpec", "AsyncioEnvManager", "BadAction", "BadObservation", "Batch",
     "BehaviorSpec", "ConfigError", "ConnectionLost", "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError",
-    "EnvRaised", "EnvRecipe", "EnvWorker", "Environment", "EnvironmentCommand", "EnvironmentResponse", "ImportFailed",
-    "Lost", "LostEpisode", "ManagerClosed", "ManagerOptions", "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten",
-    "Policy", "ProtocolError", "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "Rollout",
-    "Rollouts", "ServerFull", "SimpleEnvManager", "StepInfo", "SubprocessEnvManager", "Task", "TaskResult",
-    "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost",
-    "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment", "derive_seed", "make_manager",
+    "EnvRaised", "EnvRecipe", "EnvWorker", "Environment", "EnvironmentCommand", "EnvironmentResponse",
+    "EpisodeNotBegun", "ImportFailed", "Lost", "LostEpisode", "ManagerClosed", "ManagerOptions", "ManagerStats",
+    "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError", "RandomPolicy", "ResetConfig",
+    "RestartPolicy", "RestartsExhausted", "Rollout", "Rollouts", "ServerFull", "SimpleEnvManager", "StepInfo",
+    "SubprocessEnvManager", "Task", "TaskResult", "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait",
+    "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment",
+    "derive_seed", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
@@ -80,9 +82,9 @@ _NAMES_OF = {
     "env_manager": "EnvManager EnvWorker WorkerHost",
     "environment": "EnvContext EnvGroup Environment",
     "errors": (
-        "BadAction BadObservation ConfigError ConnectionLost EnvManagerError EnvRaised ImportFailed LostEpisode "
-        "ManagerClosed MissingExtra NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull UsageError "
-        "WorkerDied WorkerError WorkerTimedOut"
+        "BadAction BadObservation ConfigError ConnectionLost EnvManagerError EnvRaised EpisodeNotBegun ImportFailed "
+        "LostEpisode ManagerClosed MissingExtra NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull "
+        "UsageError WorkerDied WorkerError WorkerTimedOut"
     ),
     "observe.stats": "ManagerStats WorkerStats",
     "options": "ResetConfig RestartPolicy Timeouts Wait",

@@ -83,6 +83,7 @@ class GymnasiumEnvironment(RowGroup):
         self._agent_id = only_agents(self.env_ids)
         self._options: dict[str, Any] | None = None
         self._views = self._new_views(self._all)
+        self._scratch: _BufferViews | None = None
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
@@ -135,11 +136,6 @@ class GymnasiumEnvironment(RowGroup):
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
         self.on_demand, self.rests = OnDemand(len(self._all), begins), True
         return self.step({}, np.zeros(0, np.int64), ())
-
-    def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:
-        steps = self.reset_on_demand(begins)
-        self.on_demand, self.rests, self._options = None, False, None if options is None else dict(options)
-        return steps
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
@@ -281,7 +277,9 @@ class GymnasiumEnvironment(RowGroup):
                 ):
                     return self._could_not_begin(begin, step, None)
             check_info(info, "info")
-            self._write_obs(self._new_views([begin.row]).obs[0], obs, self.casting)  # raises if it does not fit
+            if self._scratch is None:
+                self._scratch = self._new_views([0])
+            self._write_obs(self._scratch.obs[0], obs, self.casting)  # raises if it does not fit
         except Exception as error:
             return self._could_not_begin(begin, step, error)
         return obs, 0.0, False, False, info

@@ -138,10 +138,11 @@ def equal_trees(one: Any, other: Any) -> bool:
         )
     if isinstance(one, tuple | list):
         return type(one) is type(other) and len(one) == len(other) and all(map(equal_trees, one, other))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        can_be_nan = one.dtype.kind in "fc" and other.dtype.kind in "fc"
-        return np.array_equal(one, other, equal_nan=can_be_nan)
-    return one is other or bool(one == other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+            return False
+        return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc" and other.dtype.kind in "fc")
+    return one is other or bool(one == other) or (one != one and other != other)  # NaN
 
 
 SMALL_BYTES = 1 << 20

@@ -419,8 +419,9 @@ def test_a_recorded_run_whose_tasks_have_actions_is_replayed(make: Make, tmp_pat
 
     with make(Level, record=path) as manager:
         recorded = played(manager)
-    with ReplayEnvManager(recording=path) as replay:
+    with ReplayEnvManager(recording=path) as replay, make(Level, order=path) as ordered:
         assert played(replay) == recorded
+        assert played(ordered) == recorded
     kept = {episode.task: episode for episode in episodes(path)}
     assert sorted(kept) == [k for k in range(12) if k % 6 != 5]
     for k, episode in kept.items():
@@ -437,10 +438,3 @@ def test_a_task_with_actions_compares_pickles_and_keeps_them() -> None:
     assert task != Task(seed=1, actions=np.array([1, 3]))
     assert Task(actions={"a": [np.array([np.nan])]}) == Task(actions={"a": [np.array([np.nan])]})
     assert hash(task) == hash(Task(seed=1))
-
-
-def test_the_error_of_a_task_that_could_not_begin_survives_pickling() -> None:
-    where: Any = {"worker_id": 1, "env_ids": (3,), "phase": "begin"}
-    failure = EnvRaised(type_name="ValueError", cause="broke", remote_traceback="", **where)
-    error = pickle.loads(pickle.dumps(EpisodeNotBegun(task=4, step=2, failure=failure, **where)))
-    assert (error.task, error.step, error.env_ids, error.failure.cause) == (4, 2, (3,), "broke")

@@ -16,6 +16,7 @@ from envmanager.errors import (
     ConnectionLost,
     EnvManagerError,
     EnvRaised,
+    EpisodeNotBegun,
     ImportFailed,
     LostEpisode,
     ManagerClosed,
@@ -42,6 +43,7 @@ EXAMPLES = [
     RestartsExhausted(
         first=WorkerDied(**WHERE, exit="SIGSEGV"), last=WorkerTimedOut(**WHERE, timeout_s=1), restarts=3, within_s=60
     ),
+    EpisodeNotBegun(**WHERE, task=3, step=7, failure=BadObservation(**WHERE, path="obs", expected="int64", got="None")),
     BadAction("text"),
     ManagerClosed("step()"),
     UsageError("text"),
