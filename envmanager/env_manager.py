@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +30,14 @@ from typing import TYPE_CHECKING, Any
 from envmanager.adapters.factories import pickled
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
-from envmanager.data.steps import Batch, CommandName, StepInfo
+from envmanager.data.steps import Batch, CommandName, StartReport, StepInfo
 from envmanager.data.trees import Tree, snapshot
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
 from envmanager.kernel.calls import Calls, Use, weak_callback
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.commands import Commands, one_for_each
 from envmanager.kernel.host import EnvWorker, FakeHost, HostContext, QueueSource, ResponseSource, StepQueue, WorkerHost
+from envmanager.kernel.keeper import Keeper, SeedSource
 from envmanager.kernel.policy_steps import PolicyStepper
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.row_steps import BatchStepper
@@ -112,7 +114,12 @@ class EnvManager(ABC):
         self._table = table = WorkerTable(self._env_rows.blocks)
         policy = RestartPolicy() if restarts is None else restarts
         self._restarts, self._check_values = policy, check_values
+        if policy.keep_episodes and seed is None:
+            seed = secrets.randbits(31)
         self._recovery = recovery = Recovery(table, policy, seed)
+        if policy.keep_episodes:
+            assert seed is not None
+            recovery.keeper = Keeper(table, weakref.proxy(recovery), policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
         self._row_steps = BatchStepper(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
@@ -161,6 +168,8 @@ class EnvManager(ABC):
             self._can_prefetch = self.begins_on_demand and all(report.begins_when_ready for report in reports.values())
             if self._kind is not SourceKind.AUTOMATIC:
                 self._require_can_begin()
+            if self._recovery.keeper is not None:
+                self._require_can_keep(reports)
             host.have_started(self._table.specs, reports)
             if self._tracer is not None:
                 self._tracer.started()
@@ -307,6 +316,8 @@ class EnvManager(ABC):
         """Return the book for a reset. Raises UsageError for bad arguments."""
         book: TaskBook = self._table.book
         kind = self._kind if tasks is None else SourceKind.TASKS
+        if kind is SourceKind.AUTOMATIC and self._recovery.keeper is not None and not self._can_prefetch:
+            kind, tasks, prefetch = SourceKind.TASKS, self._recovery.keeper.tasks(parsed), False
         if kind is SourceKind.AUTOMATIC:
             return self._new_book(kind, None, book.episodes)
         self._require_can_begin()
@@ -315,7 +326,7 @@ class EnvManager(ABC):
         if not isinstance(attempts, int) or attempts < 1:
             raise UsageError(f"attempts must be a whole number of at least 1, not {attempts!r}.")
         seed = self._recovery.last_config.seed if parsed.seed is None else parsed.seed
-        if tasks is not None and seed is not None and not isinstance(seed, int):
+        if tasks is not None and seed is not None and not isinstance(seed, int) and not isinstance(tasks, SeedSource):
             raise UsageError("with tasks, seed must be one number: put the seeds into the tasks.")
         if tasks is None or book.given is not tasks or self._use is not _RESETTING:
             episodes = book.episodes or Episodes.of_manager([], self.n_envs, self.measures)
@@ -333,6 +344,21 @@ class EnvManager(ABC):
         if start == "on_demand":
             self._require_can_begin()
         self._kind = SourceKind.ON_CALL if start == "on_demand" else SourceKind.AUTOMATIC
+
+    def _require_can_keep(self, reports: Mapping[int, StartReport]) -> None:
+        """Raise UsageError unless episodes can be begun again in all workers, with their actions."""
+        keeper = self._recovery.keeper
+        keeper.has_one_agent_each = self._can_prefetch
+        if (
+            not self.begins_on_demand
+            or not self._some_host.steps_some_rows
+            or any(not report.takes_actions or report.batch_size for report in reports.values())
+        ):
+            raise UsageError(
+                "keep_episodes needs environments whose episodes can be begun again from a seed, one by one: "
+                "Gymnasium's, PettingZoo's, dm_env's, or an Environment with can_rest. Vector environments, EnvPool, "
+                "ML-Agents and engines move theirs together, or are seeded only once: leave keep_episodes out."
+            )
 
     def _require_can_begin(self) -> None:
         if not self.begins_on_demand:
@@ -528,6 +554,8 @@ class EnvManager(ABC):
     def _begin(self, use: Use) -> None:
         """Set the ``use`` allowed until a reset."""
         self._use, episodes = use, self._table.book.episodes
+        if self._recovery.keeper is not None:
+            self._recovery.keeper.loses_rows = use is _SEND_RECV
         if use is _SEND_RECV and episodes is not None:
             episodes.begin_rows(self.n_envs)
 
@@ -544,6 +572,28 @@ class EnvManager(ABC):
             **kwargs: Other arguments of it.
         """
         return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
+
+    def positions(self, env_ids: Any = None) -> list[Task | None]:
+        """Return where each environment, or each of ``env_ids``, stands: a task with seed, options and actions so far.
+
+        An episode that is begun with it goes on from the row that was delivered last, if the environment is repeatable;
+        see ``check_environment``. None for an environment that rests. Raises UsageError without
+        ``RestartPolicy(keep_episodes=True)``, with which a manager keeps the actions, and for an episode that it does
+        not keep.
+        """
+        self._calls.require_usable("positions")
+        keeper = self._recovery.keeper
+        if keeper is None:
+            raise UsageError(
+                "positions() needs the actions of the running episodes, which a manager keeps with "
+                "restarts=RestartPolicy(keep_episodes=True)."
+            )
+        groups, positions = self._env_rows.by_worker(self._commands.ids(env_ids)), dict[int, Task | None]()
+        for worker_id, rows, places in groups:
+            entry = self._table.entries[worker_id]
+            for row, place in zip(rows.tolist(), places.tolist(), strict=True):
+                positions[place] = keeper.position(entry, row)
+        return [positions[place] for place in range(len(positions))]
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """Return the attribute ``name`` of each environment, or each of ``env_ids``. Errors are as in ``call``."""
@@ -576,6 +626,7 @@ class EnvManager(ABC):
             late_replies=self.events.count(LateReplyDiscarded),
             restarts=sum(entry.restarts for entry in entries),
             steps_lost=self._recovery.steps_lost,
+            **({} if self._recovery.keeper is None else self._recovery.keeper.counts()),
             wait_share=wait_share([entry.times for entry in entries], self._collector.waits),
             placement=self.placement,
             random_policy=self._use is _STEP and all(getattr(each, "is_random", False) for each in policies.values()),

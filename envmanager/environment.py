@@ -210,6 +210,7 @@ class OnDemand:
         """Episodes to begin with the next step, by row."""
         self.ready: dict[int, Begin] = {}
         """Episodes to begin when the environment's present one has ended, by row."""
+        self._playing: dict[int, Begin] = {}
         self.add(begins)
 
     def add(self, begins: Iterable[Sequence[Any]]) -> None:
@@ -226,8 +227,10 @@ class OnDemand:
 
     def ended(self, row: int) -> Begin | None:
         """Return the episode that the environment at ``row`` begins after one that has ended, or None if it rests."""
-        begin = self.ready.pop(row, None)
+        begin = self.ready.pop(row, None) or self._playing[row].following
         self.plays[row] = begin is not None
+        if begin is not None:
+            self._playing[row] = begin
         return begin
 
     def rows(self, rows: np.ndarray | None) -> tuple[list[int], dict[int, Begin]]:
@@ -236,6 +239,7 @@ class OnDemand:
         ``rows``: the environments to step, in ascending order, by default all that play. Those that begin are added.
         """
         begins, self.now = self.now, {}
+        self._playing.update(begins)
         stepped = [row for row, plays in enumerate(self.plays) if plays] if rows is None else rows.tolist()
         for row in begins:
             self.plays[row] = True

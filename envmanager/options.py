@@ -127,7 +127,7 @@ layer_sizes = must_be(
 )
 
 
-def one_of(*choices: str, advice: str = "") -> Any:
+def one_of(*choices: object, advice: str = "") -> Any:
     """Return an attrs validator that raises UsageError for values not in ``choices``. ``advice`` ends the message."""
     return must_be(" or ".join(map(repr, choices)), lambda value: value in choices, advice)
 
@@ -221,7 +221,11 @@ class RestartPolicy:
             left.
         recycle_after_steps: Number of steps after which a healthy worker is replaced at the next end of an episode, for
             environments that leak memory. Its other episodes are lost, as after a fault; where episodes begin on
-            demand it is replaced only when all its environments rest.
+            demand it is replaced only when all its environments rest. With kept episodes at once, and none is lost.
+        keep_episodes: Whether a replacement begins the worker's episodes again and repeats their actions, so that they
+            go on. If an observation is not the one that was delivered last, that episode is lost; with "unchecked", it
+            is not compared.
+        keep_at_most: Number of steps from which on an episode is not kept.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
@@ -230,6 +234,10 @@ class RestartPolicy:
     on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=one_of("raise", "restart"))
     then: Literal["raise", "drop"] = attrs.field(default="raise", validator=one_of("raise", "drop"))
     recycle_after_steps: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
+    keep_episodes: Literal[False, True, "unchecked"] = attrs.field(
+        default=False, validator=one_of(False, True, "unchecked")
+    )
+    keep_at_most: int = attrs.field(default=100_000, validator=at_least(1))
 
 
 def a_mapping(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

@@ -61,6 +61,15 @@ class Task:
             f"a task is a Task(seed=…, options=…), a mapping of options or a seed, not {describe_value(value)}."
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments that are set, by name, for files of the user's. Arrays stay arrays."""
+        return {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Task:
+        """Return the task that ``to_dict`` has described."""
+        return cls(**given)
+
 
 class TaskResult(NamedTuple):
     """The end of one task: of the episode that was begun with it, or of the attempts to play it.

@@ -48,12 +48,14 @@ class ParallelEnvironment(Environment):
         self._behaviors: dict[Agent, str] = {}
         self._read_action: dict[Agent, RowReader] = {}
         self._specs: dict[str, BehaviorSpec] = {}
-        self._numbers: dict[Agent, int] = {}
+        possible = list(getattr(env, "possible_agents", None) or ())
+        self._numbers: dict[Agent, int] = {agent: number for number, agent in enumerate(possible)}
+        """Numbers of the agents: by ``possible_agents``, so that they do not depend on earlier episodes."""
         self._playing: list[Agent] = []
         self._acting: dict[str, list[Agent]] = {}
         self._game = _game_of_turns(env)
         self._options: dict[str, Any] | None = None
-        self._know_all(getattr(env, "possible_agents", None) or ())
+        self._know_all(possible)
 
     @property
     def behavior_specs(self) -> BehaviorSpecs:

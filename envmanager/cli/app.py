@@ -111,6 +111,11 @@ class Flags:
         help="How many restarts a worker that dies or hangs gets within a minute; 0: none.",
         show_default="3",
     )
+    keep_episodes: bool = typer.Option(
+        False,
+        "--keep-episodes",
+        help="Begin the episodes of a worker that was replaced again, and repeat their actions, so that they go on.",
+    )
     assignments: SetOption = None
     serve: str | None = typer.Option(
         None,
@@ -150,8 +155,11 @@ class Flags:
             "trace": None if self.trace is None else str(self.trace),
         }
         others = tables["manager"].get("restarts")
-        if self.restarts is not None and isinstance(others, Mapping | int | None):  # other code refuses anything else
-            own["restarts"] = {**(others if isinstance(others, Mapping) else {}), "max_restarts": self.restarts}
+        flags = {"max_restarts": self.restarts, "keep_episodes": self.keep_episodes or None}
+        given = {name: value for name, value in flags.items() if value is not None}
+        if given and isinstance(others, Mapping | int | None):  # other code refuses anything else
+            before = others if isinstance(others, Mapping) else {} if others is None else {"max_restarts": others}
+            own["restarts"] = {**before, **given}
         return {**tables, "manager": _with(tables["manager"], {**own, **more})}
 
 

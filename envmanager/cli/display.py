@@ -273,6 +273,9 @@ def summary_lines(summary: RunSummary) -> list[tuple[str, str]]:
     if stats.restarts or n_dropped:
         lines.append(("restarts", f"{stats.restarts:,}"))
         lines.append(("lost", f"{count(episodes.lost, 'episode')}, {count(stats.steps_lost, 'worker step')}"))
+    if stats.episodes_kept:
+        repeated = count(stats.steps_repeated, "environment step")
+        lines.append(("kept", f"{count(stats.episodes_kept, 'episode')}, for which {repeated} were repeated"))
     if n_dropped:
         lines.append(("dropped", f"{n_dropped} of {count(len(stats.workers), 'worker')}"))
     if summary.plan.out is not None:

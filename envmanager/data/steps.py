@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import attrs
 import numpy as np
 
+from envmanager.data.seeding import seed_of_series
 from envmanager.data.specs import BehaviorSpecs, zeros
 from envmanager.data.trees import Tree, concat_rows, copy_tree, leaves, take_rows, with_rows
 from envmanager.errors import EnvManagerError, WorkerError
@@ -131,6 +132,7 @@ class Begin(NamedTuple):
     It begins with the worker's next step if ``at_once``, else as soon as the environment's present episode has ended.
     ``task`` is the index of its task, which only recordings need. ``actions``, if not None, are taken right after the
     reset: by behavior, a row for each action of an agent, in the order in which the agents act. It needs ``at_once``.
+    ``series``: if not None, the arguments of ``seed_of_series`` for its seed; the next episode begins by itself.
     """
 
     row: int
@@ -139,11 +141,20 @@ class Begin(NamedTuple):
     options: Mapping[str, Any] | None = None
     task: int = -1
     actions: Mapping[str, Tree] | None = None
+    series: tuple[int, int] | None = None
 
     @property
     def n_repeated(self) -> int:
         """Number of actions that are taken before the first observation, of the behavior that has most."""
         return max((len(leaves(tree)[0]) for tree in (self.actions or {}).values()), default=0)
+
+    @property
+    def following(self) -> Begin | None:
+        """The episode that begins by itself after this one, if it is one of a series."""
+        if self.series is None:
+            return None
+        first, number = self.series
+        return Begin(self.row, False, seed_of_series(first, number + 1), self.options, series=(first, number + 1))
 
 
 _Dicts = list[dict[str, Any]] | None

@@ -30,10 +30,19 @@ if TYPE_CHECKING:
 
 
 def make_contexts(
-    env_ids: Sequence[int], *, worker_id: int, generation: int, seed: int | None, log_dir: str | None
+    env_ids: Sequence[int],
+    *,
+    worker_id: int,
+    generation: int,
+    seed: int | None,
+    log_dir: str | None,
+    generation_of_seeds: int | None = None,
 ) -> list[EnvContext]:
-    """Return one EnvContext per environment of a worker."""
-    seeds = derive_seeds(seed, env_ids, generation)
+    """Return one EnvContext per environment of a worker.
+
+    ``generation_of_seeds``: an older generation that had the same seeds, if its episodes are kept.
+    """
+    seeds = derive_seeds(seed, env_ids, generation if generation_of_seeds is None else generation_of_seeds)
     return [
         EnvContext(env_id, worker_id, generation, seed=own_seed, log_dir=log_dir, n_envs=len(env_ids))
         for env_id, own_seed in zip(env_ids, seeds, strict=True)
@@ -60,6 +69,7 @@ class GroupFactory:
             generation=entry.generation,
             seed=options.seed,
             log_dir=options.log_dir,
+            generation_of_seeds=entry.generation_of_seeds,
         )
         return cls(
             [factories[env_id] for env_id in entry.env_ids], contexts, options.infos, options.check_values, **more

@@ -65,7 +65,8 @@ class Collector:
         usual = None if self._table.counts_each else _STEP
         for response in responses:
             entry = entries[response.worker_id]
-            if response.name is usual and entry.state is _IN_FLIGHT and response.specs is None:
+            is_usual = response.name is usual and entry.state is _IN_FLIGHT and response.specs is None
+            if is_usual and entry.restore is None:
                 entry.state, entry.outbox = _READY, (response,)
                 ready[entry] = None
             else:
@@ -128,7 +129,13 @@ class Collector:
             self.receive(responses)
 
     def await_replacements(self, entries: Sequence[Entry]) -> None:
-        """Wait until none of these workers is being replaced: each has sent first observations, or was given up."""
+        """Wait until none of these workers is being replaced: each has sent first observations, or was given up.
+
+        One that failed after a step that was not delivered cannot be made again before; its episodes are lost.
+        """
+        for entry in entries:
+            if entry.is_kept and entry.outbox:
+                self._recovery.keep_no_more(entry)
         self.receive(())
         while any(entry.replacement is not None and not entry.replacement.has_begun for entry in entries):
             responses = self.source.get(1, self._recovery.next_start_at())

@@ -84,8 +84,10 @@ class Commands:
         asked = []
         for entry in table.entries:
             entry.previous_step, entry.keeps_seed, entry.is_old = None, parsed.seed is not None, False
+            if recovery.keeper is not None:
+                recovery.keeper.begin_log(entry, is_seeded=parsed.seed is not None)
             is_lost = self.host.is_gone(entry.worker_id) or not entry.has_attributes
-            if entry.state is WorkerState.FAILED and is_lost:
+            if entry.is_kept or (entry.state is WorkerState.FAILED and is_lost):
                 recovery.revive(entry)
             elif entry.state is not WorkerState.DROPPED:
                 asked.append(entry)
@@ -136,6 +138,10 @@ class Commands:
                 entries[group.worker_id].require_alive()
             payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
             self.host.check_can_travel(payloads)
+            if self._recovery.keeper is not None and name in (CommandName.CALL, CommandName.SET_ATTR):
+                for group in groups:
+                    why = "set_attr() or call() may have changed the environment, and is not repeated"
+                    self._recovery.keeper.leave_out(entries[group.worker_id], group.rows.tolist(), why)
             for group, own in zip(groups, payloads, strict=True):
                 workers[group.worker_id].send(name, own)
             learned = self._table.with_specs_learned

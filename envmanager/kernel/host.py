@@ -211,10 +211,12 @@ class WorkerHost(ABC):
         """Return whether a worker that failed cannot be reset, for instance because its process has ended."""
         return False
 
-    def lost(self, worker_id: int, error: Exception) -> None:  # noqa: B027  (only recordings need it)
-        """Take note that the episodes in a worker are lost, because it failed or is recycled. Does nothing by default.
+    def lost(  # noqa: B027  (only recordings need it)
+        self, worker_id: int, error: Exception, env_ids: Sequence[int] | None = None
+    ) -> None:
+        """Take note that the episodes in a worker, or only those of ``env_ids``, are lost, because of ``error``.
 
-        Called when the manager decides so, before it asks anything else because of it.
+        Does nothing by default. Called when the manager decides so, before it asks anything else because of it.
         """
 
     def now(self) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 
 from envmanager.data.casting import checked_actions
 from envmanager.data.specs import BehaviorSpec, as_array, describe_value, zeros
-from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, StepInfo, concat_steps
+from envmanager.data.steps import ActionInfo, AgentSteps, CommandName, Lost, StepInfo, concat_steps
 from envmanager.errors import BadAction, EnvManagerError, UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import WorkerHost
@@ -82,19 +82,24 @@ class PolicyStepper:
             payloads.append(payload)
         if table.has_objects:
             self.host.check_can_travel(payloads)
-        workers, sent = self.host.workers, []
+        workers, sent, keeper = self.host.workers, [], self._recovery.keeper
         try:
             for entry, actions, payload in zip(idle, taken, payloads, strict=True):
                 if entry.state is not _IDLE:  # the worker failed in a call that the policy made
                     self._recovery.discard_action(entry)
                     continue
                 entry.actions, entry.n_envs_in_flight = actions, seats.n_acting_in[entry.worker_id]
+                worker = workers[entry.worker_id] if entry.restore is None else entry.restore
                 if seats.untold:
-                    book.send_begins(entry.worker_id, workers[entry.worker_id])
-                workers[entry.worker_id].send(_STEP, payload)
+                    book.send_begins(entry.worker_id, worker)
+                if keeper is not None:
+                    keeper.log_step(entry, payload)
+                worker.send(_STEP, payload)
                 sent.append(entry)
         finally:
             table.sent(sent)
+            if keeper is not None:
+                keeper.sent(sent)
         self._returned = dict.fromkeys(held_back)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
@@ -117,6 +122,8 @@ class PolicyStepper:
         for entry in entries:
             before, actions = entry.previous_step, entry.actions
             cut = None if entry.replacement is None else self._recovery.cut(entry)
+            if entry.restore is not None and (told := self._recovery.keeper.tell(entry)):
+                cut = entry.outbox[0].payload, Lost(told[0][0], entry.generation)
             if cut is None:
                 current, lost = entry.outbox[0].payload, None
                 if self.host.rewrites_arrays:
@@ -129,6 +136,11 @@ class PolicyStepper:
             if before is not None:
                 info.previous, info.waiting = before.current, before.still_waiting
             infos.append(info)
+            if entry.log is not None and cut is None and self._table.book.is_automatic:
+                for steps in current.values():
+                    if steps.final_obs is not None:
+                        is_whole = len(steps.agent_id) == len(entry.env_ids)
+                        entry.log.ended(steps, None if is_whole else steps.env_id - entry.env_ids[0])
         self._table.book.not_begun = not_begun
         self._table.delivered(entries)
         self._returned.update(dict.fromkeys(entries))

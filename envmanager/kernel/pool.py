@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,14 @@ class Episode:
         self._pool = pool
         self._awaited: asyncio.Future[Step] | None = None
         """Response that the coroutine awaits, or the environment."""
+
+    @property
+    def position(self) -> Task | None:
+        """The task that begins where the episode stands; see ``EnvManager.positions``. None if it does not play."""
+        if self.env_id is None:
+            return None
+        (task,) = self._pool._manager.positions([self.env_id])
+        return task  # type: ignore[no-any-return]
 
     async def __aenter__(self) -> Self:
         """Wait for a free environment, begin the episode there, and wait for its first observation, ``obs``.
@@ -368,14 +376,14 @@ class Pool:
         for env_id in not_begun.keys() & self._held.keys():
             _answer(self._held[env_id], not_begun[env_id])
         cuts = list(self._book.cuts)
-        for entry, cause in cuts:
-            self._lose(entry, cause)
-            for env_id in entry.env_ids:
+        for _, cause, env_ids in cuts:
+            self._lose(env_ids, cause)
+            for env_id in env_ids:
                 self._release(env_id)
         for entry in list(self._table.unusual):
             error = entry.error if entry.replacement is None else entry.replacement.cause
             if error is not None:
-                self._lose(entry, error)
+                self._lose(entry.env_ids, error)
         for worker_id in list(self._queued):
             self._send_next(self._table.entries[worker_id])
         return bool(len(batch) or cuts or not_begun)
@@ -392,10 +400,10 @@ class Pool:
         episode.is_over = terminated or truncated
         _answer(episode, (obs, float(batch.reward[row]), terminated, truncated, episode.info))
 
-    def _lose(self, entry: Entry, cause: Exception) -> None:
-        """Tell the episodes in a worker that they are lost, unless they are over or begin once it has been recycled."""
-        self._queued.pop(entry.worker_id, None)
-        for env_id in entry.env_ids:
+    def _lose(self, env_ids: Sequence[int], cause: Exception) -> None:
+        """Tell episodes of a worker that they are lost, unless they are over or begin once it has been recycled."""
+        for env_id in env_ids:
+            self._queued.get(self._entries[env_id].worker_id, {}).pop(env_id, None)
             episode = self._held.get(env_id)
             if episode is None or (not episode.is_over and getattr(cause, "phase", "") == RECYCLED):
                 continue

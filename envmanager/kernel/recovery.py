@@ -11,12 +11,13 @@ failure is only recorded when it arrives. Replacements are started when all arri
 Only this module changes an entry's generation. An episode of one generation never continues in the next: the first step
 after a replacement, made by the functions at the end, has one row for each agent whose episode is cut, in which the
 episode ends with its last observation. Observations to act on come from the new generation.
+
+With kept episodes, the next generation begins those of its predecessor again, repeats their actions, and is sent the
+step in flight once more; see ``Keeper``. For the trainer it was a slow step.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 import random
 from collections import defaultdict, deque
@@ -161,9 +162,10 @@ class Recovery:
         table.counts_each = policy.recycle_after_steps is not None
         self._policy = policy
         self._supervisor = Supervisor(policy)
-        self.scheduled: list[tuple[float, int, Entry, Replacement]] = []
-        """Heap of the replacements to start, by time. It may hold some that were started or superseded since."""
-        self._numbers = itertools.count()
+        self.scheduled: list[tuple[float, Entry, Replacement]] = []
+        """Replacements to start, with their times. It may hold some that were started or superseded since."""
+        self.keeper: Any = None
+        """The Keeper, if episodes are kept. Its module imports this one."""
 
     # Responses.
 
@@ -177,6 +179,8 @@ class Recovery:
         replacement = entry.replacement
         if response.name is CommandName.FAILED:
             self.fail(entry, response.payload)
+        elif entry.restore is not None and self.keeper.takes(entry, response):
+            pass
         elif replacement is not None and not replacement.has_begun:
             last = entry.last_responses
             replacement.is_started = replacement.has_begun = entry.has_attributes = True
@@ -205,11 +209,9 @@ class Recovery:
             self.events.add(kind(**who, error=error, tasks=tasks))
         if verdict is None:
             return
-        self.host.lost(entry.worker_id, error)
-        if entry.state is WorkerState.IDLE:
-            entry.ignores_action = True
-        elif entry.state is WorkerState.IN_FLIGHT:
-            self.steps_lost += 1
+        keeps = isinstance(verdict, Replace) and self.keeper is not None and self.keeper.can_keep(entry, error)
+        if not keeps:
+            self.lose(entry, error)
         if isinstance(verdict, GiveUp):
             responses = entry.last_responses
             self._table.give_up(entry, verdict.error, drop=verdict.drop)
@@ -223,12 +225,31 @@ class Recovery:
         assert isinstance(error, WorkerError)
         last, before = entry.last_responses, entry.replacement
         # If the failed worker was itself a replacement that has delivered nothing, the first cause is to be reported.
-        self._schedule(entry, error if before is None else before.cause, now + verdict.delay_s)
+        self._schedule(entry, error if before is None else before.cause, now + verdict.delay_s, keeps=keeps)
         entry.restarts += 1
-        self._table.set_pending(entry, *last)
+        if not keeps:
+            self._table.set_pending(entry, *last)
         if counts:
             who["generation"] += 1
             self.events.add(events.Restarted(**who, **attrs.asdict(verdict), cause=error, policy=self._policy))
+
+    def lose(self, entry: Entry, error: Exception) -> None:
+        """Note that the episodes in a worker are lost, and with them the step in flight or the next action."""
+        self.host.lost(entry.worker_id, error)
+        if entry.state is WorkerState.IDLE:
+            entry.ignores_action = True
+        elif entry.state is WorkerState.IN_FLIGHT:
+            self.steps_lost += 1
+        if self.keeper is not None:
+            self.keeper.lose_all(entry)
+
+    def keep_no_more(self, entry: Entry) -> None:
+        """Let a worker that is being replaced lose its episodes."""
+        replacement = entry.replacement
+        if replacement is not None and replacement.cause is not None:
+            replacement.keeps = False
+            self.lose(entry, replacement.cause)
+            self._table.set_pending(entry, *entry.outbox)
 
     def excuse(self, entry: Entry, errors: Sequence[Exception]) -> None:
         """Do not count the restarts after ``errors``, for which a task that was lost in a worker accounts.
@@ -249,24 +270,25 @@ class Recovery:
 
     # Replacements.
 
-    def _schedule(self, entry: Entry, cause: WorkerError | None, start_at: float) -> None:
+    def _schedule(self, entry: Entry, cause: WorkerError | None, start_at: float, *, keeps: bool = False) -> None:
         """Set the replacement of a worker by its next generation, which ``start_due`` starts at ``start_at``."""
-        entry.replacement = Replacement(cause)
-        heapq.heappush(self.scheduled, (start_at, next(self._numbers), entry, entry.replacement))
+        entry.replacement = Replacement(cause, keeps=keeps)
+        self.scheduled.append((start_at, entry, entry.replacement))
+        self._table.note(entry)
 
     def next_start_at(self) -> float:
         """Return the time (monotonic seconds) at which to start the next replacement; infinity if none is scheduled."""
-        while self.scheduled:
-            start_at, _, entry, replacement = self.scheduled[0]
-            if entry.replacement is replacement and not replacement.is_started:
-                return start_at
-            heapq.heappop(self.scheduled)
-        return math.inf
+        return min((start_at for start_at, *_ in self._to_start()), default=math.inf)
+
+    def _to_start(self) -> list[tuple[float, Entry, Replacement]]:
+        """Return what can be started. One that keeps episodes can be when the steps before it are delivered."""
+        self.scheduled = [each for each in self.scheduled if each[1].replacement is each[2] and not each[2].is_started]
+        return [each for each in self.scheduled if not (each[2].keeps and each[1].outbox)]
 
     def start_due(self) -> None:
         """Start the replacements that are due. An unsuccessful start counts as a failure of the worker."""
-        while self.next_start_at() <= self.host.now():
-            _, _, entry, replacement = self.scheduled[0]
+        while due := [each for each in self._to_start() if each[0] <= self.host.now()]:
+            _, entry, replacement = min(due, key=lambda each: each[0])
             self._start(entry, replacement)
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
@@ -275,10 +297,14 @@ class Recovery:
         replacement.is_started = True
         entry.generation, entry.steps_of_generation, entry.is_old = entry.generation + 1, 0, False
         entry.has_attributes = not entry.attributes
-        of_seeds, entry.keeps_seed = 0 if entry.keeps_seed else entry.generation, False
-        seed = reseeded(self.last_config.seed, of_seeds)
-        config = attrs.evolve(self.last_config, seed=seed, generation=of_seeds)
-        config = self._table.book.first_of(entry, config, seed, of_seeds, is_replaced=True)
+        if replacement.keeps:
+            config: Any = self.keeper.begins_of(entry)
+        else:
+            of_seeds, entry.keeps_seed = 0 if entry.keeps_seed else entry.generation, False
+            entry.generation_of_seeds = entry.generation
+            seed = reseeded(self.last_config.seed, of_seeds)
+            config = attrs.evolve(self.last_config, seed=seed, generation=of_seeds)
+            config = self._table.book.first_of(entry, config, seed, of_seeds, is_replaced=True)
         try:
             host.workers[worker_id] = host.launch(worker_id, entry.generation)
             response = host.begin_again(worker_id, config)
@@ -316,6 +342,9 @@ class Recovery:
         limit = self._policy.recycle_after_steps
         if limit is None or entry.steps_of_generation < limit:
             return
+        if self.keeper is not None and self.keeper.keeps_all(entry):
+            self.recycle(entry, response, keeps=True)
+            return
         book, parts = self._table.book, response.payload.values()
         entry.is_old = not book.is_automatic
         if entry.is_old:
@@ -327,12 +356,17 @@ class Recovery:
         if is_time:
             self.recycle(entry, response)
 
-    def recycle(self, entry: Entry, *responses: EnvironmentResponse) -> None:
+    def recycle(self, entry: Entry, *responses: EnvironmentResponse, keeps: bool = False) -> None:
         """Plan the replacement of a healthy worker, once ``responses`` are delivered."""
         worker_id, generation, n_steps = entry.worker_id, entry.generation + 1, entry.steps_of_generation
         cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
-        self.host.lost(worker_id, cause)
-        self._schedule(entry, cause, self.host.now())
+        if keeps:
+            self.keeper.can_keep(entry, cause)
+        else:
+            self.host.lost(worker_id, cause)
+            if self.keeper is not None:
+                self.keeper.lose_all(entry)
+        self._schedule(entry, cause, self.host.now(), keeps=keeps)
         self._table.set_pending(entry, *responses)
         self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))
 

@@ -150,18 +150,27 @@ class BatchStepper:
                 own = actions
                 if len(rows) < n or places.__class__ is not slice:  # else all actions, in order
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
+                worker = host.workers[worker_id] if entry.restore is None else entry.restore
                 if seats.untold:
-                    book.send_begins(worker_id, host.workers[worker_id])
+                    book.send_begins(worker_id, worker)
+                log = entry.log
+                if log is not None:
+                    if log.is_packed and len(rows) == len(entry.env_ids):
+                        log.extend(own)
+                    else:
+                        log.keep({behavior: own}, {behavior: rows})
                 if 0 < len(rows) == seats.n_acting_in[worker_id] and not entry.batch_size:
-                    host.workers[worker_id].send(_STEP, {behavior: own})
+                    worker.send(_STEP, {behavior: own})
                 else:
-                    host.workers[worker_id].send(_STEP_ROWS, (rows, {behavior: own}))
+                    worker.send(_STEP_ROWS, (rows, {behavior: own}))
                     if entry.batch_size:
                         entry.rows_in_flight |= frozenset(rows.tolist())
                 entry.n_envs_in_flight = len(rows)
                 sent.append(entry)
         finally:
             table.sent(sent)
+            if self._recovery.keeper is not None:
+                self._recovery.keeper.sent(sent)
 
     def _acting(self, groups: Sequence[EnvsOfWorker], book: TaskBook) -> list[EnvsOfWorker]:
         """Return ``groups`` without the environments that rest. A worker without others is left out, unless it begins.
@@ -198,12 +207,18 @@ class BatchStepper:
                 if entry.is_old and rests:
                     self._recovery.recycle(entry)
                 else:
+                    if entry.restore is not None:
+                        worker = entry.restore
                     book.send_begins(worker_id, worker, to_old=True)
+                    if entry.log is not None:
+                        entry.log.keep(self._no_actions, {self.behavior: np.zeros(0, np.int64)})
                     worker.send(_STEP_ROWS, (np.zeros(0, np.int64), self._no_actions))
                     entry.n_envs_in_flight = 0
                     sent.append(entry)
         finally:
             self._table.sent(sent)
+            if self._recovery.keeper is not None:
+                self._recovery.keeper.sent(sent)
 
     # Batches.
 
@@ -213,7 +228,7 @@ class BatchStepper:
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
         book = table.book
-        cuts: list[tuple[Entry, EnvManagerError]] = []
+        cuts: list[tuple[Entry, EnvManagerError, Sequence[int]]] = []
         parts: list[AgentSteps] = []
         not_begun: dict[int, EnvManagerError] = {}
         for entry in entries:
@@ -222,9 +237,13 @@ class BatchStepper:
             cut = None
             if entry.replacement is not None:
                 cut = self._recovery.cut(entry, book.seats.acts)
+            is_whole = True
             if cut is not None:
                 payload = cut[0]
-                cuts.append((entry, cut[1].cause))
+                cuts.append((entry, cut[1].cause, entry.env_ids))
+            elif entry.restore is not None and (told := self._recovery.keeper.tell(entry)):
+                cuts += [(entry, *each) for each in told]
+                is_whole = False
             steps = payload.get(self.behavior)
             if not book.is_automatic:
                 if steps is None:
@@ -234,7 +253,7 @@ class BatchStepper:
                 if response.not_begun is not None:
                     not_begun.update(response.not_begun)
                     expected -= len(response.not_begun)
-                if len(steps.agent_id) != expected and cut is None:
+                if len(steps.agent_id) != expected and cut is None and is_whole:
                     self._check_rows(entry, steps, expected)
             elif entry.batch_size:
                 entry.n_envs_in_flight = len(steps)
@@ -249,10 +268,15 @@ class BatchStepper:
         else:
             batch = self._joined(parts, entries)
         if cuts:
-            batch.lost[:] = np.isin(batch.env_ids, [env_id for entry, _ in cuts for env_id in entry.env_ids])
+            batch.lost[:] = np.isin(batch.env_ids, [env_id for *_, env_ids in cuts for env_id in env_ids])
         book.cuts, book.not_begun = cuts, not_begun
         for entry, steps in zip(entries, parts, strict=True):
             is_whole = len(steps.agent_id) == len(entry.env_ids)
+            if entry.log is not None and book.is_automatic and steps.final_obs is not None:
+                ended = (
+                    steps if not cuts else steps.take(np.flatnonzero(~batch.lost[np.isin(batch.env_ids, steps.env_id)]))
+                )
+                entry.log.ended(ended, None if len(ended) == len(entry.env_ids) else ended.env_id - entry.env_ids[0])
             entry.batches = (batch,) if is_whole else batches_with(entry, batch)
         table.delivered(entries)
         return batch

@@ -26,6 +26,7 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.data.steps import Begin
 from envmanager.observe.episodes import FinishedEpisode
 
 
@@ -73,6 +74,10 @@ class Seat:
     """Whether the worker begins ``next`` by itself when the present episode has ended."""
     is_new: bool = False
     """Whether no episode has begun in it since its worker was replaced."""
+    told: Begin | None = None
+    """What its worker was told last to begin here."""
+    begun: Begin | None = None
+    """What its worker was told of the episode that plays."""
     ended: list[FinishedEpisode] = attrs.field(factory=list)
     """Episodes of agents that ended in the episode that it plays."""
 
@@ -148,6 +153,7 @@ class Seats:
             self.set_first(seat, False)
             return None
         before, seat.playing, seat.next, seat.is_new = seat.playing, seat.next, None, False
+        seat.begun = seat.told
         seat.ended.clear()
         self._move(seat, _PLAYS)
         return before
@@ -160,6 +166,7 @@ class Seats:
             assert seat.next is not None
             seat.next.attempts += 1
             seat.playing, seat.next, seat.is_laid = seat.next, None, False
+            seat.begun = seat.told
         self._move(seat, _PLAYS if goes_on else _RESTS if seat.next is None else _COMING)
         return goes_on
 

@@ -3,6 +3,7 @@
 ::
 
     IDLE ── a step is sent ──▶ IN_FLIGHT ── its response arrives ──▶ READY ── delivered ──▶ IDLE
+    a failure ── its episodes are kept ──▶ the same state, while they are made again; then the step in flight is sent
     a failure ── the worker is replaced ──▶ REPLACING ── first observations of the next generation ──▶ READY
               ── the worker is given up ──▶ READY ── the error is raised ──▶ FAILED ── reset ──▶ IDLE or REPLACING
               ── the worker is dropped ───▶ DROPPED
@@ -21,9 +22,10 @@ from typing import Any
 import attrs
 
 from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecConflict, merge_specs
-from envmanager.data.steps import Actions, Batch, CommandName, EnvironmentResponse, StepInfo, phase_of
+from envmanager.data.steps import Actions, Batch, Begin, CommandName, EnvironmentResponse, StepInfo, Steps, phase_of
 from envmanager.data.trees import snapshot
 from envmanager.errors import BadObservation, WorkerError
+from envmanager.keeping.log import EpisodeLog
 from envmanager.observe.stats import WorkerStats
 from envmanager.observe.timing import WorkerTimes
 
@@ -70,6 +72,35 @@ class Replacement:
     is_started: bool = False
     has_begun: bool = False
     """Whether the generation's first observations have arrived, as the last response in the outbox."""
+    keeps: bool = False
+    """Whether it makes the episodes of its predecessor again. Then it ends when they stand where they were."""
+
+
+@attrs.define(eq=False)
+class Restore:
+    """What is made again of a worker that failed, until all that it could not make is told to the trainer."""
+
+    cause: WorkerError
+    began_at: float
+    lost: dict[int, WorkerError] = attrs.field(factory=dict)
+    """Causes of the losses, by row of the environment, that the next step with an action for it tells."""
+    told: tuple[int, ...] = ()
+    """The rows whose loss the response in the outbox tells."""
+    begins: Sequence[Begin] = ()
+    """The episodes that the present generation was asked to begin with their actions."""
+    held: list[Begin] = attrs.field(factory=list)
+    """Episodes of which the worker is to be told before the next step."""
+    is_alone: bool = False
+    """Whether the step in flight is taken by one environment after the other, as it has killed the worker twice."""
+    left: list[int] = attrs.field(factory=list)
+    """Rows of the environments that have yet to take it. The first does now."""
+    parts: list[Steps] = attrs.field(factory=list)
+    """What the others have returned."""
+
+    def send(self, name: str, payload: Any = None) -> None:
+        """Hold what a worker is to begin, in its place. A step is in the log."""
+        if name is CommandName.BEGIN:
+            self.held += payload
 
 
 @attrs.define(eq=False)
@@ -85,9 +116,17 @@ class Entry:
     """Error for which the worker was given up."""
     is_dropped: bool = False
     replacement: Replacement | None = None
+    log: EpisodeLog | None = None
+    """The actions of its episodes since the last reset, if they are kept."""
+    restore: Restore | None = None
+    blame: tuple[int, tuple[int, ...], int] = (-1, (), 0)
+    """Step of the log at which the worker last failed, the environment (by row; -1 if unknown) of each failure in that
+    step, and the number of its failures while it repeated those before."""
     ignores_action: bool = False
     """Whether to discard the next action, because the worker failed or was recycled after its last observation."""
     generation: int = 0
+    generation_of_seeds: int = 0
+    """Generation of which the environments have their seeds; an older one if episodes are kept."""
     began_at: float = 0.0
     """Time (monotonic seconds) at which the first observations of a replacement arrived."""
     keeps_seed: bool = False
@@ -144,8 +183,13 @@ class Entry:
 
     @property
     def is_nominal(self) -> bool:
-        """Whether nothing is wrong with the worker: it has no error, no replacement, and no action to discard."""
-        return self.error is None and self.replacement is None and not self.ignores_action
+        """Whether nothing is wrong: it has no error, no action to discard, no replacement but one that keeps all."""
+        return self.error is None and (self.replacement is None or self.is_kept) and not self.ignores_action
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the worker is being replaced by one that goes on with its episodes."""
+        return self.replacement is not None and self.replacement.keeps
 
     @property
     def is_first_of_generation(self) -> bool:
@@ -163,7 +207,7 @@ class Entry:
             self.worker_id,
             self.env_ids,
             waiting=self.waiting,
-            replacing=self.state is WorkerState.REPLACING,
+            replacing=self.state is WorkerState.REPLACING or self.is_kept,
             failed=self.is_given_up,
             dropped=self.is_dropped,
             generation=self.generation,
@@ -268,7 +312,7 @@ class WorkerTable:
             entry.outbox = responses
         elif responses:
             self.move([entry], _READY, responses)
-        elif entry.replacement is not None:
+        elif entry.replacement is not None and not entry.is_kept:
             self.move([entry], _S.REPLACING, ())
         elif entry.is_dropped:
             self.move([entry], _S.DROPPED, ())
@@ -361,5 +405,5 @@ class WorkerTable:
         self.ready.clear()
         self.failures.clear()
         for entry in self.entries:
-            entry.outbox, entry.batches = (), ()
+            entry.outbox, entry.batches, entry.log = (), (), None
             entry.previous_step = entry.actions = None

@@ -234,9 +234,10 @@ class TaskBook:
         source = self._drawing.source
         self._is_told = hasattr(source, "ended") or hasattr(source, "lost")
         self._table, self._recovery = table, recovery
-        self._is_resetting = True
-        self.cuts: list[tuple[Entry, EnvManagerError]] = []
-        """Workers whose replacement the batch tells of that is delivered next, and the causes."""
+        self.is_resetting = True
+        """Whether the reset has not returned its first observations."""
+        self.cuts: list[tuple[Entry, EnvManagerError, Sequence[int]]] = []
+        """Losses of which the batch tells that is delivered next: the worker, the cause, and the environments."""
         self.not_begun: Mapping[int, EnvManagerError] = {}
         """Errors, by env_id, of the tasks that could not begin, as what is delivered next tells."""
         self._results: deque[TaskResult] = deque(maxlen=None if self._drawing.is_finite else _KEPT)
@@ -312,20 +313,25 @@ class TaskBook:
         If ``begin`` begins the others, a reset begins one in each environment, from ``seed``. A replacement at any
         other time begins none at once.
         """
+        keeper = self._recovery.keeper
         if self.is_automatic:
-            return config
-        if self.kind is not _ON_CALL or not self._is_resetting:
+            return config if keeper is None else keeper.begins_of_series(entry)
+        if self.kind is not _ON_CALL or not self.is_resetting:
             return [] if is_replaced else self._begins_of(entry.worker_id)
+        if seed is None and keeper is not None:
+            seed = keeper.next_seed()
         seats, seeds = self.seats.of_worker[entry.worker_id], derive_seeds(seed, entry.env_ids, generation)
         self.seats.send(seats)
-        return [Begin(seat.row, True, seed, self._options) for seat, seed in zip(seats, seeds, strict=True)]
+        for seat, own_seed in zip(seats, seeds, strict=True):
+            seat.told = Begin(seat.row, True, own_seed, self._options)
+        return [seat.told for seat in seats]
 
     def prepare(self, *, seed: Any, options: Mapping[str, Any] | None, attempts: int, prefetch: bool | None) -> None:
         """Take the arguments of a reset. If one was tried before, take back all tasks that have not ended.
 
         ``seed`` and ``options`` are those of the reset. ``attempts``, ``prefetch``: see ``EnvManager.reset``.
         """
-        self._seed, self._options, self._is_resetting = seed, options, True
+        self._seed, self._options, self.is_resetting = seed, options, True
         self._drawing.prepare(attempts, prefetch)
         for seat in self.seats.all:
             for drawn in self.seats.vacate(seat)[:2]:
@@ -376,10 +382,14 @@ class TaskBook:
             worker.send(CommandName.BEGIN, self._begins_of(worker_id))
 
     def _begins_of(self, worker_id: int) -> list[Begin]:
-        return [
-            Begin(seat.row, at_once, *self._arguments(seat, drawn), drawn.index, drawn.actions)
-            for seat, drawn, at_once in self.seats.tell(worker_id)
-        ]
+        begins, keeper = [], self._recovery.keeper
+        for seat, drawn, at_once in self.seats.tell(worker_id):
+            seed, options = self._arguments(seat, drawn)
+            if seed is None and keeper is not None:  # what is to be begun again needs one
+                seed = task_seed(keeper.seed, drawn.index)
+            seat.told = Begin(seat.row, at_once, seed, options, drawn.index, drawn.actions)
+            begins.append(seat.told)
+        return begins
 
     def _arguments(self, seat: Seat, drawn: Drawn) -> tuple[int | None, Mapping[str, Any] | None]:
         """Return the seed and options with which a task begins in an environment."""
@@ -400,7 +410,7 @@ class TaskBook:
 
     def note_first(self, infos: Iterable[StepInfo]) -> None:
         """Take note of the StepInfos that a reset returns."""
-        self._is_resetting = False
+        self.is_resetting = False
         self._give_up_not_begun()
         if self.episodes is not None:
             self.episodes.add_all(infos)
@@ -444,8 +454,8 @@ class TaskBook:
                     seat = seats.all[env_ids[place]]
                     if self._end(seat, terminated=bool(terminated[place])):
                         task[place] = seats.index[seat.env_id]
-            for entry, cause in self.cuts:
-                self.lose(entry, cause)
+            for entry, cause, lost in self.cuts:
+                self.lose(entry, cause, lost)
         batch.of_tasks = first, task, final
 
     def add_all(self, infos: Iterable[StepInfo]) -> None:
@@ -489,9 +499,15 @@ class TaskBook:
     def _begin(self, seat: Seat) -> None:
         """Take note of the first row of an episode that was begun at once."""
         before = self.seats.begin(seat)
+        self._log_begin(seat)
         if before is not None:
             self._finish(seat, before, cut=True)
         self._has_changed(seat)
+
+    def _log_begin(self, seat: Seat) -> None:
+        log = self._table.entries[seat.worker_id].log
+        if log is not None:
+            log.begin(seat.row)
 
     def _end(self, seat: Seat, *, terminated: bool) -> bool:
         """Take note of an episode's end. Return whether the worker has begun the next one."""
@@ -499,11 +515,12 @@ class TaskBook:
             self._finish(seat, seat.playing, terminated=terminated)
             self._table.entries[seat.worker_id].n_lost_tasks = 0
         goes_on = self.seats.end(seat)
+        self._log_begin(seat)
         self._has_changed(seat)
         return goes_on
 
-    def lose(self, entry: Entry, error: Exception) -> None:
-        """Take back the tasks of a worker that was replaced or given up.
+    def lose(self, entry: Entry, error: Exception, env_ids: Sequence[int] | None = None) -> None:
+        """Take back the tasks of a worker that was replaced or given up, or only those of ``env_ids``.
 
         The loss is charged to the episodes of the environments that the error names, and to nobody if the worker was
         recycled or a Ctrl-C cut its step. What was to begin after the present episode may not have begun: no charge.
@@ -514,6 +531,8 @@ class TaskBook:
         is_planned = getattr(error, "phase", "") == RECYCLED
         is_charged = not is_planned and getattr(error, "type_name", "") != "KeyboardInterrupt"
         for seat in self.seats.of_worker[entry.worker_id]:
+            if env_ids is not None and seat.env_id not in env_ids:
+                continue
             is_left = self.is_on_call and (is_planned or seat.state is not SeatState.PLAYS)
             playing, coming, was_begun = self.seats.vacate(seat)
             seat.is_new = True

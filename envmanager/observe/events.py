@@ -133,6 +133,62 @@ class Recycled(Event):
 
 
 @attrs.frozen(kw_only=True)
+class EpisodesKept(Event):
+    """Event: a worker was replaced, and the episodes of ``env_ids`` go on, after ``n_steps`` steps were repeated.
+
+    ``seconds``: time since the failure.
+    """
+
+    LEVEL = logging.INFO
+
+    env_ids: tuple[int, ...]
+    n_steps: int
+    seconds: float
+
+    def __str__(self) -> str:
+        which = f"env {self.env_ids[0]} goes" if len(self.env_ids) == 1 else f"{len(self.env_ids)} environments go"
+        return f"{super().__str__()}: {which} on, after {self.n_steps:,} steps were repeated; {self.seconds:.2f} s lost"
+
+
+@attrs.frozen(kw_only=True)
+class EpisodesDiverged(Event):
+    """Event: the episode of ``env_id`` is lost, because after ``step`` repeated steps it was not where it had been.
+
+    ``path``: the part of the observation that differs, which was ``expected``, as the trainer has it, and is ``got``.
+    """
+
+    LEVEL = logging.WARNING
+
+    env_id: int
+    step: int
+    path: str
+    expected: Any
+    got: Any
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}: the episode of env {self.env_id} is lost, because its repetition led elsewhere: "
+            f"after {self.step:,} steps {self.path} was {self.expected!r} and is {self.got!r}. Likely causes are a "
+            "random generator that reset() does not seed, the time, the order of a set, and what earlier episodes have "
+            "left in the environment; `envmanager check` finds the step"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class EpisodesNotKept(Event):
+    """Event: the present episodes of ``env_ids`` are lost if their worker fails. ``why`` completes "because …"."""
+
+    LEVEL = logging.INFO
+
+    env_ids: tuple[int, ...]
+    why: str
+
+    def __str__(self) -> str:
+        which = f"env {self.env_ids[0]}" if len(self.env_ids) == 1 else f"{len(self.env_ids)} environments"
+        return f"{super().__str__()}: the present episode of {which} is not kept, because {self.why}"
+
+
+@attrs.frozen(kw_only=True)
 class Dropped(Event):
     """Event: a worker failed with ``error`` and is never used again, not even after a reset; the others continue."""
 

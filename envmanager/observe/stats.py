@@ -88,6 +88,12 @@ class ManagerStats:
     """Number of times that a worker was replaced because it had failed."""
     steps_lost: int = 0
     """Number of worker steps that were requested and never delivered, because the worker failed or was recycled."""
+    episodes_kept: int = 0
+    """Number of times that an episode went on in a worker's replacement."""
+    episodes_diverged: int = 0
+    """Number of episodes that were lost because their repetition led elsewhere."""
+    steps_repeated: int = 0
+    """Number of environment steps that replacements have repeated."""
     wait_share: float = 0.0
     """Share of the time in which the trainer waited for steps or, if ``in_process``, the environments stepped."""
     placement: str = ""

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,17 @@ class _Worker:
     begins: dict[int, Begin] = attrs.field(factory=dict)
     """What was begun on demand in environments, by env_id, until its first observation arrives."""
 
-    def cut(self, time_ns: int, **how: Any) -> list[RecordedEpisode]:
-        ended = [running.ended(time_ns, **how) for running in self.running.values()]
-        self.running, self.sent, self.begins = {}, {}, {}
+    is_restored: bool = False
+    """Whether the next response repeats what the last one told, as the worker was replaced and its episodes go on."""
+
+    def cut(self, time_ns: int, env_ids: Sequence[int] | None = None, **how: Any) -> list[RecordedEpisode]:
+        """End the running episodes, or only those of ``env_ids``."""
+        lost = [key for key in self.running if env_ids is None or key[1] >> AGENT_BITS in env_ids]
+        ended = [self.running.pop(key).ended(time_ns, **how) for key in lost]
+        for key in lost:
+            self.sent.pop(key, None)
+        if env_ids is None:
+            self.sent, self.begins, self.is_restored = {}, {}, False
         return ended
 
     def begin(self, begins: list[Begin]) -> None:
@@ -114,7 +122,9 @@ class _Worker:
 
     def arrived(self, response: EnvironmentResponse, time_ns: int) -> list[RecordedEpisode]:
         ended: list[RecordedEpisode] = []
-        if response.name in _WITH_ROWS:
+        if self.is_restored and response.name is CommandName.RESET:
+            self.is_restored = False
+        elif response.name in _WITH_ROWS:
             has_begun: set[int] = set()
             for behavior, steps in response.payload.items():
                 ended += self._joined(behavior, steps, time_ns, has_begun)
@@ -229,7 +239,8 @@ def _episodes_of(path: str, read_apart: Callable[[Apart], Any]) -> Iterator[Reco
                 for row, agent_id in enumerate(agents[behavior]):
                     worker.sent[behavior, agent_id] = take_rows(taken, slice(row, row + 1))
         elif what == "lost":
-            yield from worker.cut(time_ns, error=content)
+            error, env_ids = content if isinstance(content, tuple) else (content, None)
+            yield from worker.cut(time_ns, env_ids, error=error)
         else:
             asked, answer, *_ = content
             if what == "launch":
@@ -240,7 +251,9 @@ def _episodes_of(path: str, read_apart: Callable[[Apart], Any]) -> Iterator[Reco
                 if asked == CommandName.BEGIN or (asked == CommandName.RESET and isinstance(answer, list)):
                     worker.begin(answer)
             else:
-                if isinstance(asked, list):
+                if isinstance(asked, list) and worker.running:  # else they are lost
+                    worker.is_restored, worker.sent = True, {}
+                elif isinstance(asked, list):
                     worker.begin(asked)
                 if answer is not None:
                     yield from worker.arrived(answer, time_ns)

@@ -100,7 +100,7 @@ class Recorder(Tap):
         if name in STEPPING:
             rows, actions = (None, payload) if name == CommandName.STEP else payload
             entry = self._entries[worker_id]
-            if entry.actions is not None and entry.previous_step is not None:  # step() sends them
+            if rows is None and entry.actions is not None and entry.previous_step is not None:  # step() sends them
                 versions = {behavior: each.version for behavior, each in entry.actions.items()}
                 last = entry.previous_step.current
                 agents = {name: each.agent_id[each.acting_rows].tolist() for name, each in last.items()}
@@ -128,8 +128,8 @@ class Recorder(Tap):
                 _logger.warning("the earlier recording is in %s now.", self._writer.moved[0][1])
         return answer
 
-    def lost(self, worker_id: int, error: Exception) -> None:
-        self._add("lost", worker_id, error)
+    def lost(self, worker_id: int, error: Exception, env_ids: Sequence[int] | None = None) -> None:
+        self._add("lost", worker_id, error if env_ids is None else (error, tuple(env_ids)))
 
     def take(self) -> Sequence[EnvironmentResponse]:
         self._wait_for_room()  # before a response is taken, which an interrupt would lose

@@ -14,7 +14,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from asyncio import AbstractEventLoop
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,8 +44,8 @@ class Tap(ResponseSource):
         ``what`` is the name of a method of the host, or ``"recv"`` of a worker (-1: none), ``asked`` what it was given.
         """
 
-    def lost(self, worker_id: int, error: Exception) -> None:
-        """Take note that the episodes of a worker are lost."""
+    def lost(self, worker_id: int, error: Exception, env_ids: Sequence[int] | None = None) -> None:
+        """Take note that the episodes of a worker, or only those of ``env_ids``, are lost."""
 
     def wake(self) -> None:
         """Unblock any thread that waits for the tap, because the manager is closed."""

@@ -151,6 +151,7 @@ function show() {
   if (tasks && tasks.lost) tiles["tasks given up"] = number(tasks.lost);
   tiles.restarts = number(last.restarts);
   tiles["episodes lost"] = number(last.episodes_lost);
+  if (last.episodes_kept) tiles["episodes kept"] = number(last.episodes_kept);
   const memory = last.workers.reduce((n, worker) => n + worker.memory, 0);
   if (memory) tiles["memory of workers"] = bytes(memory);
   $("tiles").replaceChildren(...Object.entries(tiles).map(([name, value]) => {

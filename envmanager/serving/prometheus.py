@@ -40,6 +40,9 @@ class Collector:
             (Gauge, "trainer_wait_share", "Share of the time in which the trainer waited", stats.wait_share),
             (Counter, "episodes", "Finished episodes", watch.episodes.count),
             (Counter, "episodes_lost", "Episodes cut by a failure", watch.episodes.lost),
+            (Counter, "episodes_kept", "Episodes that went on after a failure", stats.episodes_kept),
+            (Counter, "episodes_diverged", "Episodes whose repetition led elsewhere", stats.episodes_diverged),
+            (Counter, "steps_repeated", "Environment steps repeated after failures", stats.steps_repeated),
             *(
                 (kind, name, text, tasks[key])
                 for kind, name, text, key in (

@@ -225,6 +225,7 @@ class Watch:
             "restarts": sum([entry.restarts for entry in entries]),
             "episodes": self.episodes.count,
             "episodes_lost": self.episodes.lost,
+            "episodes_kept": stats.episodes_kept,
             "means": self.means(),
             "tasks": self.tasks(),
             "figures": self.known_figures(),

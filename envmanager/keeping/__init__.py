@@ -1,0 +1,1 @@
+"""Episodes as their beginnings and their actions: kept when a worker fails, and told as tasks."""

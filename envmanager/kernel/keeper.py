@@ -1,0 +1,456 @@
+"""Episodes that outlive their worker: begun again in the next one, and their actions repeated.
+
+::
+
+    a failure ── can_keep ──▶ the next generation starts ── begins_of: a reset, with the actions so far ──▶ first rows
+        ▲                                                                                                      │
+        │ in the same step: twice, and that episode is lost                              as last delivered? takes
+        └──────────────────── the step in flight is sent again ── response ──▶ trainer                         │
+                                              ▲────────────────────────────────────────────────────────────────┘
+
+The rule: nothing is delivered twice, and nothing is assumed. An environment whose observation after the repetition is
+not the one that the trainer has seen last loses its episode, alone: the next step with an action for it tells so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from envmanager.data.differences import differences
+from envmanager.data.seeding import derive_seed, seed_of_series
+from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse, Steps, concat_steps
+from envmanager.data.trees import Tree, take_rows
+from envmanager.errors import UsageError, WorkerError
+from envmanager.keeping.log import EpisodeLog, joined_actions
+from envmanager.kernel.recovery import Recovery, followed_by, last_rows, lost
+from envmanager.kernel.seats import SeatState
+from envmanager.kernel.table import RECYCLED, Entry, Restore, WorkerState, WorkerTable
+from envmanager.observe import events
+from envmanager.options import ResetConfig, RestartPolicy
+from envmanager.tasks import Task
+
+_MOST_IN_STEP, _MOST_REPEATING = 2, 8
+"""Numbers of failures in one step of a worker, and outside of steps before it, from which on it is not repeated."""
+_CHECK_EVERY = 1024
+"""Number of steps of the manager after which the logs are looked through for episodes that are too long."""
+
+
+class SeedSource:
+    """A source of tasks with a seed each, in place of episodes that begin by themselves from a random generator."""
+
+    def __init__(self, seed: int | Sequence[int | None], base: int, numbers: dict[int, int]) -> None:
+        """``numbers``: the number of the next episode by env_id, which this source counts on."""
+        self._seed, self._base, self._numbers = seed, base, numbers
+
+    def next_task(self, env_id: int) -> Task:
+        """Return the task of the next episode of an environment."""
+        number = self._numbers.get(env_id, 0)
+        self._numbers[env_id] = number + 1
+        return Task(seed=seed_of_series(first_seed(self._seed, self._base, env_id), number))
+
+
+def first_seed(seed: int | Sequence[int | None], base: int, env_id: int) -> int:
+    """Return the seed of an environment's first episode since a reset with ``seed``. ``base``: in place of None."""
+    own = seed if isinstance(seed, int) else seed[env_id]
+    return derive_seed(base if own is None else own, env_id) if own is None or isinstance(seed, int) else own
+
+
+class Keeper:
+    """The part of a manager that keeps episodes when their workers are replaced."""
+
+    def __init__(self, table: WorkerTable, recovery: Recovery, policy: RestartPolicy, seed: int) -> None:
+        """``seed``: of environments without a seed in the list that a reset was given."""
+        self.n_kept = self.n_diverged = self.n_repeated = 0
+        """Number of episodes that went on, of those that did not because they differed, and of steps repeated."""
+        self.has_one_agent_each = True
+        self.loses_rows = True
+        """Whether an episode can be lost without the others of its worker: with ``recv``."""
+        self.seed = seed
+        self._n_resets, self._numbers = 0, dict[int, int]()
+        self._table, self._recovery, self._policy = table, recovery, policy
+        self._until_check = _CHECK_EVERY
+
+    def tasks(self, config: ResetConfig) -> SeedSource:
+        """Return the source of tasks for a reset without tasks, of environments that begin no series by themselves."""
+        if config.seed is not None:
+            self._numbers = {}
+        seed = self._recovery.last_config.seed if config.seed is None else config.seed
+        return SeedSource(self.seed if seed is None else seed, self.seed, self._numbers)
+
+    def counts(self) -> dict[str, int]:
+        """Return the fields of ManagerStats that count what was kept."""
+        return {
+            "episodes_kept": self.n_kept,
+            "episodes_diverged": self.n_diverged,
+            "steps_repeated": self.n_repeated,
+        }
+
+    # Logs.
+
+    def begin_log(self, entry: Entry, *, is_seeded: bool) -> None:
+        """Begin a log, for a reset. ``is_seeded``: whether the reset has a seed, else the seeds of episodes go on."""
+        before = None if is_seeded or entry.log is None else entry.log
+        entry.log = EpisodeLog(len(entry.env_ids), self._table.specs, is_single=self.has_one_agent_each)
+        entry.restore, entry.blame = None, (-1, (), 0)
+        if before is not None:
+            before.tidy()
+            entry.log.numbers = [number + 1 for number in before.numbers]
+
+    def next_seed(self) -> int:
+        """Return the seed of a reset without one."""
+        self._n_resets += 1
+        return derive_seed(self.seed, self._n_resets)
+
+    def log_step(self, entry: Entry, actions: Mapping[str, Tree]) -> None:
+        """Keep the actions that policies have chosen for the last StepInfo of a worker."""
+        log, info = entry.log, entry.previous_step
+        if log is None or info is None:
+            return
+        for own in actions.values() if log.is_packed else ():
+            if len(own) == len(entry.env_ids):
+                log.extend(own)
+                return
+        current, first = info.current, entry.env_ids[0]
+        log.keep(actions, {name: current[name].env_id[current[name].acting_rows] - first for name in actions})
+
+    def sent(self, entries: Sequence[Entry]) -> None:
+        """Note that a step was sent to workers. One that waits for what it has lost is sent it now, or later.
+
+        Now and then, give up what is longer than the policy's ``keep_at_most``.
+        """
+        for entry in entries:
+            if entry.restore is not None:
+                self.send_again(entry)
+        self._until_check -= 1
+        if self._until_check:
+            return
+        self._until_check = _CHECK_EVERY
+        for entry in self._table.entries:
+            log = entry.log
+            if log is not None:
+                log.tidy()
+                long = [row for row in log.playing() if log.n_steps - log.starts[row] > self._policy.keep_at_most]
+                self.leave_out(entry, long, f"it has more than keep_at_most={self._policy.keep_at_most:,} steps")
+                log.tidy()
+
+    def leave_out(self, entry: Entry, rows: Sequence[int], why: str) -> None:
+        """Do not keep the present episodes of these environments, and tell so."""
+        if entry.log is None:
+            return
+        entry.log.tidy()
+        new = [row for row in rows if row not in entry.log.unkept]
+        if new:
+            entry.log.unkept.update(new)
+            env_ids = tuple(entry.env_ids[row] for row in new)
+            who: Any = {"worker_id": entry.worker_id, "generation": entry.generation}
+            self._recovery.events.add(events.EpisodesNotKept(**who, env_ids=env_ids, why=why))
+
+    def begins_of_series(self, entry: Entry) -> list[Begin]:
+        """Return the episodes that begin in a worker whose environments begin the later ones by themselves."""
+        return [self._begin_of_series(entry, row) for row in range(len(entry.env_ids))]
+
+    def _begin_of_series(self, entry: Entry, row: int) -> Begin:
+        assert entry.log is not None
+        config, env_id, number = self._recovery.last_config, entry.env_ids[row], entry.log.numbers[row]
+        first = first_seed(self.seed if config.seed is None else config.seed, self.seed, env_id)
+        return Begin(row, True, seed_of_series(first, number), config.options, series=(first, number))
+
+    def position(self, entry: Entry, row: int) -> Task | None:
+        """Return the beginning and the actions of the episode that an environment plays, as last delivered, or None."""
+        log, book = entry.log, self._table.book
+        seat = book.seats.of_worker[entry.worker_id][row]
+        is_lost = entry.restore is not None and row in entry.restore.lost
+        if log is None or is_lost or entry.error is not None or seat.state is not SeatState.PLAYS:
+            return None
+        log.tidy()
+        if row in log.unkept:
+            raise UsageError(f"the position of env {seat.env_id} is not known: an event EpisodesNotKept says why.")
+        begin = self._begin_of_series(entry, row) if book.is_automatic else seat.begun
+        stop = log.n_steps - (entry.state in (WorkerState.IN_FLIGHT, WorkerState.READY))
+        by_name = joined_actions([begin.actions, log.actions_of(row, stop)])
+        actions: Any = by_name
+        if by_name is not None and len(self._table.specs) == 1:
+            (actions,) = by_name.values()
+        return Task(seed=begin.seed, options=begin.options, actions=actions)
+
+    # Failures.
+
+    def can_keep(self, entry: Entry, error: WorkerError) -> bool:
+        """Decide whether a worker that failed, or is old, is replaced by one that goes on with its episodes."""
+        log, book = entry.log, self._table.book
+        is_lost = entry.replacement is not None and not entry.replacement.keeps
+        if log is None or book.is_resetting or is_lost or entry.state is WorkerState.REPLACING:
+            return False
+        log.tidy()
+        guilty = self._guilty(entry, error)
+        restore = entry.restore = entry.restore or Restore(error, self._recovery.host.now())
+        restore.left, restore.parts = [], []
+        if entry.state is not WorkerState.READY:
+            restore.told = ()
+        rows = [seat.row for seat in book.seats.of_worker[entry.worker_id] if seat.state is not SeatState.RESTS]
+        self._lose(entry, rows if guilty is None else [*guilty, *(row for row in rows if row in log.unkept)], error)
+        return not restore.lost.keys() >= set(rows)
+
+    def keeps_all(self, entry: Entry) -> bool:
+        """Return whether a healthy worker can be replaced without the loss of an episode."""
+        return entry.log is not None and not entry.log.unkept and entry.restore is None
+
+    def _guilty(self, entry: Entry, error: WorkerError) -> set[int] | None:
+        """Return the rows of the environments to which a failure is charged, perhaps none yet; None for all."""
+        assert entry.log is not None
+        step, restore = entry.log.n_steps, entry.restore
+        if error.phase == RECYCLED or getattr(error, "type_name", "") == "KeyboardInterrupt":
+            return set()
+        named = [entry.env_ids.index(env_id) for env_id in error.env_ids]
+        is_alone = restore is not None and restore.left
+        suspect = restore.left[0] if restore is not None and is_alone else named[0] if len(named) == 1 else -1
+        in_step, n_repeating = entry.blame[1:] if entry.blame[0] == step else ((), 0)
+        if entry.state is WorkerState.IN_FLIGHT and entry.replacement is None:
+            in_step = (*in_step, suspect)
+        else:
+            n_repeating += 1
+        entry.blame = step, in_step, n_repeating
+        if n_repeating >= max(2, min(self._policy.max_restarts - 1, _MOST_REPEATING)):
+            return None if suspect < 0 else {suspect}
+        if in_step.count(suspect) < _MOST_IN_STEP and not is_alone:
+            return set()
+        entry.blame = step, (), 0
+        if suspect >= 0 or not self._loses_rows(entry):
+            return None if suspect < 0 else {suspect}
+        entry.restore = restore = restore or Restore(error, self._recovery.host.now())
+        restore.is_alone = True
+        return set()
+
+    def _loses_rows(self, entry: Entry) -> bool:
+        """Return whether some environments of a worker can lose their episodes without the others."""
+        can_step_some = self.has_one_agent_each and self._recovery.host.steps_some_rows
+        return len(entry.env_ids) == 1 or (self.loses_rows and can_step_some)
+
+    def _lose(self, entry: Entry, rows: Sequence[int], cause: WorkerError) -> None:
+        """Note that the episodes of these environments are lost; all of the worker's, if they can only be together."""
+        if not rows or entry.restore is None or entry.log is None:
+            return
+        if not self._loses_rows(entry):
+            rows = range(len(entry.env_ids))
+        new = sorted(set(rows) - entry.restore.lost.keys())
+        if new:
+            self._recovery.host.lost(entry.worker_id, cause, [entry.env_ids[row] for row in new])
+        for row in new:
+            entry.restore.lost[row] = cause
+            entry.log.numbers[row] += 1
+            entry.log.unkept.discard(row)
+
+    def lose_all(self, entry: Entry) -> None:
+        """Note that all episodes of a worker are lost, and that others begin."""
+        if entry.log is not None:
+            entry.log.tidy()
+            for row in range(len(entry.env_ids)):
+                entry.log.numbers[row] += entry.restore is None or row not in entry.restore.lost
+                entry.log.begin(row)
+        entry.restore = None
+
+    # The next generation.
+
+    def begins_of(self, entry: Entry) -> list[Begin]:
+        """Return what a replacement begins: the episodes that play, with their actions, and what is laid ready."""
+        (log, restore), book = _of(entry), self._table.book
+        log.tidy()  # the steps before are delivered now
+        stop, begins, laid = log.n_steps - (entry.state is WorkerState.IN_FLIGHT), [], []
+        for seat in book.seats.of_worker[entry.worker_id]:
+            if seat.row in restore.lost:
+                continue
+            if book.is_automatic:
+                begin: Begin | None = self._begin_of_series(entry, seat.row)
+            else:
+                begin = seat.begun if seat.state is SeatState.PLAYS else None
+            if begin is not None:
+                actions = joined_actions([begin.actions, log.actions_of(seat.row, stop)])
+                begins.append(begin._replace(at_once=True, actions=actions))
+            if seat.is_laid and seat.told is not None:
+                laid.append(seat.told)
+        restore.begins = begins
+        return [*begins, *laid]
+
+    def takes(self, entry: Entry, response: EnvironmentResponse) -> bool:
+        """Go on with a response of a worker whose episodes are being made again. Return whether it was one."""
+        _, restore = _of(entry)
+        if entry.replacement is not None:
+            if not entry.replacement.keeps:
+                return False
+            not_begun = response.not_begun or {}
+            failures = [getattr(each, "failure", None) for each in not_begun.values()]
+            raised = next(filter(None, failures), None)
+            if raised is not None and self._policy.on_exception == "restart":
+                self._recovery.fail(entry, raised)
+                return True
+            self._compare(entry, response, not_begun)
+            if entry.state is WorkerState.IN_FLIGHT:
+                self.send_again(entry)
+            return True
+        if entry.state is not WorkerState.IN_FLIGHT:
+            return False
+        if restore.left:
+            restore.left.pop(0)
+            restore.parts.append({name: steps.copy() for name, steps in response.payload.items()})
+            if restore.left:
+                self._send_next(entry)
+                return True
+        payload, name = self._with_losses(entry, _joined(restore.parts or [response.payload])), CommandName.STEP
+        if len(restore.told) == len(entry.env_ids):
+            self._recovery.steps_lost += 1
+            name = CommandName.RESET
+        made = EnvironmentResponse(name, entry.worker_id, payload, None, response.not_begun)
+        self._table.move([entry], WorkerState.READY, (made,))
+        return True
+
+    def _compare(self, entry: Entry, response: EnvironmentResponse, not_begun: Mapping[int, Any]) -> None:
+        """End a replacement that has repeated the actions. Note the loss of each episode that stands elsewhere."""
+        (_, restore), recovery = _of(entry), self._recovery
+        last, who = self._last(entry), dict[str, Any](worker_id=entry.worker_id, generation=entry.generation)
+        kept: list[int] = []
+        for begin in restore.begins:
+            env_id = entry.env_ids[begin.row]
+            failure = not_begun.get(env_id)
+            difference: Any = None
+            if failure is not None:
+                difference = "the episode", "goes on", getattr(failure, "cause", str(failure))
+            elif self._policy.keep_episodes != "unchecked":
+                difference = _difference(_of_envs(last, [env_id]), _of_envs(response.payload, [env_id]))
+            if difference is None:
+                kept.append(env_id)
+                continue
+            path, expected, got = difference
+            found: Any = {"step": begin.n_repeated, "path": path, "expected": expected, "got": got}
+            recovery.events.add(events.EpisodesDiverged(**who, env_id=env_id, **found))
+            self.n_diverged += 1
+            self._lose(entry, [begin.row], restore.cause)
+        kept = [env_id for env_id in kept if entry.env_ids.index(env_id) not in restore.lost]
+        n_steps, now = sum(begin.n_repeated for begin in restore.begins), recovery.host.now()
+        self.n_kept, self.n_repeated = self.n_kept + len(kept), self.n_repeated + n_steps
+        what: Any = {"env_ids": tuple(kept), "n_steps": n_steps, "seconds": now - restore.began_at}
+        recovery.events.add(events.EpisodesKept(**who, **what))
+        entry.replacement, entry.has_attributes, entry.began_at = None, True, now
+        self._table.note(entry)
+        if not restore.lost and not restore.is_alone and entry.state is not WorkerState.IN_FLIGHT:
+            entry.restore = None
+
+    def _last(self, entry: Entry) -> Steps:
+        """Return the last rows of a worker's environments that were delivered, by behavior."""
+        book = self._table.book
+        assert entry.previous_step is not None
+        if not entry.batches:
+            return entry.previous_step.current
+        acts = None if book.is_automatic else book.seats.acts
+        return {name: last_rows(entry, acts) for name in self._table.specs}
+
+    # The step in flight.
+
+    def send_again(self, entry: Entry) -> None:
+        """Send the last step of the log, without the environments whose episode is lost, which may begin another."""
+        (log, restore), book, worker = _of(entry), self._table.book, self._recovery.host.workers[entry.worker_id]
+        if entry.replacement is not None:
+            return  # it is sent when the episodes have been made again
+        actions, rows = log.last()
+        taken = sorted({row for own in rows.values() for row in own.tolist()})
+        restore.told = tuple(row for row in taken if row in restore.lost)
+        begins = [begin for begin in restore.held if not begin.at_once]
+        if book.is_automatic:
+            begins += [self._begin_of_series(entry, row) for row in restore.told]
+        else:
+            seats = book.seats.of_worker[entry.worker_id]
+            begins += [seat.told for seat in seats if seat.state is SeatState.SENT and seat.told is not None]
+        if begins:
+            worker.send(CommandName.BEGIN, begins)
+        left = [row for row in taken if row not in restore.lost]
+        if restore.is_alone and left:
+            restore.left = left
+            self._send_next(entry)
+        elif restore.told or not taken or len(taken) < book.seats.n_acting_in[entry.worker_id]:
+            self._send_rows(entry, left)
+        else:
+            worker.send(CommandName.STEP, actions)
+            if not restore.lost:
+                entry.restore = None
+
+    def _send_next(self, entry: Entry) -> None:
+        self._send_rows(entry, _of(entry)[1].left[:1])
+
+    def _send_rows(self, entry: Entry, chosen: Sequence[int]) -> None:
+        assert entry.log is not None
+        actions, rows = entry.log.last()
+        own = {name: take_rows(tree, np.flatnonzero(np.isin(rows[name], chosen))) for name, tree in actions.items()}
+        payload = np.array(chosen, np.int64), own
+        self._recovery.host.workers[entry.worker_id].send(CommandName.STEP_ROWS, payload)
+
+    def _with_losses(self, entry: Entry, payload: Steps) -> Steps:
+        """Return the steps of a worker with the rows that end the lost episodes, in place of the first of new ones."""
+        _, restore = _of(entry)
+        if not restore.told:
+            return payload
+        env_ids = [entry.env_ids[row] for row in restore.told]
+        ends = followed_by(lost(_of_envs(self._last(entry), env_ids)), _of_envs(payload, env_ids))
+        others = _of_envs(payload, [env_id for env_id in entry.env_ids if env_id not in env_ids])
+        return _joined([others, ends])
+
+    def tell(self, entry: Entry) -> list[tuple[WorkerError, tuple[int, ...]]]:
+        """Return the losses that the next response tells of: causes with the environments. They are over then."""
+        log, restore = _of(entry)
+        causes: dict[WorkerError, list[int]] = {}
+        for row in restore.told:
+            log.begin(row)
+            causes.setdefault(restore.lost.pop(row), []).append(entry.env_ids[row])
+        restore.told, restore.is_alone, restore.parts, restore.held = (), False, [], []
+        if not restore.lost and entry.replacement is None:
+            entry.restore = None
+        return [(cause, tuple(env_ids)) for cause, env_ids in causes.items()]
+
+
+def _of(entry: Entry) -> tuple[EpisodeLog, Restore]:
+    assert entry.log is not None
+    assert entry.restore is not None
+    return entry.log, entry.restore
+
+
+def _of_envs(steps: Steps, env_ids: Sequence[int]) -> dict[str, AgentSteps]:
+    """Return the rows of some environments, by behavior, without behaviors that have none."""
+    own = {name: each.take(np.flatnonzero(np.isin(each.env_id, env_ids))) for name, each in steps.items()}
+    return {name: each for name, each in own.items() if len(each)}
+
+
+def _joined(parts: Sequence[Steps]) -> Steps:
+    """Return the rows of all parts, by behavior, in the order of their ids."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        steps = concat_steps([part[name] for part in parts if name in part])
+        joined[name] = steps = steps.take(np.argsort(steps.agent_id, kind="stable"))
+        if steps.acting is not None and steps.acting.all():
+            steps.acting = None
+    return joined
+
+
+def _difference(expected: Steps, got: Steps) -> tuple[str, Any, Any] | None:
+    """Return the first difference of the observations of agents that play, as its path and what is there; or None."""
+    for name in sorted({*expected, *got}):
+        one, other = _playing(expected.get(name)), _playing(got.get(name))
+        ids = [[] if steps is None else steps.agent_id.tolist() for steps in (one, other)]
+        if ids[0] != ids[1]:
+            return f"the agents of behavior {name!r}", *ids
+        if one is not None and other is not None:
+            row: Any = 0 if len(one) == 1 else slice(None)
+            found = next(differences(take_rows(one.obs, row), take_rows(other.obs, row), "obs"), None)
+            if found is not None:
+                return tuple(found)
+    return None
+
+
+def _playing(steps: AgentSteps | None) -> AgentSteps | None:
+    if steps is None:
+        return None
+    plays = ~steps.ended | (True if steps.acting is None else steps.acting)
+    own = steps.take(np.flatnonzero(plays))
+    return own if len(own) else None

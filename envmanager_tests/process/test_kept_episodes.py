@@ -1,0 +1,497 @@
+"""Episodes that go on in the next worker: each run with faults is compared with the same run without."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import gymnasium
+import numpy as np
+import pytest
+
+from envmanager import (
+    ActionInfo,
+    AgentSteps,
+    AsyncioEnvManager,
+    EnvManager,
+    RestartPolicy,
+    SimpleEnvManager,
+    SubprocessEnvManager,
+    Task,
+    Timeouts,
+    UsageError,
+    Wait,
+    WorkerDied,
+)
+from envmanager.observe import events
+from envmanager.recording.data import episodes
+from envmanager.replay_env_manager import ReplayEnvManager
+
+SUITE = "core"
+
+ALL = Wait.all()
+KEPT = RestartPolicy(max_restarts=1000, backoff_s=0, keep_episodes=True, on_exception="restart")
+
+
+class Chain(gymnasium.Env):  # type: ignore[misc]
+    """Numbers that depend on the seed and all actions. ``faults``: numbers of steps at which one happens.
+
+    The steps of all copies are counted in a file, so that a repeated step is another one.
+    """
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(4)
+    level = 0
+
+    def __init__(self, counter: str = "", fault: str = "", faults: tuple[int, ...] = ()) -> None:
+        self._fd = os.open(counter, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if counter else -1
+        self._fault, self._faults = fault, faults
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self._n, self._length = 0, int(self.np_random.integers(8, 25))
+        self._x = float(self.np_random.random())
+        return np.array([self._x, 0.0]), {}
+
+    def step(self, action: Any) -> Any:
+        if self._fd >= 0:
+            os.write(self._fd, b".")
+            if os.lseek(self._fd, 0, os.SEEK_CUR) in self._faults:
+                self._fail()
+        if action == 3 and self._fault == "poison":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._n += 1
+        self._x = (self._x * 3.7 + int(action) + float(self.np_random.random()) + self.level) % 10.0
+        return np.array([self._x, float(self._n)]), float(action), self._n >= self._length, False, {}
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _fail(self) -> None:
+        if self._fault == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "raise":
+            raise ValueError("a fault")
+        if self._fault == "hang":
+            time.sleep(1000)
+        if self._fault == "clock":
+            self._x += time.time()
+
+
+@attrs.frozen
+class Make:
+    """A factory of Chains."""
+
+    counter: str = ""
+    fault: str = ""
+    faults: tuple[int, ...] = ()
+
+    def __call__(self) -> Chain:
+        return Chain(self.counter, self.fault, self.faults)
+
+
+class ChainOfCoroutines(Chain):
+    async def reset(self, **arguments: Any) -> Any:  # type: ignore[override]
+        return Chain.reset(self, **arguments)
+
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return Chain.step(self, action)
+
+
+class Streams:
+    """A digest of the rows of each environment, in their order, and actions that depend on these rows alone."""
+
+    def __init__(self, n_envs: int, *, n_actions: int = 3) -> None:
+        self._hashes = [hashlib.sha256() for _ in range(n_envs)]
+        self._random = [np.random.default_rng(env_id) for env_id in range(n_envs)]
+        self._n_actions = n_actions
+        self.lost = 0
+
+    def add(self, batch: Any, counts: np.ndarray) -> None:
+        self.lost += int(batch.lost.sum())
+        ended = np.cumsum(batch.terminated | batch.truncated) - 1
+        for row in np.flatnonzero(counts).tolist():
+            env_id = int(batch.env_ids[row])
+            parts = [batch.obs[row], batch.reward[row], batch.terminated[row], batch.truncated[row], batch.first[row]]
+            if batch.terminated[row]:
+                parts.append(batch.final_obs[ended[row]])
+            for part in parts:
+                self._hashes[env_id].update(part.tobytes())
+
+    def actions(self, env_ids: np.ndarray) -> np.ndarray:
+        return np.array([self._random[env_id].integers(0, self._n_actions) for env_id in env_ids.tolist()], np.int64)
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        return ActionInfo(self.actions(steps.env_id))
+
+    @property
+    def digests(self) -> list[str]:
+        return [each.hexdigest() for each in self._hashes]
+
+
+def played(
+    manager: EnvManager,
+    n_rounds: int = 60,
+    n_actions: int = 3,
+    wait: Wait = ALL,
+    meanwhile: Callable[[int], Any] = lambda _: None,
+    **reset: Any,
+) -> Streams:
+    """Play with ``send`` and ``recv``, until each environment has had so many rows or the tasks are done."""
+    streams, n_rows = Streams(manager.n_envs, n_actions=n_actions), np.zeros(manager.n_envs, np.int64)
+    manager.reset(**reset)
+    batch = manager.recv(wait)
+    while n_rows.min() < n_rounds and not ("tasks" in reset and manager.tasks.done):
+        streams.add(batch, n_rows[batch.env_ids] < n_rounds)
+        n_rows[batch.env_ids] += 1
+        manager.send(streams.actions(batch.env_ids), batch.env_ids)
+        meanwhile(int(n_rows.max()))
+        batch = manager.recv(wait)
+    return streams
+
+
+def killer(manager: EnvManager, every: int = 7) -> Callable[[int], None]:
+    """Kill a worker, another each time, while its step is in flight."""
+    order = random.Random(1)
+
+    def kill(round_: int) -> None:
+        if round_ % every == 0:
+            worker = manager.stats().workers[order.randrange(manager.n_workers)]
+            if worker.pid is not None and not worker.replacing:
+                os.kill(worker.pid, signal.SIGKILL)
+
+    return kill
+
+
+def without_faults(n_envs: int = 4, **how: Any) -> list[str]:
+    with SubprocessEnvManager(Make(), n_envs, n_workers=2, seed=1, restarts=KEPT) as manager:
+        return played(manager, **how).digests
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"zero_copy": True}, {"transport": "portable"}, {"start_method": "spawn"}], ids=str
+)
+def test_rows_of_a_run_with_kills_are_those_of_the_run_without(more: Any) -> None:
+    if more.get("transport") != "portable" and sys.platform != "linux":
+        pytest.skip("needs Linux")
+    with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT, **more) as manager:
+        streams = played(manager, meanwhile=killer(manager))
+        stats = manager.stats()
+        assert manager.events.count(events.Died) == manager.events.count(events.EpisodesKept) >= 5
+        assert (streams.lost, stats.steps_lost, stats.episodes_diverged) == (0, 0, 0)
+        assert stats.episodes_kept == 2 * manager.events.count(events.EpisodesKept)
+    assert streams.digests == without_faults()
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
+def test_episodes_of_gymnasiums_environments_go_on(env: str) -> None:
+    def digests(*, kills: bool) -> list[str]:
+        with SubprocessEnvManager(env, 4, n_workers=2, seed=2, restarts=KEPT) as manager:
+            own = played(manager, 150, 2, meanwhile=killer(manager, 20) if kills else lambda _: None)
+            assert manager.events.count(events.Died) >= 5 * kills
+            assert own.lost == 0
+            return own.digests
+
+    assert digests(kills=True) == digests(kills=False)
+
+
+@pytest.mark.parametrize("fault", ["kill", "raise", "hang"])
+@pytest.mark.parametrize("wait", [ALL, Wait.any()], ids=["all", "any"])
+def test_each_environments_rows_are_as_without_a_fault(fault: str, wait: Wait, tmp_path: Path) -> None:
+    make = Make(str(tmp_path / "steps"), fault, (20, 60, 150) if fault == "hang" else (20, 21, 60, 100, 150))
+    limits = Timeouts(step_s=1.0)
+    with SubprocessEnvManager(make, 4, n_workers=2, seed=1, restarts=KEPT, timeouts=limits) as manager:
+        streams = played(manager, wait=wait)
+        assert streams.lost == 0
+        assert manager.events.count(events.Failed) >= 3
+        assert streams.digests == without_faults()
+
+
+@pytest.mark.parametrize("more", [{}, {"zero_copy": True}], ids=str)
+@pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+def test_an_exception_in_this_process_makes_the_environments_anew(kind: Any, more: Any, tmp_path: Path) -> None:
+    make = Make(str(tmp_path / "steps"), "raise", (20, 60, 61, 150))
+    more = {**more, "local_envs": 2, "n_workers": 1} if kind is SubprocessEnvManager else more
+    with kind(make, 4, seed=1, restarts=KEPT, **more) as manager:
+        streams = played(manager)
+        assert (streams.lost, manager.events.count(events.Raised)) == (0, 4)
+    assert streams.digests == without_faults()
+
+
+def test_coroutines_go_on_after_an_exception(tmp_path: Path) -> None:
+    path = str(tmp_path / "steps")
+    with AsyncioEnvManager(
+        lambda: ChainOfCoroutines(path, "raise", (20, 60, 150)), 4, seed=1, restarts=KEPT
+    ) as manager:
+        streams = played(manager)
+        assert (streams.lost, manager.events.count(events.Raised)) == (0, 3)
+    assert streams.digests == without_faults()
+
+
+def test_step_returns_infos_as_without_kills() -> None:
+    def digests(*, kills: bool) -> list[str]:
+        with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT) as manager:
+            policy, kill = Streams(4), killer(manager)
+            manager.set_policy("default", policy)
+            infos, own = manager.reset(), [hashlib.sha256() for _ in range(4)]
+            for round_ in range(60):
+                for info in infos:
+                    assert info.lost is None
+                    assert (info.actions is None) == (round_ == 0)
+                    for env_id, *row in zip(*attrs.astuple(info.current["default"], recurse=False)[:5], strict=True):
+                        own[env_id >> 32].update(b"".join(each.tobytes() for each in row))
+                if kills:
+                    kill(round_)
+                infos = manager.step(ALL)
+            return [each.hexdigest() for each in own]
+
+    assert digests(kills=True) == digests(kills=False)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_tasks_are_played_once_in_spite_of_kills(prefetch: bool) -> None:
+    def results(*, kills: bool) -> Any:
+        with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT) as manager:
+            how: Any = {"meanwhile": killer(manager)} if kills else {}
+            played(manager, 10_000, tasks=[Task(seed=k) for k in range(40)], prefetch=prefetch, **how)
+            assert manager.events.count(events.TaskLost) == 0
+            assert manager.events.count(events.Died) >= 5 * kills
+            return [(result.index, result.total, result.length, result.attempts) for result in manager.tasks.results]
+
+    assert results(kills=True) == results(kills=False)
+
+
+def test_a_pools_episodes_do_not_notice_kills() -> None:
+    async def play(pool: Any, seed: int, kill: Callable[[int], None]) -> str:
+        chosen, digest = np.random.default_rng(seed), hashlib.sha256()
+        async with pool.begin(seed) as episode:
+            while not episode.is_over:
+                obs, reward, *_ = await episode.step(int(chosen.integers(3)))
+                digest.update(obs.tobytes() + np.float64(reward).tobytes())
+                kill(int(chosen.integers(100)))
+        return digest.hexdigest()
+
+    def results(*, kills: bool) -> list[str]:
+        with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT) as manager:
+            pool, kill = manager.pool(), killer(manager, 97) if kills else lambda _: None
+
+            async def play_all() -> list[str]:
+                return await asyncio.gather(*(play(pool, seed, kill) for seed in range(30)))
+
+            played_all = asyncio.run(play_all())
+            assert manager.events.count(events.Died) >= kills
+            return played_all
+
+    assert results(kills=True) == results(kills=False)
+
+
+def test_recycling_cuts_no_episode() -> None:
+    old = attrs.evolve(KEPT, recycle_after_steps=10)
+    with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=old) as manager:
+        streams = played(manager)
+        assert streams.lost == 0
+        assert manager.events.count(events.Recycled) >= 8
+    assert streams.digests == without_faults()
+
+
+@pytest.mark.parametrize("n_workers", [4, 1])
+def test_an_action_that_kills_each_time_costs_its_own_episode_alone(n_workers: int) -> None:
+    with SubprocessEnvManager(Make(fault="poison"), 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
+        manager.reset()
+        batch, plays = manager.recv(ALL), np.zeros(4, np.int64)
+        for round_ in range(6):
+            actions = np.ones(4, np.int64)
+            poisoned = {1: [2], 3: [0, 3]}.get(round_, [])
+            actions[poisoned] = 3
+            manager.send(actions, batch.env_ids)
+            batch = manager.recv(ALL)
+            plays += 1
+            plays[poisoned] = 0
+            assert np.flatnonzero(batch.lost).tolist() == poisoned
+            assert batch.obs[:, 1].tolist() == plays.tolist()
+            assert batch.truncated.tolist() == batch.lost.tolist()
+        assert manager.events.count(events.EpisodesDiverged) == 0
+
+
+@pytest.mark.parametrize("keeps", [True, "unchecked"])
+def test_an_episode_that_was_elsewhere_is_lost_alone_and_told(keeps: Any, tmp_path: Path) -> None:
+    make = Make(str(tmp_path / "steps"), "clock", (6,))
+    policy = attrs.evolve(KEPT, keep_episodes=keeps)
+    with SubprocessEnvManager(make, 3, n_workers=1, seed=1, restarts=policy) as manager:
+        manager.reset()
+        batch = manager.recv(ALL)
+        for _ in range(2):
+            manager.send(np.ones(3, np.int64), batch.env_ids)
+            batch = manager.recv(ALL)
+        seen = batch.obs.copy()
+        os.kill(manager.stats().workers[0].pid or 0, signal.SIGKILL)
+        manager.send(np.ones(3, np.int64), batch.env_ids)
+        batch = manager.recv(ALL)
+        if keeps == "unchecked":
+            assert not batch.lost.any()
+            return
+        assert batch.lost.tolist() == [False, False, True]
+        assert batch.obs[:, 1].tolist() == [3.0, 3.0, 0.0]
+        assert batch.final_obs.tolist() == [seen[2].tolist()]
+        (told,) = [event for event in manager.events if isinstance(event, events.EpisodesDiverged)]
+        assert (told.env_id, told.step, told.path, told.expected) == (2, 2, "obs[0]", seen[2, 0])
+        assert manager.stats().episodes_diverged == 1
+        manager.send(np.ones(3, np.int64), batch.env_ids)
+        assert manager.recv(ALL).obs[:, 1].tolist() == [4.0, 4.0, 1.0]
+
+
+def test_an_episode_that_is_too_long_is_lost_and_told() -> None:
+    class Endless(Chain):
+        def step(self, action: Any) -> Any:
+            obs, reward, _, truncated, info = super().step(action)
+            return obs, reward, False, truncated, info
+
+    policy = attrs.evolve(KEPT, keep_at_most=1000)
+    with SubprocessEnvManager(Endless, 1, seed=1, restarts=policy) as manager:
+        streams = played(manager, 2500)
+        told = [event for event in manager.events if isinstance(event, events.EpisodesNotKept)]
+        assert [each.env_ids for each in told] == [(0,)]
+        with pytest.raises(UsageError, match="EpisodesNotKept"):
+            manager.positions()
+        os.kill(manager.stats().workers[0].pid or 0, signal.SIGKILL)
+        manager.send(np.ones(1, np.int64), [0])
+        assert manager.recv(ALL).lost.all()
+    assert streams.lost == 0
+
+
+def test_a_reset_and_calls_wait_for_no_lost_worker() -> None:
+    with SubprocessEnvManager(Make(), 2, n_workers=2, seed=1, restarts=KEPT) as manager:
+        manager.reset()
+        batch = manager.recv(ALL)
+        manager.send(np.ones(2, np.int64), batch.env_ids)
+        os.kill(manager.stats().workers[0].pid or 0, signal.SIGKILL)
+        with contextlib.suppress(WorkerDied):
+            assert manager.get_attr("level") == [0, 0]
+        assert manager.recv(ALL).obs[:, 1].tolist() == [1.0, 1.0]
+        os.kill(manager.stats().workers[1].pid or 0, signal.SIGKILL)
+        manager.send(np.ones(2, np.int64), batch.env_ids)
+        first = manager.reset(seed=1)
+        assert np.concatenate([info.current["default"].obs for info in first]).tolist() == batch.obs.tolist()
+
+
+def test_an_episode_that_was_changed_from_outside_is_not_kept_and_the_next_one_is() -> None:
+    with SubprocessEnvManager(Make(), 2, n_workers=1, seed=1, restarts=KEPT) as manager:
+        manager.reset()
+        batch = manager.recv(ALL)
+        manager.send(np.ones(2, np.int64), batch.env_ids)
+        batch = manager.recv(ALL)
+        manager.set_attr("level", 1, env_ids=[1])
+        (told,) = [event for event in manager.events if isinstance(event, events.EpisodesNotKept)]
+        assert told.env_ids == (1,)
+        lost = []
+        for _ in range(3):
+            os.kill(manager.stats().workers[0].pid or 0, signal.SIGKILL)
+            manager.send(np.ones(2, np.int64), batch.env_ids)
+            batch = manager.recv(ALL)
+            lost.append(batch.lost.tolist())
+        assert lost == [[False, True], [False, False], [False, False]]
+
+
+# Positions.
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_an_episode_begun_at_a_position_is_where_the_other_was(in_flight: bool) -> None:
+    with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT, episodes="on_demand") as manager:
+        manager.reset()
+        batch = manager.recv(ALL)
+        for _ in range(5):
+            manager.send(np.array([0, 1, 2, 0]), batch.env_ids)
+            batch = manager.recv(ALL)
+        if in_flight:
+            manager.send(np.ones(4, np.int64), batch.env_ids)
+        positions = manager.positions([3, 1])
+        if in_flight:
+            manager.recv(ALL)
+        assert all(position is not None and len(position.actions) == 5 for position in positions)
+        manager.begin([0, 2], [Task.from_dict(each.to_dict()) for each in positions if each is not None])
+        manager.send(np.ones(2, np.int64), [1, 3])
+        begun = manager.recv(ALL)
+        begun = begun if begun.first.any() else manager.recv(ALL)
+        rows = {env_id: row for row, env_id in enumerate(begun.env_ids.tolist())}
+        assert begun.obs[rows[0]].tolist() == batch.obs[3].tolist()
+        assert begun.obs[rows[2]].tolist() == batch.obs[1].tolist()
+        (again,) = manager.positions([0])
+        assert again == positions[0]
+
+
+def test_a_position_tells_none_for_an_environment_that_rests() -> None:
+    with SimpleEnvManager(Make(), 2, seed=1, restarts=KEPT) as manager:
+        manager.reset(tasks=[Task(seed=5, options={"a": 1})])
+        position, rests = manager.positions()
+        assert (position, rests) == (Task(seed=5, options={"a": 1}), None)
+
+
+def test_positions_of_automatic_episodes_go_on_elsewhere() -> None:
+    with SimpleEnvManager(Make(), 2, seed=1, restarts=KEPT) as manager:
+        played(manager, 40)
+        positions = manager.positions()
+        obs = [info.current for info in manager.reset(tasks=positions)]
+        assert obs[0]["default"].obs[:, 1].tolist() == [len(each.actions) for each in positions if each is not None]
+
+
+def test_an_episode_of_a_pool_has_its_position() -> None:
+    async def play(pool: Any) -> None:
+        async with pool.begin(3) as episode:
+            for action in (1, 2, 0):
+                await episode.step(action)
+            assert episode.position == Task(seed=3, actions=np.array([1, 2, 0]))
+            async with pool.begin(episode.position) as other:
+                assert other.obs.tolist() == episode.obs.tolist()
+        assert episode.position is None
+
+    with SubprocessEnvManager(Make(), 2, n_workers=2, seed=1, restarts=KEPT) as manager:
+        asyncio.run(play(manager.pool()))
+
+
+def test_positions_need_kept_episodes() -> None:
+    with SimpleEnvManager(Make(), 1) as manager:
+        manager.reset()
+        with pytest.raises(UsageError, match="keep_episodes=True"):
+            manager.positions()
+
+
+# Refusals, and recordings.
+
+
+def test_vectors_are_refused() -> None:
+    def vector() -> Any:
+        return gymnasium.vector.SyncVectorEnv([Chain, Chain])
+
+    with pytest.raises(UsageError, match="Vector environments, EnvPool"):
+        SubprocessEnvManager(vector, 2, n_workers=1, restarts=KEPT)
+
+
+def test_a_recording_of_a_kept_run_has_each_row_once_and_can_be_replayed(tmp_path: Path) -> None:
+    def run(manager: EnvManager, meanwhile: Any) -> list[str]:
+        return played(manager, 40, meanwhile=meanwhile).digests
+
+    path = str(tmp_path / "run.emrec")
+    with SubprocessEnvManager(Make(), 4, n_workers=2, restarts=KEPT, record=path) as manager:
+        digests = run(manager, killer(manager))
+        assert manager.events.count(events.EpisodesKept) >= 3
+    recorded = list(episodes(path, trust=True))
+    assert all(each.error is None for each in recorded)
+    for each in recorded:
+        assert each.obs is not None
+        assert each.obs[:, 1].tolist() == list(range(each.length + 1))
+    with ReplayEnvManager(recording=path, trust=True) as manager:
+        assert run(manager, lambda _: None) == digests
