@@ -22,10 +22,12 @@ import secrets
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from envmanager.adapters.factories import pickled
 from envmanager.data.env_rows import EnvIndex
 from envmanager.data.specs import BehaviorSpec, describe_value
 from envmanager.data.steps import Batch, CommandName, StartReport, StepInfo
@@ -145,7 +147,7 @@ class EnvManager(ABC):
             host = pkgutil.resolve_name("envmanager.recording.ordered:ordered")(host, self._order, workers)
         if self._record is not None:
             record = pkgutil.resolve_name("envmanager.recording.recorder:recorded")
-            host = record(host, self._record, self._about_recording(), observations=self._record_observations)
+            host = record(host, self._record, self._about_recording(host), observations=self._record_observations)
         table = self._table
         host.open(HostContext(table.entries, self._calls, self.events, lambda: table.book.seats))
         self._host = host
@@ -180,9 +182,13 @@ class EnvManager(ABC):
                 error.suggest_one_each(self._table.entries[error.worker_id].env_ids)
             raise
 
-    def _about_recording(self) -> dict[str, Any]:
-        """Return what a replay needs to know to make the manager again."""
+    def _about_recording(self, host: WorkerHost) -> dict[str, Any]:
+        """Return what a replay needs to know to make the manager again, or one of its environments."""
+        factories = None
+        with suppress(Exception):  # what workers in this process make may not be picklable
+            factories = pickled(list(host.factories))
         return {
+            "factories": factories,
             "kind": type(self).__name__,
             "n_envs": self.n_envs,
             "env_ids": [list(entry.env_ids) for entry in self._table.entries],

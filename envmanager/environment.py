@@ -149,10 +149,6 @@ class EnvGroup(Environment):
         """
         raise NotImplementedError
 
-    def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:
-        """Begin these episodes as ``reset_on_demand`` does. Later ones begin by themselves, as after ``reset``."""
-        raise NotImplementedError
-
     def _could_not_begin(self, begin: Begin, step: int, error: Exception | None) -> None:
         """Let an environment rest whose episode has ended or failed within its actions, and note it."""
         self.not_begun = {**self.not_begun, self.env_ids[begin.row]: (begin, step, error)}

@@ -7,6 +7,7 @@
 """
 
 import ctypes
+import random
 import time
 
 import gymnasium
@@ -24,6 +25,7 @@ class Simulator(gymnasium.Env):
     def __init__(self, context):
         self.env_id = context.env_id  # 0 to 7
         self.n_steps = 0
+        self.luck = random.Random()  # not np_random: a crash that the seed decides would come again when it is repeated
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -32,7 +34,7 @@ class Simulator(gymnasium.Env):
 
     def step(self, action):
         self.n_steps += 1
-        if self.env_id == CRASHES and self.np_random.random() < 1 / 400:
+        if self.env_id == CRASHES and self.luck.random() < 1 / 400:
             ctypes.string_at(0)  # reads address 0, as a bug in C or C++ code would: SIGSEGV ends the process
         time.sleep(0.1 if self.env_id == SLOW else self.np_random.exponential(0.004))
         return self._obs(), float(action), False, self.n_steps == EPISODE, {}

@@ -137,11 +137,6 @@ class GymnasiumEnvironment(RowGroup):
         self.on_demand, self.rests = OnDemand(len(self._all), begins), True
         return self.joined((), np.zeros(0, np.int64))
 
-    def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:
-        steps = self.reset_on_demand(begins)
-        self.on_demand, self.rests, self._options = None, False, None if options is None else dict(options)
-        return steps
-
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
         return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
 

@@ -76,11 +76,6 @@ class SideBySide(RowGroup):
         self._set_on_demand(OnDemand(len(self._environments), begins))
         return self.step({}, np.zeros(0, np.int64))
 
-    def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:
-        steps = self.reset_on_demand(begins)
-        self._set_on_demand(None)
-        return steps
-
     def _set_on_demand(self, on_demand: OnDemand | None) -> None:
         self.on_demand = on_demand
         for environment in self._environments:

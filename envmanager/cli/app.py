@@ -51,7 +51,7 @@ from envmanager.cli.trained import (
     export_command,
     play_command,
 )
-from envmanager.errors import EnvManagerError
+from envmanager.errors import EnvManagerError, UsageError
 from envmanager.godot.declared import Declaration, declared
 from envmanager.godot.games import protocol_of
 from envmanager.system.machine import advice
@@ -111,6 +111,11 @@ class Flags:
         help="How many restarts a worker that dies or hangs gets within a minute; 0: none.",
         show_default="3",
     )
+    keep_episodes: bool = typer.Option(
+        False,
+        "--keep-episodes",
+        help="Begin the episodes of a worker that was replaced again, and repeat their actions, so that they go on.",
+    )
     assignments: SetOption = None
     serve: str | None = typer.Option(
         None,
@@ -150,8 +155,11 @@ class Flags:
             "trace": None if self.trace is None else str(self.trace),
         }
         others = tables["manager"].get("restarts")
-        if self.restarts is not None and isinstance(others, Mapping | int | None):  # other code refuses anything else
-            own["restarts"] = {**(others if isinstance(others, Mapping) else {}), "max_restarts": self.restarts}
+        flags = {"max_restarts": self.restarts, "keep_episodes": self.keep_episodes or None}
+        given = {name: value for name, value in flags.items() if value is not None}
+        if given and isinstance(others, Mapping | int | None):  # other code refuses anything else
+            before = others if isinstance(others, Mapping) else {} if others is None else {"max_restarts": others}
+            own["restarts"] = {**before, **given}
         return {**tables, "manager": _with(tables["manager"], {**own, **more})}
 
 
@@ -447,14 +455,34 @@ def replay_command(
         bool,
         typer.Option("--trust", help="Show objects of classes too, whose pickles can run any code of the file."),
     ] = False,
+    env: Annotated[
+        int | None, typer.Option(min=0, metavar="ID", help="The environment that --live makes.", show_default="0")
+    ] = None,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Make the environment, lead it to the step, compare, and go on as recorded."),
+    ] = False,
+    render: Annotated[bool, typer.Option("--render", help="Show the environment in a window.")] = False,
+    debugger: Annotated[bool, typer.Option("--debugger", help="Stop in the debugger before the step.")] = False,
 ) -> None:
     """Show what a recording holds: steps, episodes, what was lost, and what happened around a step.
 
-    The exit code is 0, 1 for a file that is no recording or is damaged, or 2 if there is no such file or step.
+    The exit code is 0, 1 for a file that is no recording or is damaged, and if an environment is not where it was, or 2
+    if there is no such file or step.
     """
+    if not live:
+        if render or debugger or env is not None:
+            raise UsageError("--env, --render and --debugger are for --live.")
+        with loading():
+            recorded = importlib.import_module("envmanager.cli.recorded")
+        recorded.show_recording(file, PlainOutput(), worker, step, trust=trust)
+        return
+    if step is None or worker is not None:
+        raise UsageError("--live needs --step, the number of a step of the worker that --env was in, and no --worker.")
     with loading():
-        recorded = importlib.import_module("envmanager.cli.recorded")
-    recorded.show_recording(file, PlainOutput(), worker, step, trust=trust)
+        alive = importlib.import_module("envmanager.cli.live")
+    if not alive.show_live(file, PlainOutput(), env or 0, step, trust=trust, render=render, debugger=debugger):
+        raise typer.Exit(1)
 
 
 def _number_or_text(given: str | None) -> int | str | None:

@@ -102,11 +102,6 @@ class AwaitedEnvironment(EnvGroup):
         self.on_demand = OnDemand(1, begins)
         return await self.step({}, _NONE_GIVEN)
 
-    async def resume(self, begins: Sequence[Begin], options: Mapping[str, Any] | None) -> Steps:  # type: ignore[override]
-        steps = await self.reset_on_demand(begins)
-        self.on_demand, self._options = None, None if options is None else dict(options)
-        return steps
-
     async def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:  # type: ignore[override]
         shared, on_demand = self._shared, self.on_demand
         if on_demand is not None:

@@ -157,17 +157,6 @@ class Begin(NamedTuple):
         return Begin(self.row, False, seed_of_series(first, number + 1), self.options, series=(first, number + 1))
 
 
-class Resume(NamedTuple):
-    """The payload of a "reset" with which each environment of a worker begins an episode, with actions or without.
-
-    Later episodes begin by themselves, with ``options``. An environment whose episode could not begin must be begun by
-    another "reset" before the next step.
-    """
-
-    begins: Sequence[Begin]
-    options: Mapping[str, Any] | None = None
-
-
 _Dicts = list[dict[str, Any]] | None
 
 COLUMNS: dict[str, np.dtype[Any]] = {

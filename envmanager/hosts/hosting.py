@@ -18,7 +18,7 @@ from envmanager.adapters.choosing import build_group, holds_all_of
 from envmanager.adapters.factories import call_factory
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
-from envmanager.data.steps import CommandName, EnvironmentResponse, Resume, StartReport, phase_of
+from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import EnvManagerError, EpisodeNotBegun, ImportFailed, UsageError, Where
 from envmanager.hosts.wire import describe_failure, env_raised
@@ -137,8 +137,6 @@ def take_not_begun(group: EnvGroup, worker_id: int) -> dict[int, EnvManagerError
 def _reset(group: EnvGroup, config: Any) -> Any:
     if config.__class__ is list:  # of Begin: from now on, episodes begin on demand
         return group.reset_on_demand(config)
-    if config.__class__ is Resume:
-        return group.resume(config.begins, config.options)
     wanted = ResetConfig.of(config)
     seeds = derive_seeds(wanted.seed, group.env_ids, wanted.generation)
     return group.reset(seeds=seeds, options=wanted.options)

@@ -22,7 +22,7 @@ from typing import Any
 
 import attrs
 
-from envmanager.data.steps import CommandName, EnvironmentResponse, Resume, phase_of
+from envmanager.data.steps import CommandName, EnvironmentResponse, phase_of
 from envmanager.errors import EnvManagerError, WorkerError, WorkerTimedOut
 from envmanager.observe.events import EventLog, LateReplyDiscarded, Started
 from envmanager.observe.timing import WorkerTimes
@@ -149,8 +149,6 @@ class WorkerLife(ABC):
 
         ``begins``: a list of Begin, or another payload of a "reset" or step.
         """
-        if begins.__class__ is Resume:
-            begins = begins.begins
         n_repeated = sum(each.n_repeated for each in begins) if begins.__class__ is list else 0
         return n_repeated * self._timeouts_s[CommandName.STEP]
 

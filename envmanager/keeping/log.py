@@ -18,7 +18,7 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps
-from envmanager.data.trees import Tree, concat_rows, leaves, leaves_like, paths, snapshot, take_rows
+from envmanager.data.trees import Tree, concat_rows, leaves, snapshot, take_rows
 
 _TIDY_EVERY = 64
 """Number of steps, and of ends, after which what is not needed any more is forgotten."""
@@ -149,47 +149,3 @@ def _joined(parts: Sequence[Actions]) -> Actions | None:
         for name, tree in part.items():
             by_name.setdefault(name, []).append(tree)
     return {name: concat_rows(trees) for name, trees in by_name.items()} or None
-
-
-def first_difference(expected: AgentSteps | None, got: AgentSteps | None) -> tuple[str, Any, Any] | None:
-    """Return the part of the observations that differs, as a path, and what it is in each; None if they are equal.
-
-    NaN equals NaN. Steps without rows are None.
-    """
-    ids = [[] if steps is None else steps.agent_id.tolist() for steps in (expected, got)]
-    if expected is None or got is None or ids[0] != ids[1]:
-        return None if ids[0] == ids[1] else ("agent_id", *ids)
-    named = zip(paths(expected.obs, "obs"), leaves(expected.obs), leaves_like(expected.obs, got.obs), strict=True)
-    for path, one, other in named:
-        if one.shape != other.shape or one.dtype != other.dtype:
-            return path, f"{one.dtype}{list(one.shape)}", f"{other.dtype}{list(other.shape)}"
-        differs = _differs(one, other)
-        if differs.any():
-            place = tuple(int(index) for index in np.argwhere(differs)[0])
-            inner = "".join(f"[{index}]" for index in place[1:])
-            return path + inner, _plain(one[place]), _plain(other[place])
-    return None
-
-
-def _differs(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    if one.dtype.kind == "O":
-        unequal = [not _is_same(*pair) for pair in zip(one.reshape(-1), other.reshape(-1), strict=True)]
-        return np.array(unequal, np.bool_).reshape(one.shape)
-    differs: np.ndarray = (one != other) & ((one == one) | (other == other))  # NaN equals NaN
-    return differs
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two objects in observations are equal, by their parts; objects without equality are by type."""
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        one, other = np.asarray(one), np.asarray(other)
-        return one.shape == other.shape and one.dtype == other.dtype and not _differs(one, other).any()
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    return type(one) is type(other) and bool(one == other or one != one)
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value

@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.differences import differences
 from envmanager.data.seeding import derive_seed, seed_of_series
 from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse, Steps, concat_steps
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import UsageError, WorkerError
-from envmanager.keeping.log import EpisodeLog, first_difference, joined_actions
+from envmanager.keeping.log import EpisodeLog, joined_actions
 from envmanager.kernel.recovery import Recovery, followed_by, last_rows, lost
 from envmanager.kernel.seats import SeatState
 from envmanager.kernel.table import RECYCLED, Entry, Restore, WorkerState, WorkerTable
@@ -428,13 +429,17 @@ def _joined(parts: Sequence[Steps]) -> Steps:
 
 
 def _difference(expected: Steps, got: Steps) -> tuple[str, Any, Any] | None:
-    """Return the first difference of the observations of agents that play; None if there is none."""
-    names = sorted({*expected, *got})
-    for name in names:
-        difference = first_difference(_playing(expected.get(name)), _playing(got.get(name)))
-        if difference is not None:
-            path, one, other = difference
-            return path if len(names) == 1 else f"{path} of behavior {name!r}", one, other
+    """Return the first difference of the observations of agents that play, as its path and what is there; or None."""
+    for name in sorted({*expected, *got}):
+        one, other = _playing(expected.get(name)), _playing(got.get(name))
+        ids = [[] if steps is None else steps.agent_id.tolist() for steps in (one, other)]
+        if ids[0] != ids[1]:
+            return f"the agents of behavior {name!r}", *ids
+        if one is not None and other is not None:
+            row: Any = 0 if len(one) == 1 else slice(None)
+            found = next(differences(take_rows(one.obs, row), take_rows(other.obs, row), "obs"), None)
+            if found is not None:
+                return tuple(found)
     return None
 
 

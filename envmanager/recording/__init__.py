@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from envmanager.recording.codec import Apart
     from envmanager.recording.data import RecordedEpisode, about, episodes, table
     from envmanager.recording.file import BadRecording
+    from envmanager.recording.place import position
     from envmanager.recording.tape import RecordingEnded, ReplayDiverged
 
 __all__ = [
-    "Apart", "BadRecording", "RecordedEpisode", "RecordingEnded", "ReplayDiverged", "about", "episodes", "table",
+    "Apart", "BadRecording", "RecordedEpisode", "RecordingEnded", "ReplayDiverged", "about", "episodes", "position",
+    "table",
 ]  # fmt: skip
-_ELSEWHERE = {"Apart": "codec", "BadRecording": "file", "RecordingEnded": "tape", "ReplayDiverged": "tape"}
+_ELSEWHERE = {
+    "Apart": "codec", "BadRecording": "file", "RecordingEnded": "tape", "ReplayDiverged": "tape", "position": "place",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -419,8 +419,9 @@ def test_a_recorded_run_whose_tasks_have_actions_is_replayed(make: Make, tmp_pat
 
     with make(Level, record=path) as manager:
         recorded = played(manager)
-    with ReplayEnvManager(recording=path) as replay:
+    with ReplayEnvManager(recording=path) as replay, make(Level, order=path) as ordered:
         assert played(replay) == recorded
+        assert played(ordered) == recorded
     kept = {episode.task: episode for episode in episodes(path)}
     assert sorted(kept) == [k for k in range(12) if k % 6 != 5]
     for k, episode in kept.items():

@@ -1,4 +1,4 @@
-"""Groups whose episodes begin with actions, and then go on by themselves or rest: what a worker does for both."""
+"""Groups whose episodes begin with actions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from envmanager.adapters.choosing import build_group
-from envmanager.data.steps import AgentSteps, Begin, CommandName, Resume
-from envmanager.data.trees import equal_trees
+from envmanager.data.steps import AgentSteps, Begin, CommandName
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import EpisodeNotBegun
 from envmanager.hosts.hosting import COMMANDS, take_not_begun
@@ -50,26 +49,14 @@ def obs_of(steps: Any) -> list[Any]:
     return [row for each in steps.values() for row in each.obs.tolist()]
 
 
-def test_resumed_episodes_are_followed_by_others_with_the_options_of_the_reset() -> None:
-    group = rows()
-    begins = [Begin(row, True, row, {"level": row}, -1, actions(*[1] * row)) for row in range(3)]
-    steps = COMMANDS[CommandName.RESET](group, Resume(begins, {"level": 8}))
-    assert obs_of(steps) == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
-    assert steps["default"].info == [{}, {"total": 1}, {"total": 2}]
-    steps = group.step(actions(9, 9, 9))
-    assert steps["default"].terminated.tolist() == [False, True, True]
-    assert obs_of(steps) == [[0, 0, 9], [1.5, 8, 0], [2.5, 8, 0]]
-    assert group.step(actions(1, 1, 1))["default"].ended.tolist() == [True, False, False]
-
-
-def test_what_could_not_be_resumed_is_named_alone_and_begun_by_another_resume() -> None:
+def test_what_could_not_begin_is_named_alone_and_begun_by_another_reset() -> None:
     group = rows()
     begins = [
         Begin(0, True, 1, None, 7, actions(5, 5)),
         Begin(1, True, 1, None, 8, actions(5)),
         Begin(2, True, 1, None, 9, actions(3, 4, 1)),
     ]
-    steps = COMMANDS[CommandName.RESET](group, Resume(begins))
+    steps = COMMANDS[CommandName.RESET](group, begins)
     assert steps["default"].agent_id.tolist() == [5 << 32]
     told = take_not_begun(group, 2)
     assert told is not None
@@ -80,7 +67,7 @@ def test_what_could_not_be_resumed_is_named_alone_and_begun_by_another_resume() 
     assert "seven" in str(told[6])
     assert take_not_begun(group, 2) is None
     begins[0], begins[2] = Begin(0, True, 3), Begin(2, True, 3)
-    assert obs_of(COMMANDS[CommandName.RESET](group, Resume(begins))) == [[3, 0, 0], [1, 0, 5], [3, 0, 0]]
+    assert obs_of(COMMANDS[CommandName.RESET](group, begins)) == [[3, 0, 0], [1, 0, 5], [3, 0, 0]]
 
 
 def echoes(n_agents: int) -> EnvGroup:
@@ -91,16 +78,15 @@ def echoes(n_agents: int) -> EnvGroup:
 def test_the_actions_of_several_agents_stand_one_after_the_other() -> None:
     group = echoes(2)
     begins = [Begin(0, True, actions=actions(1, 2, 3, 4)), Begin(1, True, actions=actions(5, 6, 7))]
-    steps = group.resume(begins, None)
+    steps = group.reset_on_demand(begins)
     assert obs_of(steps) == [[0, 0, 2, 3, 0], [0, 1, 2, 4, 0]]
     told = take_not_begun(group, 0)
     assert told is not None
     assert "for the agents that act" in str(told[1])
     assert begins[0].n_repeated == 4
-    steps = group.resume([begins[0], Begin(1, True, actions=actions(5, 6))], None)
+    steps = group.reset_on_demand([begins[0], Begin(1, True, actions=actions(5, 6))])
     for _ in range(5):
         steps = group.step(actions(1, 1, 1, 1))
-    assert steps["default"].acting is None
     assert steps["default"].terminated.tolist() == [True, True, False, False]
 
 
@@ -138,18 +124,3 @@ def test_first_steps_have_the_agents_that_are_left_with_their_own_infos() -> Non
     assert not first.ended.any()
     assert first.final_obs is None
     assert steps.info == [{"of": 0}, {"of": 1}, {"of": 2}, {"of": 3}]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "is_equal"),
-    [
-        ({"a": [1, np.array([np.nan])]}, {"a": [1, np.array([np.nan])]}, True),
-        (np.array([1, 2]), np.array([1, 3]), False),
-        ((1, 2), [1, 2], False),
-        ({"a": 1}, {"b": 1}, False),
-        (np.array(["a", None], object), np.array(["a", None], object), True),
-        (None, np.zeros(2), False),
-    ],
-)
-def test_trees_are_equal_if_their_structures_and_leaves_are(one: Any, other: Any, is_equal: bool) -> None:
-    assert equal_trees(one, other) is is_equal

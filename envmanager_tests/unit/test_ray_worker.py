@@ -16,8 +16,8 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from envmanager.data.steps import CommandName, EnvironmentResponse
-from envmanager.errors import EnvRaised, NotPlaced, WorkerDied, WorkerTimedOut
+from envmanager.data.steps import Begin, CommandName, EnvironmentResponse
+from envmanager.errors import EnvRaised, EpisodeNotBegun, NotPlaced, WorkerDied, WorkerTimedOut
 from envmanager.hosts.descriptors import wait_for
 from envmanager.hosts.hosting import GroupFactory, make_contexts
 from envmanager.hosts.life import State, WorkerPlan
@@ -276,6 +276,24 @@ def test_what_takes_anothers_place_brings_its_first_observations_out_of_the_queu
     assert response.name is RESET
     assert response.payload["default"].obs.tolist() == [[0, 0, 0, 0, 0]]
     assert stage.worker.state is State.RUNNING
+
+
+def test_an_actor_takes_the_actions_of_a_begin_in_a_longer_time_and_tells_what_could_not_begin() -> None:
+    stage = Stage(timeouts=Timeouts(step_s=100.0, reset_s=1.0)).started()
+    stage.worker.send(RESET, [Begin(0, True, actions={"default": np.array([4, 5])})])
+    assert soon(190) < stage.worker.asked.deadline < soon(201)
+    stage.actor.go_on()
+    assert stage.worker.recv().payload["default"].obs.tolist() == [[0, 0, 2, 5, 0]]
+    stage.worker.send(CommandName.BEGIN, [Begin(0, True, task=3, actions={"default": np.ones(30, np.int64)})])
+    stage.worker.send(CommandName.STEP_ROWS, (np.zeros(0, np.int64), {}))
+    assert soon(3090) < stage.worker.awaited.deadline < soon(3101)
+    stage.actor.go_on()
+
+    (response,) = stage.taken()
+    assert response.not_begun is not None
+    error = response.not_begun[0]
+    assert isinstance(error, EpisodeNotBegun)
+    assert (error.task, error.step, not response.payload) == (3, 7, True)
 
 
 class Two:
