@@ -24,15 +24,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import cloudpickle
 import numpy as np
 
 from envmanager.adapters.choosing import build_group, n_envs_of
 from envmanager.adapters.factories import call_factory
+from envmanager.data.differences import first_difference, plain_steps
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, Steps
-from envmanager.data.trees import Tree, leaves_like, paths
+from envmanager.data.trees import Tree
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.kernel.policy_steps import call_policies
@@ -47,9 +47,6 @@ PLAY_S = 0.25
 MAX_STEPS = 50
 LEAST_S, TIMES = 5.0, 3
 """Deadline of two environments: so many seconds, and so many times the time in which one was started and played."""
-
-Digest = Mapping[str, int]
-"""Hash of each array of one step, by the array's name. Only hashes of one process can be compared."""
 
 
 class OnePerProcess(Exception):
@@ -172,7 +169,7 @@ class Pair(Hosted):
         self._to_make = list(zip(factories, contexts, strict=True))
         self._players: list[Player] = []
         self._seeds: tuple[int | None, int | None] = (0, 1)
-        self._alone: list[Digest] = []
+        self._alone: list[dict[str, Any]] = []
         self._make_next()
 
     def _make_next(self) -> None:
@@ -188,14 +185,17 @@ class Pair(Hosted):
         except UsageError:  # it takes no seed
             self._seeds = None, None
             self._alone = self._play()
-        return all(self._play() == self._alone for _ in range(n_times - 1))
+        return all(self._is_as_alone() for _ in range(n_times - 1))
 
     def play_in_turns(self) -> bool:
         """Make the second environment and play with both. Return whether the first returned the same data as alone."""
         self._make_next()
-        return self._play() == self._alone
+        return self._is_as_alone()
 
-    def _play(self) -> list[Digest]:
+    def _is_as_alone(self) -> bool:
+        return first_difference(self._alone, self._play()) is None
+
+    def _play(self) -> list[dict[str, Any]]:
         """Play with the first environment, and with the others in turns. Return the first's data.
 
         Every episode of the first begins with the seed, because without one it may be another each time. So what it
@@ -203,7 +203,7 @@ class Pair(Hosted):
         """
         first, *others = self._players
         n_steps, deadline = len(self._alone) - 1, time.monotonic() + PLAY_S
-        digests: list[Digest] = []
+        played: list[dict[str, Any]] = []
         has_ended = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as one about an environment that cannot be seeded
@@ -212,12 +212,12 @@ class Pair(Hosted):
                 has_ended = any(each.ended.any() for each in steps.values())
                 if has_ended:
                     steps = {name: attrs.evolve(each, obs=None) for name, each in steps.items()}
-                digests.append(digest(steps, first.group.behavior_specs))
+                played.append(plain_steps(steps))
                 for other in others:
                     other.reset(self._seeds[1]) if at_step in (0, n_steps // 2) else other.step()
                 if n_steps < 0 and at_step and time.monotonic() > deadline:
                     break
-        return digests
+        return played
 
     def close(self) -> None:
         for player in self._players:
@@ -228,9 +228,9 @@ class Pair(Hosted):
 class Player:
     """An environment or a vector, ``made`` by a user's factory, and the random actions that it gets."""
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, made: Any, *, infos: bool = False) -> None:
         self.made = made
-        self.group = build_group([made], range(n_envs_of(made) or 1))
+        self.group = build_group([made], range(n_envs_of(made) or 1), infos=infos)
         self._steps: Steps = {}
         self._policies: dict[str, Policy] = {}
         self._action_seed = 0
@@ -268,25 +268,3 @@ class ByRow:
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         return self._policy.get_action(attrs.evolve(steps, agent_id=np.arange(len(steps))))
-
-
-def digest(steps: Steps, specs: BehaviorSpecs) -> Digest:
-    """Return the hashes of all arrays of ``steps``."""
-    hashes: dict[str, int] = {}
-    for behavior, current in steps.items():
-        prefix = "" if len(steps) == 1 else f"{behavior}: "
-        for name in ("reward", "terminated", "truncated"):
-            hashes[prefix + name] = hash(getattr(current, name).tobytes())
-        spec = specs[behavior].observation
-        for root in ("obs", "final_obs"):
-            tree = getattr(current, root)
-            if tree is not None:
-                for path, leaf in zip(paths(spec, root), leaves_like(spec, tree), strict=True):
-                    hashes[prefix + path] = _hash(leaf)
-    return hashes
-
-
-def _hash(leaf: np.ndarray) -> int:
-    if leaf.dtype.kind != "O":
-        return hash(leaf.tobytes())
-    return hash(tuple(cloudpickle.dumps(entry) for entry in leaf))

@@ -1,0 +1,149 @@
+"""Differences between two steps that should be equal, such as a step and its repetition. NaN equals NaN."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from reprlib import Repr
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from envmanager.data.specs import describe_value
+from envmanager.data.steps import Steps
+from envmanager.data.trees import as_numpy, is_foreign
+
+LARGEST = 4096
+"""Size in bytes up to which ``plain`` returns an array itself, and not a text with its hash."""
+_shown = Repr()
+_shown.maxstring = _shown.maxother = 60
+
+
+class Difference(NamedTuple):
+    """A place where two values differ: its path, such as ``obs['camera'][3, 1]``, and what is there in each.
+
+    None stands for a value that is missing. In arrays of one shape the place is the first unequal element.
+    """
+
+    path: str
+    expected: Any
+    got: Any
+
+    def __str__(self) -> str:
+        return f"{self.path} was {_described(self.expected)} and is {_described(self.got)}"
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return describe_value(value)
+    if isinstance(value, float | np.floating):
+        return f"{value:.9g}"
+    return _shown.repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def differences(expected: Any, got: Any, path: str = "") -> Iterator[Difference]:
+    """Yield the differences between two values, one for each pair of arrays or other leaves that differ.
+
+    Looks into mappings, lists, tuples and arrays. ``path``: name of the values, with which each path begins.
+    """
+    if isinstance(expected, Mapping) and isinstance(got, Mapping):
+        for key in dict.fromkeys([*expected, *got]):
+            where = f"{path}[{key!r}]" if path else str(key)
+            if key in expected and key in got:
+                yield from differences(expected[key], got[key], where)
+            else:
+                yield Difference(where, expected.get(key), got.get(key))
+    elif isinstance(expected, list | tuple) and isinstance(got, list | tuple) and len(expected) == len(got):
+        for index, pair in enumerate(zip(expected, got, strict=True)):
+            yield from differences(*pair, f"{path}[{index}]")
+    elif isinstance(expected, np.ndarray) and isinstance(got, np.ndarray) and expected.shape == got.shape:
+        if expected.dtype.hasobject:
+            for index in np.ndindex(expected.shape):
+                yield from differences(expected[index], got[index], _element(path, index))
+        elif expected.tobytes() != got.tobytes() or expected.dtype != got.dtype:
+            places = np.argwhere((expected != got) & ((expected == expected) | (got == got)))
+            for place in map(tuple, places[:1].tolist()):
+                yield Difference(_element(path, place), expected[place], got[place])
+    elif not _is_equal(expected, got):
+        yield Difference(path, expected, got)
+
+
+def _element(path: str, index: Sequence[int]) -> str:
+    return f"{path}[{', '.join(map(str, index))}]" if index else path
+
+
+def _is_equal(expected: Any, got: Any) -> bool:
+    try:
+        return bool(expected == got or (expected != expected and got != got))
+    except Exception:  # of any kind: it is the object's own code, or arrays of different shapes
+        return False
+
+
+def first_difference(expected: Iterable[Any], got: Iterable[Any]) -> tuple[int, list[Difference]] | None:
+    """Return the number of the first unequal step of two streams of steps and its differences, or None if all agree.
+
+    If one stream is longer, its further steps do not count.
+    """
+    for at_step, pair in enumerate(zip(expected, got, strict=False)):
+        if found := list(differences(*pair)):
+            return at_step, found
+    return None
+
+
+def plain_steps(steps: Steps) -> dict[str, Any]:
+    """Return the data of ``steps`` but for infos and ids as plain values, by name, for ``differences``.
+
+    A name begins with its behavior if there are several. The rows of a single agent are returned without their first
+    dimension.
+    """
+    found: dict[str, Any] = {}
+    for behavior, current in steps.items():
+        prefix = "" if len(steps) == 1 else f"{behavior}: "
+        for name in ("obs", "reward", "terminated", "truncated", "final_obs"):
+            found[prefix + name] = plain(getattr(current, name), is_of_one=len(current) == 1)
+    return found
+
+
+def plain_infos(steps: Steps) -> dict[str, Any]:
+    """Return the infos of ``steps`` as ``plain_steps`` does. None replaces infos that contain themselves."""
+    found: dict[str, Any] = {}
+    for behavior, current in steps.items():
+        prefix = "" if len(steps) == 1 else f"{behavior}: "
+        for name in ("info", "reset_info"):
+            try:
+                infos = plain(getattr(current, name))
+            except RecursionError:
+                infos = None
+            found[prefix + name] = infos[0] if infos and len(current) == 1 else infos
+    return found
+
+
+def plain(value: Any, *, is_of_one: bool = False) -> Any:
+    """Return a copy of ``value`` that can be compared in another process, because it has no objects of other classes.
+
+    An array of more than ``LARGEST`` bytes becomes a text with its hash, an object of another class its ``repr``, or
+    the name of its class if the ``repr`` has an address. ``is_of_one``: whether to return only the first row of arrays.
+    """
+    if is_foreign(value):
+        value = as_numpy(value)
+    if isinstance(value, np.ndarray):
+        if is_of_one:
+            return plain(value[0])
+        if value.dtype.hasobject:
+            return [plain(each) for each in value.reshape(-1)]
+        if value.nbytes <= LARGEST:
+            return value.copy()
+        return f"{describe_value(value)} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
+    if isinstance(value, Mapping):
+        return {str(key): plain(each, is_of_one=is_of_one) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each, is_of_one=is_of_one) for each in value]
+    if isinstance(value, Set):
+        return sorted(map(repr, value))
+    if value is None or type(value) in (bool, int, float, str, bytes) or isinstance(value, np.generic):
+        return value
+    try:
+        text = repr(value)
+    except Exception:  # of any kind: it is the object's own code
+        text = " at 0x"
+    return type(value).__name__ if " at 0x" in text else text
