@@ -23,7 +23,6 @@ import attrs
 
 from envmanager.check.playthrough import Failure, Moment, Playthrough
 from envmanager.check.trial import Facts, Trial
-from envmanager.data.differences import Difference
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.options import ProcessOptions
 from envmanager.placing.pair import OnePerProcess
@@ -263,37 +262,34 @@ class _Examination:
         """
         plays = {where: later[where] for where in (_NEW, _AGAIN) if where in later}
         is_by_hash = False
-        apart = None if self.trial.in_process else self._play_apart(first)
-        if apart is not None:
+        if not self.trial.in_process:
+            apart = self._play_apart(first)
             if apart.failure is not None:
                 yield _late_failure(apart, _APART)
             elif first.first_difference(apart) is not None:
-                third = self._play_apart(first)
-                is_by_hash = third is not None and not third.failure and apart.first_difference(third) is None
+                again = self._play_apart(first)
+                is_by_hash = again.failure is None and apart.first_difference(again) is None
             plays = {_APART: apart, **plays}
-        elif not self.trial.in_process:
-            yield Finding("constructs", "problem", "It can be made, but not in another process.")
-        found = _first_difference(first, plays)
-        if found is not None:
-            part, where, at_step, (difference, *others) = found
-            place = "already at the reset" if at_step == 0 else f"from step {at_step} on"
-            also = f" (also: {', '.join(each.path for each in others)})" if others else ""
-            text = (
-                f"Not repeatable: the same seed and actions gave something else {where}, {place}: {difference}{also}."
-            )
-            advice = (
-                _NOT_HELD if part == "data" else "It is an info. Kept episodes hold, because infos are not compared."
-            )
-            yield Finding("repeats", "note", f"{text} {_cause_of(where, drawn, is_by_hash=is_by_hash)}", advice)
+        texts = _differences(first, plays, "data")
+        if texts:
+            text = f"Not repeatable: the same seed and actions gave something else {next(iter(texts.values()))}. "
+            is_lasting = _APART not in texts and (_APART in plays or len(texts) == 1)
+            cause = _cause_of(next(iter(texts)), drawn, is_lasting=is_lasting, is_by_hash=is_by_hash)
+            yield Finding("repeats", "note", text + cause, _NOT_HELD)
         elif all(played.failure is None for played in plays.values()):
             places = "a new and a used environment" + (f", and {_APART}" if _APART in plays else "")
             yield Finding(
                 "repeats", "ok", f"The same seed and actions give the same {first.n_steps} steps in {places}."
             )
+            for text in list(_differences(first, plays, "infos").values())[:1]:
+                yield Finding("repeats", "note", f"The infos differ {text}.", "Only what reads the infos may differ.")
 
-    def _play_apart(self, first: Playthrough) -> Playthrough | None:
+    def _play_apart(self, first: Playthrough) -> Playthrough:
         self.trial.move()
-        return self._play_new(self.seed, n_steps=first.n_steps)
+        made = self.trial.make()
+        if isinstance(made, Failure):
+            return Playthrough(failure=attrs.evolve(made, text=f"it cannot be made: {made.text}"))
+        return self._play(self.seed, n_steps=first.n_steps)
 
     def _repeated_end_findings(self, first: Playthrough) -> Iterator[Finding]:
         """Repeat the steps that ended the process, then try another seed, in new environments. Yield the findings."""
@@ -410,31 +406,30 @@ _NOT_HELD = (
 )
 
 
-def _first_difference(
-    first: Playthrough, plays: dict[str, Playthrough]
-) -> tuple[str, str, int, list[Difference]] | None:
-    """Return the first difference to ``first``: of which part and where, and what Playthrough.first_difference says."""
-    for part in ("data", "infos"):
-        for where, played in plays.items():
-            found = first.first_difference(played, part)
-            if found is not None:
-                return part, where, *found
-    return None
+def _differences(first: Playthrough, plays: dict[str, Playthrough], part: str) -> dict[str, str]:
+    """Return a text about each of ``plays`` that differs from ``first``."""
+    texts = {}
+    for where, played in plays.items():
+        found = first.first_difference(played, part)
+        if found is not None:
+            at_step, (difference, *others) = found
+            place = "already at the reset" if at_step == 0 else f"from step {at_step} on"
+            also = f" (also: {', '.join(each.path for each in others)})" if others else ""
+            texts[where] = f"{where}, {place}: {difference}{also}"
+    return texts
 
 
-def _cause_of(where: str, drawn: list[str], *, is_by_hash: bool) -> str:
-    """Return the likely cause of a difference that was found ``where``."""
+def _cause_of(where: str, drawn: list[str], *, is_lasting: bool, is_by_hash: bool) -> str:
+    """Return the likely cause of a difference ``where``. ``is_lasting``: whether new processes do not differ."""
     if is_by_hash:
-        return (
-            "Likely cause: the order of a set, or hash(), which follows PYTHONHASHSEED. Sort it, or set the variable."
-        )
+        return "Likely cause: the order of a set, or hash(), which follow PYTHONHASHSEED. Sort it, or set that."
     if drawn:
         return f"Likely cause: it draws from {' and '.join(drawn)}, which reset(seed=…) does not seed."
-    if where == _AGAIN:
-        return "Likely cause: something outlives an episode, such as a world that is reused, or a counter."
+    if not is_lasting:
+        return "Likely causes: the time, a generator that the seed does not reach, a thread, uninitialised memory."
     if where == _NEW:
         return "Likely cause: something outlives an environment, such as a class attribute or a module's variable."
-    return "Likely causes: the time, a generator that the seed does not reach, a thread, uninitialised memory."
+    return "Likely cause: something outlives an episode, such as a world that is reused, or a counter."
 
 
 def _late_failure(played: Playthrough, where: str) -> Finding:

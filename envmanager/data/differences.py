@@ -36,9 +36,7 @@ class Difference(NamedTuple):
 def _described(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return describe_value(value)
-    if isinstance(value, float | np.floating):
-        return f"{value:.9g}"
-    return _shown.repr(value.item() if isinstance(value, np.generic) else value)
+    return str(value) if isinstance(value, np.generic) else _shown.repr(value)
 
 
 def differences(expected: Any, got: Any, path: str = "") -> Iterator[Difference]:
@@ -56,11 +54,13 @@ def differences(expected: Any, got: Any, path: str = "") -> Iterator[Difference]
     elif isinstance(expected, list | tuple) and isinstance(got, list | tuple) and len(expected) == len(got):
         for index, pair in enumerate(zip(expected, got, strict=True)):
             yield from differences(*pair, f"{path}[{index}]")
-    elif isinstance(expected, np.ndarray) and isinstance(got, np.ndarray) and expected.shape == got.shape:
-        if expected.dtype.hasobject:
+    elif isinstance(expected, np.ndarray) and isinstance(got, np.ndarray):
+        if expected.shape != got.shape or expected.dtype != got.dtype:
+            yield Difference(path, expected, got)
+        elif expected.dtype.hasobject:
             for index in np.ndindex(expected.shape):
                 yield from differences(expected[index], got[index], _element(path, index))
-        elif expected.tobytes() != got.tobytes() or expected.dtype != got.dtype:
+        elif expected.tobytes() != got.tobytes():
             places = np.argwhere((expected != got) & ((expected == expected) | (got == got)))
             for place in map(tuple, places[:1].tolist()):
                 yield Difference(_element(path, place), expected[place], got[place])
@@ -75,7 +75,7 @@ def _element(path: str, index: Sequence[int]) -> str:
 def _is_equal(expected: Any, got: Any) -> bool:
     try:
         return bool(expected == got or (expected != expected and got != got))
-    except Exception:  # of any kind: it is the object's own code, or arrays of different shapes
+    except Exception:  # of any kind: it is the object's own code, or only one is an array
         return False
 
 
