@@ -13,9 +13,10 @@ import attrs
 import numpy as np
 
 from envmanager.adapters.side_by_side import check_steps
-from envmanager.data.differences import Difference, first_difference, plain_infos, plain_steps
+from envmanager.data.differences import Difference, first_difference
 from envmanager.data.specs import BehaviorSpecs, SpecMismatch
 from envmanager.data.steps import AgentSteps, Steps
+from envmanager.placing.pair import INFOS, plain_steps
 
 _NUMBER = re.compile(r"(?<=as low as |s high as ).*")
 """Pattern of the number in the text about a value that is out of bounds."""
@@ -65,7 +66,7 @@ class Moment:
                     phase = "restart"  # obs is the first observation of the next episode
                 mismatches.append(Mismatch(phase, error.path, str(error)))
         has_ended = any(current.ended.any() for current in steps.values())
-        return cls(plain_steps(steps), plain_infos(steps), mismatches, has_ended)
+        return cls(plain_steps(steps), plain_steps(steps, INFOS), mismatches, has_ended)
 
 
 @attrs.frozen

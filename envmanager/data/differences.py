@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from reprlib import Repr
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from envmanager.data.specs import describe_value
-from envmanager.data.steps import Steps
-from envmanager.data.trees import as_numpy, is_foreign
 
-LARGEST = 4096
-"""Size in bytes up to which ``plain`` returns an array itself, and not a text with its hash."""
 _shown = Repr()
 _shown.maxstring = _shown.maxother = 60
 
@@ -88,62 +83,3 @@ def first_difference(expected: Iterable[Any], got: Iterable[Any]) -> tuple[int, 
         if found := list(differences(*pair)):
             return at_step, found
     return None
-
-
-def plain_steps(steps: Steps) -> dict[str, Any]:
-    """Return the data of ``steps`` but for infos and ids as plain values, by name, for ``differences``.
-
-    A name begins with its behavior if there are several. The rows of a single agent are returned without their first
-    dimension.
-    """
-    found: dict[str, Any] = {}
-    for behavior, current in steps.items():
-        prefix = "" if len(steps) == 1 else f"{behavior}: "
-        for name in ("obs", "reward", "terminated", "truncated", "final_obs"):
-            found[prefix + name] = plain(getattr(current, name), is_of_one=len(current) == 1)
-    return found
-
-
-def plain_infos(steps: Steps) -> dict[str, Any]:
-    """Return the infos of ``steps`` as ``plain_steps`` does. None replaces infos that contain themselves."""
-    found: dict[str, Any] = {}
-    for behavior, current in steps.items():
-        prefix = "" if len(steps) == 1 else f"{behavior}: "
-        for name in ("info", "reset_info"):
-            try:
-                infos = plain(getattr(current, name))
-            except RecursionError:
-                infos = None
-            found[prefix + name] = infos[0] if infos and len(current) == 1 else infos
-    return found
-
-
-def plain(value: Any, *, is_of_one: bool = False) -> Any:
-    """Return a copy of ``value`` that can be compared in another process, because it has no objects of other classes.
-
-    An array of more than ``LARGEST`` bytes becomes a text with its hash, an object of another class its ``repr``, or
-    the name of its class if the ``repr`` has an address. ``is_of_one``: whether to return only the first row of arrays.
-    """
-    if is_foreign(value):
-        value = as_numpy(value)
-    if isinstance(value, np.ndarray):
-        if is_of_one:
-            return plain(value[0])
-        if value.dtype.hasobject:
-            return [plain(each) for each in value.reshape(-1)]
-        if value.nbytes <= LARGEST:
-            return value.copy()
-        return f"{describe_value(value)} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
-    if isinstance(value, Mapping):
-        return {str(key): plain(each, is_of_one=is_of_one) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each, is_of_one=is_of_one) for each in value]
-    if isinstance(value, Set):
-        return sorted(map(repr, value))
-    if value is None or type(value) in (bool, int, float, str, bytes) or isinstance(value, np.generic):
-        return value
-    try:
-        text = repr(value)
-    except Exception:  # of any kind: it is the object's own code
-        text = " at 0x"
-    return type(value).__name__ if " at 0x" in text else text

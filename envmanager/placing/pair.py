@@ -14,11 +14,12 @@ returns the same data alone, and other data beside a second one, has trouble. So
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,11 @@ import numpy as np
 
 from envmanager.adapters.choosing import build_group, n_envs_of
 from envmanager.adapters.factories import call_factory
-from envmanager.data.differences import first_difference, plain_steps
+from envmanager.data.differences import first_difference
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, describe_value
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, Steps
-from envmanager.data.trees import Tree
+from envmanager.data.trees import Tree, as_numpy, is_foreign
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.kernel.policy_steps import call_policies
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
 PLAY_S = 0.25
 """Time in seconds after which the first playthrough ends. Later ones take as many steps."""
 MAX_STEPS = 50
+DATA, INFOS = ("obs", "reward", "terminated", "truncated", "final_obs"), ("info", "reset_info")
+"""Fields of AgentSteps that are compared."""
+LARGEST = 4096
+"""Size in bytes up to which an array is kept for comparisons. A larger one is hashed."""
 LEAST_S, TIMES = 5.0, 3
 """Deadline of two environments: so many seconds, and so many times the time in which one was started and played."""
 
@@ -268,3 +273,49 @@ class ByRow:
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         return self._policy.get_action(attrs.evolve(steps, agent_id=np.arange(len(steps))))
+
+
+def plain_steps(steps: Steps, names: Sequence[str] = DATA) -> dict[str, Any]:
+    """Return the fields ``names`` of ``steps`` as plain values, which ``data.differences`` can compare.
+
+    A key is a field's name, after that of its behavior if there are several. The rows of a single agent are returned
+    without their first dimension. None replaces what contains itself.
+    """
+    found: dict[str, Any] = {}
+    for behavior, current in steps.items():
+        for name in names:
+            key = name if len(steps) == 1 else f"{behavior}: {name}"
+            try:
+                found[key] = _plain(getattr(current, name), is_of_one=len(current) == 1)
+            except RecursionError:
+                found[key] = None
+    return found
+
+
+def _plain(value: Any, *, is_of_one: bool = False) -> Any:
+    """Return a copy of ``value`` that any process can unpickle and compare, because it has no objects of other classes.
+
+    An array of more than ``LARGEST`` bytes becomes a text with its hash, an object of another class its ``repr``, or
+    the name of its class if the ``repr`` has an address. ``is_of_one``: whether to return the first row of arrays and
+    lists only.
+    """
+    value = as_numpy(value) if is_foreign(value) else value
+    if is_of_one and isinstance(value, np.ndarray | list):
+        return _plain(value[0]) if len(value) else None
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        if value.nbytes <= LARGEST:
+            return value.copy()
+        return f"{describe_value(value)} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_plain(each, is_of_one=is_of_one) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, is_of_one=is_of_one) for key, each in value.items()}
+    if isinstance(value, Set):
+        return sorted(map(repr, value))
+    if value is None or type(value) in (bool, int, float, str, bytes) or isinstance(value, np.generic):
+        return value
+    with suppress(Exception):  # of any kind: it is the object's own code
+        text = repr(value)
+        if " at 0x" not in text:
+            return text
+    return type(value).__name__

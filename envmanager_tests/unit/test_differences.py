@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envmanager.data.differences import LARGEST, Difference, differences, first_difference, plain, plain_infos
+from envmanager.data.differences import Difference, differences, first_difference
 from envmanager.data.steps import AgentSteps
+from envmanager.placing.pair import INFOS, LARGEST, plain_steps
 
 NAN = float("nan")
 
@@ -54,7 +55,11 @@ def test_of_two_streams_the_first_unequal_step_is_named():
     assert first_difference([1, 2], [1, 2, 3]) is None
 
 
-def test_plain_values_are_equal_where_their_sources_are():
+def steps_of(obs, *infos):
+    return {"default": AgentSteps.first(agent_id=np.arange(len(obs)), obs=obs, info=list(infos) or None)}
+
+
+def test_plain_infos_are_equal_where_their_sources_are():
     class Thing:
         pass
 
@@ -66,26 +71,34 @@ def test_plain_values_are_equal_where_their_sources_are():
         def __repr__(self):
             raise TypeError("no")
 
-    source = {"thing": Thing(), "named": Named(), "unspeakable": Unspeakable(), "set": {"b", "a"}, 3: (np.zeros(2),)}
-    found = plain(source)
-    source[3][0][0] = 1
+    info = {"thing": Thing(), "named": Named(), "unspeakable": Unspeakable(), "set": {"b", "a"}, 3: (np.zeros(2),)}
+    found = plain_steps(steps_of(np.zeros((1, 2)), info), INFOS)
+    info[3][0][0] = 1
 
     expected = {"thing": "Thing", "named": "Named(3)", "unspeakable": "Unspeakable", "set": ["'a'", "'b'"]}
-    assert list(differences({**expected, "3": [np.zeros(2)]}, found)) == []
+    assert list(differences({"info": {**expected, "3": [np.zeros(2)]}, "reset_info": None}, found)) == []
 
 
-def test_of_large_arrays_a_hash_is_kept():
-    large = np.zeros(LARGEST + 1, np.uint8)
+def test_of_large_arrays_a_hash_is_compared():
+    large = np.zeros((2, LARGEST + 1), np.uint8)
     other = large.copy()
-    other[-1] = 1
+    other[-1, -1] = 1
 
-    assert plain(large) == plain(large.copy()) != plain(other)
-    assert plain(large).startswith("uint8[4097] ")
+    found, same, another = (plain_steps(steps_of(each))["obs"] for each in (large, large.copy(), other))
+    assert found == same != another
+    assert found.startswith("uint8[2, 4097] ")
+
+
+def test_the_only_agent_has_no_row_in_paths_and_several_have():
+    def shape(n):
+        steps = AgentSteps.first(agent_id=np.arange(n), obs={"x": (np.zeros((n, 2)),)})
+        return plain_steps({"default": steps})["obs"]["x"][0].shape
+
+    assert [shape(1), shape(2)] == [(2,), (2, 2)]
 
 
 def test_infos_that_contain_themselves_are_left_out():
     info: dict = {"a": 1}
     info["self"] = info
-    steps = AgentSteps.first(agent_id=np.zeros(1, np.int64), obs=np.zeros((1, 2)), info=[info])
 
-    assert plain_infos({"default": steps}) == {"info": None, "reset_info": None}
+    assert plain_steps(steps_of(np.zeros((1, 2)), info), INFOS) == {"info": None, "reset_info": None}
