@@ -107,7 +107,7 @@ check: $(DEV_STAMP) ## format, lint, types, architecture, how much there is to r
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
-	$(PYTEST) -q envmanager_tests/architecture
+	$(PYTEST) -q --suite=check envmanager_tests/architecture
 	$(VENV)/bin/python tools/house.py
 	$(VENV)/bin/python tools/addon3.py --check
 

@@ -200,12 +200,15 @@ def test_a_first_step_and_steps_as_slow_as_resets_are_no_hangs(monkeypatch):
     monkeypatch.setattr(trial, "TIMES", 2)
 
     class SlowAtTimes(Sound):
+        has_stepped = False
+
         def reset(self, *, seed=None, options=None):
-            threading.Event().wait(0.4)
+            threading.Event().wait(0.1)
             return super().reset(seed=seed)
 
         def step(self, action):
-            threading.Event().wait(1.0 if self.n_ever == 0 else 0.01)
+            threading.Event().wait(0.01 if SlowAtTimes.has_stepped else 1.0)
+            SlowAtTimes.has_stepped = True
             return super().step(action)
 
     assert {finding.outcome for each in found(SlowAtTimes).values() for finding in each} == {"ok"}
@@ -219,7 +222,8 @@ def test_a_close_that_hangs_is_ended_at_a_deadline_too(monkeypatch):
         def close(self):
             threading.Event().wait()
 
-    assert "close(): it did not return within 0.5 s" in problem(HangsInClose, "close").text
+    options = ProcessOptions(timeouts=Timeouts(close_s=0.5))
+    assert "close(): it did not return within 0.5 s" in problem(HangsInClose, "close", options=options).text
 
 
 def test_an_environment_that_closes_its_standard_error_is_tried_like_any_other():

@@ -62,8 +62,9 @@ def only(factory, question, **options):
     return findings[0]
 
 
-def problems(factory, **options):
-    return [finding.question for finding in check_environment(factory, **options) if finding.outcome == "problem"]
+def problems(factory, *, n_steps=60):
+    findings = check_environment(factory, n_steps=n_steps)
+    return [finding.question for finding in findings if finding.outcome == "problem"]
 
 
 def test_a_sound_environment_gets_one_good_answer_per_question():
@@ -263,7 +264,7 @@ class Couple(pettingzoo.ParallelEnv):
 
 
 def test_a_field_that_is_cast_for_several_agents_is_noted_once():
-    notes = [text for outcome, text in found(Couple, "steps") if outcome == "note"]
+    notes = [text for outcome, text in found(Couple, "steps", n_steps=3) if outcome == "note"]
 
     assert [note.partition(" should be ")[0] for note in notes] == ["obs['x']", "reward", "terminated"]
     assert "float32[2]" in notes[0]
@@ -353,7 +354,7 @@ class OwnWide(Environment):
 
 
 def test_columns_of_an_environment_of_the_library_that_are_cast_are_noted():
-    (note,) = [text for outcome, text in found(OwnWide, "steps") if outcome == "note"]
+    (note,) = [text for outcome, text in found(OwnWide, "steps", n_steps=3) if outcome == "note"]
 
     assert note.startswith("reward should be float32[1], but is float64[1]")
 
@@ -654,7 +655,7 @@ class Growing(Environment):
 
 
 def test_agents_with_new_numbers_after_a_second_reset_are_no_difference():
-    assert [outcome for outcome, _ in found(Growing, "repeats")] == ["ok"]
+    assert [outcome for outcome, _ in found(Growing, "repeats", n_steps=6)] == ["ok"]
 
 
 class OfTexts(Sound):
@@ -698,8 +699,8 @@ class TwoBehaviors(Environment):
 
 
 def test_findings_name_the_behavior_where_there_are_several():
-    assert only(TwoBehaviors, "constructs")[1].count("behavior ") == 2
-    assert "from step 1 on: chaser: reward was 0." in only(TwoBehaviors, "repeats")[1]
+    assert only(TwoBehaviors, "constructs", n_steps=3)[1].count("behavior ") == 2
+    assert "from step 1 on: chaser: reward was 0." in only(TwoBehaviors, "repeats", n_steps=3)[1]
 
 
 def test_an_environment_that_cannot_be_watched_says_so():
