@@ -44,13 +44,18 @@ BENCH_envpool = envpool
 # Those that need PyTorch. Not PufferLib, which pins one itself, nor EnvPool, which needs none.
 TORCH_PEERS = sb3 tianshou torchrl rllib
 
-OPENENV = 'openenv>=0.10' textarena reasoning-gym
+# What tests need everywhere; the extra `test` has what some compare with, too.
+TEST_TOOLS = 'pytest>=8' 'pytest-mock>=3.12' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'hypothesis>=6.90' 'psutil>=5.9'
+
+# What OpenEnv's servers need. OpenEnv itself is installed without what it asks for (Gradio, the hub, …), which only its pages
+# and its command need. GEM pins older versions of what it needs for some of its environments.
+OPENENV = fastapi uvicorn fastmcp textarena reasoning-gym
+OPENENV_ALONE = 'openenv>=0.10' gem-llm
 
 # ML-Agents asks for Python 3.10 and for older libraries than this one does. It works with these, and without those that it
 # does not need for training (gym, PettingZoo, huggingface-hub).
 MLAGENTS = mlagents==1.1.0 mlagents_envs==1.1.0
 MLAGENTS_NEEDS = 'numpy==1.23.5' 'protobuf==3.20.3' 'setuptools<81' grpcio h5py 'onnx==1.15.0' Pillow PyYAML tensorboard
-MLAGENTS_TESTS = 'pytest>=8' 'pytest-mock>=3.12' 'pytest-timeout>=2.3' 'pytest-xdist>=3.5' 'hypothesis>=6.90' 'psutil>=5.9'
 MLAGENTS_PYTHON ?= $(shell for candidate in python3.11 "$$HOME"/.pyenv/versions/3.11.*/bin/python3.11; do \
     if "$$candidate" -c pass 2>/dev/null; then echo "$$candidate"; break; fi; done)
 
@@ -107,7 +112,7 @@ check: $(DEV_STAMP) ## format, lint, types, architecture, how much there is to r
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
-	$(PYTEST) -q envmanager_tests/architecture
+	$(PYTEST) -q --suite=check envmanager_tests/architecture
 	$(VENV)/bin/python tools/house.py
 	$(VENV)/bin/python tools/addon3.py --check
 
@@ -242,15 +247,14 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 .venv-envpool/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-envpool
 	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
-	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,atari,dm-env,envpool,test]' jax
+	.venv-envpool/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,atari,dm-env,envpool]' $(TEST_TOOLS) jax
 	@touch $@
 
-# OpenEnv's server brings Gradio and more. GEM pins older versions of what it needs for some of its environments.
 .venv-openenv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-openenv
 	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
-	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,openenv,test]' $(OPENENV)
-	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --no-deps --ignore-requires-python gem-llm
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,openenv]' $(TEST_TOOLS) $(OPENENV)
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --no-deps --ignore-requires-python $(OPENENV_ALONE)
 	@touch $@
 
 # It asks for much that its connection does not need (SB3, ONNX, TensorBoard, the hub).
@@ -267,7 +271,7 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 	$(MLAGENTS_PYTHON) -m venv .venv-mlagents
 	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
 	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) $(TORCH)
-	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) --editable . $(MLAGENTS_NEEDS) $(MLAGENTS_TESTS)
+	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) --editable . $(MLAGENTS_NEEDS) $(TEST_TOOLS)
 	.venv-mlagents/bin/python -m pip install $(PIP_FLAGS) --no-deps --ignore-requires-python $(MLAGENTS)
 	@touch $@
 

@@ -33,6 +33,14 @@ PRELOADED = (
     "envmanager.adapters.pettingzoo",
     "envmanager.adapters.dm_env",
     "ale_py",
+    "pettingzoo",
+    "envmanager_tests.awaiting",
+    "envmanager_tests.contract.kernel_contract",
+    "envmanager_tests.envs",
+    "envmanager_tests.faults.process_faults",
+    "envmanager_tests.faults.scripts",
+    "envmanager_tests.interrupting",
+    "envmanager_tests.start_methods",
 )
 """What workers find in the helper: an environment of a test comes with its module, and that with all of this."""
 

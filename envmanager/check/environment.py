@@ -1,4 +1,4 @@
-"""The check of an environment, with findings for its author. If no call fails, the check makes five instances.
+"""The check of an environment, with findings for its author. If no call fails, the check makes six instances.
 
 ::
 
@@ -6,6 +6,7 @@
                 ── second instance ─▶ play with the seed, close
                 ── third instance ──▶ reset without a seed, close
                 ── two more ────────▶ play in turns in one process, close
+                ── sixth instance ──▶ play with the seed in a new process with another hash seed, close
 
 Each finding answers one question and may give advice. A *problem* harms training; a *note* is worth knowing. By default
 the environment runs in a worker process, through the same code as in a manager. If it crashes, exits or hangs there,
@@ -14,6 +15,7 @@ the finding names the call that did not return, and the check goes on in a new w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -25,10 +27,15 @@ from envmanager.data.specs import BehaviorSpecs
 from envmanager.options import ProcessOptions
 from envmanager.placing.pair import OnePerProcess
 
-QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "close", "sharing")
+QUESTIONS = ("constructs", "reset", "steps", "episodes", "seeding", "arrays", "close", "sharing", "repeats")
 """The questions about an environment, in the order of the findings."""
 
 N_STEPS_OF_ANOTHER_SEED = 50
+TIMES_LONGER, LONGER_S = 10, 20.0
+"""Bounds of a playthrough in which no episode has ended yet: a multiple of the wanted steps, and seconds in all."""
+_AGAIN = "after a second reset of the same environment"
+_NEW = "in a second, new environment"
+_APART = "in another process, with another hash seed"
 _IF_SLOW = "If it is only slow, allow more time (--timeout; in a config `timeouts`)."
 
 
@@ -63,7 +70,8 @@ def check_environment(
 
     Args:
         env_factory: As for a manager.
-        n_steps: About a third of the steps that the check takes.
+        n_steps: About a quarter of the steps that the check takes. If no episode ends within them, up to ten times as
+            many are taken until one does.
         seed: Seed of the first episode.
         timeout_s: Limit of a call, after which a finding says that it hung. By default ten times the longest of its
             kind so far, from 5 s to 60 s, and ``timeouts.start_s`` to make the environment.
@@ -112,15 +120,19 @@ class _Examination:
             if facts is not None:
                 yield from _array_findings(facts)
         again = other = None
+        later: dict[str, Playthrough] = {}
+        drawn: list[str] = []
         if first.failure is None and refusal is None:
-            again = self._play(self.seed)
+            later[_AGAIN] = again = self._play(self.seed, n_steps=first.n_steps)
+            if not again.ended_process:
+                drawn = self.trial.ask("drawn", "looking at its random generators")
             play_other = self._play_new if again.ended_process else self._play
             other = play_other(self.seed + 1, n_steps=min(self.n_steps, N_STEPS_OF_ANOTHER_SEED))
         is_gone = any(played is not None and played.ended_process for played in (first, again, other))
         yield from self._closing_findings(is_gone=is_gone)
         can_be_made = True
         if again is not None:
-            for finding in self._seeding_findings(specs, first, again, other):
+            for finding in self._seeding_findings(specs, first, later, other):
                 yield finding
                 can_be_made &= finding.question != "constructs"
         elif first.ended_process and refusal is None:
@@ -133,11 +145,18 @@ class _Examination:
             yield from self._unseeded_findings(first.failure)
         if can_be_made and all(played is None or played.failure is None for played in (first, again, other)):
             yield from self._sharing_findings()
+        if again is not None:
+            yield from self._repeat_findings(first, later, drawn)
 
     def _play(self, env_seed: int | None, *, n_steps: int | None = None) -> Playthrough:
-        """Reset with ``env_seed``, then take steps until one returns a Failure. Return the data."""
-        played, length = Playthrough(), 0
-        for at_step in range((self.n_steps if n_steps is None else n_steps) + 1):
+        """Reset with ``env_seed``, then take steps until one returns a Failure. Return the data.
+
+        ``n_steps``: number of steps, or None for the wanted number, and more until an episode has ended.
+        """
+        played, length, until = Playthrough(), 0, time.monotonic() + LONGER_S
+        for at_step in range((self.n_steps * TIMES_LONGER if n_steps is None else n_steps) + 1):
+            if n_steps is None and at_step > self.n_steps and (played.episode_lengths or time.monotonic() > until):
+                break
             call = ("advance", f"step {at_step:,}") if at_step else ("begin", "reset", self.seed, env_seed)
             moment: Moment | Failure = self.trial.ask(*call)
             if isinstance(moment, Failure):
@@ -147,7 +166,8 @@ class _Examination:
                 known = any(mismatch.is_like(earlier) for _, earlier in played.mismatches.values())
                 mismatch = attrs.evolve(mismatch, is_known=known)
                 played.mismatches.setdefault((mismatch.phase, mismatch.path), (at_step, mismatch))
-            played.digests.append(moment.digest)
+            played.data.append(moment.data)
+            played.infos.append(moment.infos)
             length += at_step > 0
             if moment.has_ended:
                 played.episode_lengths.append(length)
@@ -196,9 +216,9 @@ class _Examination:
             yield Finding("sharing", "note", f"{trouble[0].upper()}{trouble[1:]}.", advice)
 
     def _seeding_findings(
-        self, specs: BehaviorSpecs, first: Playthrough, again: Playthrough, other: Playthrough | None
+        self, specs: BehaviorSpecs, first: Playthrough, later: dict[str, Playthrough], other: Playthrough | None
     ) -> Iterator[Finding]:
-        problems = [*_repeat_problems(first, again, "after a second reset of the same environment")]
+        """Play in a second environment, which is added to ``later``. Yield the failures that the first did not have."""
         second_specs = self.trial.make()
         if isinstance(second_specs, Failure):
             yield Finding(
@@ -216,15 +236,13 @@ class _Examination:
                     f"A second one has other specs: {_describe(second_specs)}.",
                     "All environments of a manager need the same spaces; do not let them depend on chance.",
                 )
-            second = self._play(self.seed)
-            problems += _repeat_problems(first, second, "in a second, new environment")
-            if not second.ended_process:
+            later[_NEW] = self._play(self.seed, n_steps=first.n_steps)
+            if not later[_NEW].ended_process:
                 self.trial.ask("finish", "close")
+        problems = [_late_failure(played, where) for where, played in later.items() if played.failure is not None]
         if other is not None and other.failure is not None:
-            problems.append(_late_failure(other, other.failure, "with another seed"))
+            problems.append(_late_failure(other, "with another seed"))
         yield from problems
-        if not problems:
-            yield Finding("seeding", "ok", f"The same seed and actions give the same {first.n_steps} steps.")
         if not problems and other is not None and first.first_difference(other) is None:
             yield Finding(
                 "seeding",
@@ -232,6 +250,46 @@ class _Examination:
                 f"Another seed gives the same first {other.n_steps} steps with the same actions.",
                 "Fine if nothing in it is random; otherwise reset(seed=…) is not used.",
             )
+        elif not problems:
+            yield Finding("seeding", "ok", "It takes a seed, and another seed gives other steps.")
+
+    def _repeat_findings(
+        self, first: Playthrough, later: dict[str, Playthrough], drawn: list[str]
+    ) -> Iterator[Finding]:
+        """Play in another process. Yield whether the same seed and actions give the same steps there and in ``later``.
+
+        ``drawn``: see Subject. If the steps differ, a third process with the hash seed of the second says why.
+        """
+        plays = {where: later[where] for where in (_NEW, _AGAIN) if where in later}
+        is_by_hash = False
+        if not self.trial.in_process:
+            apart = self._play_apart(first)
+            if apart.failure is not None:
+                yield _late_failure(apart, _APART)
+            elif first.first_difference(apart) is not None:
+                again = self._play_apart(first)
+                is_by_hash = again.failure is None and apart.first_difference(again) is None
+            plays = {_APART: apart, **plays}
+        texts = _differences(first, plays, "data")
+        if texts:
+            text = f"Not repeatable: the same seed and actions gave something else {next(iter(texts.values()))}. "
+            is_lasting = _APART not in texts and (_APART in plays or len(texts) == 1)
+            cause = _cause_of(next(iter(texts)), drawn, is_lasting=is_lasting, is_by_hash=is_by_hash)
+            yield Finding("repeats", "note", text + cause, _NOT_HELD)
+        elif all(played.failure is None for played in plays.values()):
+            places = "a new and a used environment" + (f", and {_APART}" if _APART in plays else "")
+            yield Finding(
+                "repeats", "ok", f"The same seed and actions give the same {first.n_steps} steps in {places}."
+            )
+            for text in list(_differences(first, plays, "infos").values())[:1]:
+                yield Finding("repeats", "note", f"The infos differ {text}.", "Only what reads the infos may differ.")
+
+    def _play_apart(self, first: Playthrough) -> Playthrough:
+        self.trial.move()
+        made = self.trial.make()
+        if isinstance(made, Failure):
+            return Playthrough(failure=attrs.evolve(made, text=f"it cannot be made: {made.text}"))
+        return self._play(self.seed, n_steps=first.n_steps)
 
     def _repeated_end_findings(self, first: Playthrough) -> Iterator[Finding]:
         """Repeat the steps that ended the process, then try another seed, in new environments. Yield the findings."""
@@ -342,28 +400,42 @@ def _episode_findings(played: Playthrough, facts: Facts | None) -> Iterator[Find
         yield Finding("episodes", "ok", text)
 
 
-def _repeat_problems(first: Playthrough, later: Playthrough, where: str) -> Iterator[Finding]:
-    failure = later.failure
-    if failure is not None and later.ended_process:
-        yield _late_failure(later, failure, where)
-        return
-    advice = (
-        "Pass the seed on with super().reset(seed=seed), draw random numbers from self.np_random only, and let reset() "
-        "clear everything that an episode changes."
-    )
-    if failure is not None:
-        yield Finding("seeding", "problem", f"The same seed and actions failed {where}: {failure.text}.", advice)
-        return
-    difference = first.first_difference(later)
-    if difference is not None:
-        at_step, names = difference
-        place = "already at the reset" if at_step == 0 else f"from step {at_step} on"
-        text = f"The same seed and actions gave something else {where}, {place}: {', '.join(names)}."
-        yield Finding("seeding", "problem", text, advice)
+_NOT_HELD = (
+    "Training works. What begins an episode again elsewhere does not hold: kept episodes, positions, live replays, and "
+    "resumes that are equal to the bit."
+)
 
 
-def _late_failure(played: Playthrough, failure: Failure, where: str) -> Finding:
-    """Return the finding for ``failure``, which occurred in ``played`` but not in the first playthrough."""
+def _differences(first: Playthrough, plays: dict[str, Playthrough], part: str) -> dict[str, str]:
+    """Return a text about each of ``plays`` that differs from ``first``."""
+    texts = {}
+    for where, played in plays.items():
+        found = first.first_difference(played, part)
+        if found is not None:
+            at_step, (difference, *others) = found
+            place = "already at the reset" if at_step == 0 else f"from step {at_step} on"
+            also = f" (also: {', '.join(each.path for each in others)})" if others else ""
+            texts[where] = f"{where}, {place}: {difference}{also}"
+    return texts
+
+
+def _cause_of(where: str, drawn: list[str], *, is_lasting: bool, is_by_hash: bool) -> str:
+    """Return the likely cause of a difference ``where``. ``is_lasting``: whether new processes do not differ."""
+    if is_by_hash:
+        return "Likely cause: the order of a set, or hash(), which follow PYTHONHASHSEED. Sort it, or set that."
+    if drawn:
+        return f"Likely cause: it draws from {' and '.join(drawn)}, which reset(seed=…) does not seed."
+    if not is_lasting:
+        return "Likely causes: the time, a generator that the seed does not reach, a thread, uninitialised memory."
+    if where == _NEW:
+        return "Likely cause: something outlives an environment, such as a class attribute or a module's variable."
+    return "Likely cause: something outlives an episode, such as a world that is reused, or a counter."
+
+
+def _late_failure(played: Playthrough, where: str) -> Finding:
+    """Return the finding for the failure of ``played``, which did not occur in the first playthrough."""
+    failure = played.failure
+    assert failure is not None
     questions = {"reset": "reset", "step": "steps", "restart": "episodes"}
     text = f"{_place(played).replace('step', 'Step', 1)} {where}: {failure.text}."
     return Finding(questions[failure.phase], "problem", text, _advice(failure, ""), failure.evidence)

@@ -1,4 +1,4 @@
-"""The record of one reset of an environment and the random steps after it, with hashes that can be compared.
+"""The record of one reset of an environment and the random steps after it, which can be compared with another.
 
 A :class:`Playthrough` only records the data; ``check.environment`` derives the findings.
 """
@@ -13,9 +13,10 @@ import attrs
 import numpy as np
 
 from envmanager.adapters.side_by_side import check_steps
+from envmanager.data.differences import Difference, first_difference
 from envmanager.data.specs import BehaviorSpecs, SpecMismatch
 from envmanager.data.steps import AgentSteps, Steps
-from envmanager.placing.pair import Digest, digest
+from envmanager.placing.pair import INFOS, plain_steps
 
 _NUMBER = re.compile(r"(?<=as low as |s high as ).*")
 """Pattern of the number in the text about a value that is out of bounds."""
@@ -43,15 +44,16 @@ class Mismatch:
 
 @attrs.frozen
 class Moment:
-    """The data of one reset or step: hashes of its arrays, mismatches with the spec, and whether an episode ended."""
+    """The data of one reset or step, its infos, mismatches with the spec, and whether an episode ended."""
 
-    digest: Digest
+    data: Mapping[str, Any]
+    infos: Mapping[str, Any]
     mismatches: Sequence[Mismatch]
     has_ended: bool
 
     @classmethod
     def of(cls, steps: Steps, specs: BehaviorSpecs, *, is_reset: bool) -> Moment:
-        """Return the Moment of a reset or step: check ``steps`` against ``specs``, and hash the arrays."""
+        """Return the Moment of a reset or step: check ``steps`` against ``specs``."""
         mismatches = []
         for behavior, current in steps.items():
             if current.env_id.any():  # a vector, of one agent per environment
@@ -63,7 +65,8 @@ class Moment:
                 if not is_reset and error.path.startswith("obs") and current.ended.any():
                     phase = "restart"  # obs is the first observation of the next episode
                 mismatches.append(Mismatch(phase, error.path, str(error)))
-        return cls(digest(steps, specs), mismatches, any(current.ended.any() for current in steps.values()))
+        has_ended = any(current.ended.any() for current in steps.values())
+        return cls(plain_steps(steps), plain_steps(steps, INFOS), mismatches, has_ended)
 
 
 @attrs.frozen
@@ -84,7 +87,8 @@ class Failure:
 class Playthrough:
     """The data of one reset and the steps after it."""
 
-    digests: list[Digest] = attrs.field(factory=list)
+    data: list[Mapping[str, Any]] = attrs.field(factory=list)
+    infos: list[Mapping[str, Any]] = attrs.field(factory=list)
     mismatches: dict[tuple[Phase, str], tuple[int, Mismatch]] = attrs.field(factory=dict)
     """First mismatch of each array in each phase, with the number of the step."""
     episode_lengths: list[int] = attrs.field(factory=list)
@@ -93,7 +97,7 @@ class Playthrough:
     @property
     def n_steps(self) -> int:
         """Number of completed steps. A step that failed does not count."""
-        return max(0, len(self.digests) - 1)
+        return max(0, len(self.data) - 1)
 
     @property
     def ended_process(self) -> bool:
@@ -104,13 +108,9 @@ class Playthrough:
         """Return the first mismatch of each array in ``phase``, as pairs of step number and Mismatch."""
         return [found for found in self.mismatches.values() if found[1].phase == phase]
 
-    def first_difference(self, other: Playthrough) -> tuple[int, list[str]] | None:
-        """Return the first unequal step (0: the reset) and the names of its unequal arrays, or None if all agree."""
-        for at_step, (ours, theirs) in enumerate(zip(self.digests, other.digests, strict=False)):
-            if ours != theirs:
-                names = dict.fromkeys([*ours, *theirs])
-                return at_step, [name for name in names if ours.get(name) != theirs.get(name)]
-        return None
+    def first_difference(self, other: Playthrough, part: str = "data") -> tuple[int, list[Difference]] | None:
+        """Return the first step (0: the reset) whose data differ, or infos, and its differences. None if all agree."""
+        return first_difference(getattr(self, part), getattr(other, part))
 
 
 class ArrayWatch:

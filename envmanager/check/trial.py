@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
+import random
 import re
 import shutil
+import sys
 import tempfile
 import time
 import traceback
@@ -24,6 +27,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import attrs
+import numpy as np
 
 from envmanager.adapters.factories import call_factory, resolve
 from envmanager.adapters.recipes import EnvRecipe
@@ -98,7 +102,7 @@ class Trial:
         self._factory = env_factory if isinstance(named, str) and ":" in named else resolve(env_factory)
         self._seed = seed
         self._timeout_s = timeout_s
-        self._in_process = in_process
+        self.in_process = in_process
         self._manager_class = SimpleEnvManager if in_process else SubprocessEnvManager
         self._on_call = on_call
         self._longest_s: dict[str, float] = {}
@@ -122,10 +126,18 @@ class Trial:
             raise made
         return made  # type: ignore[no-any-return]
 
+    def move(self) -> None:
+        """Stop the worker. Later ones are new Python processes with another hash seed, unless PYTHONHASHSEED is set."""
+        self._end_worker()
+        environ = dict(os.environ if self._options.worker_env is None else self._options.worker_env)
+        if environ.get("PYTHONHASHSEED", "random") == "random":
+            environ["PYTHONHASHSEED"] = "1"
+        self._options = attrs.evolve(self._options, start_method="spawn", worker_env=environ)
+
     def try_two(self) -> bool:
         """Try two environments in one process, as ``placing.pair.try_two`` does. Raises OnePerProcess."""
         self._on_call("two in one process")
-        return try_two(self._manager_class, [self._factory] * 2, self._options, is_apart=not self._in_process)
+        return try_two(self._manager_class, [self._factory] * 2, self._options, is_apart=not self.in_process)
 
     def ask(self, name: str, text: str, *args: Any) -> Any:
         """Call the Subject's method ``name``, starting a worker if there is none. Return the result, or a Failure.
@@ -138,7 +150,7 @@ class Trial:
             call_s = longest_s + LEAST_S  # for a process that was stopped
             self._manager = probing_manager(self._manager_class, subject, self._options, "check", call_s=call_s)
         limit_s = self._limit_s(name)
-        self._on_call(text if self._in_process else f"{text} (at most {limit_s:.3g} s)")
+        self._on_call(text if self.in_process else f"{text} (at most {limit_s:.3g} s)")
         began = time.monotonic()
         try:
             result = call_within(limit_s, self._manager, name, *args)
@@ -153,7 +165,7 @@ class Trial:
         return result
 
     def _limit_s(self, name: str) -> float:
-        if self._in_process:
+        if self.in_process:
             return math.inf
         compared = _COMPARED.get(name, ())
         if name == "make":
@@ -212,6 +224,9 @@ class Subject(Hosted):
         self._last_call = open(last_call_path, "w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
         self._player: Any = None  # a Player while there is an environment
         self._is_watched = False
+        self._after_reset: dict[int | None, dict[str, bytes]] = {}
+        """States of the global generators after the first reset with a seed."""
+        self._drawn: dict[str, None] = {}
 
     def _note(self, call: str) -> None:
         self._last_call.seek(0)
@@ -234,7 +249,7 @@ class Subject(Hosted):
                     self._factory = resolve(self._factory)
             except EnvManagerError as error:
                 return error
-            self._player = Player(call_factory(self._factory, context))
+            self._player = Player(call_factory(self._factory, context), infos=True)
             self._player.group.casting.on_cast = self._note_cast
             self._is_watched = self._watch.attach(self._player.made)
             return dict(self._player.group.behavior_specs)
@@ -246,7 +261,11 @@ class Subject(Hosted):
 
         ``seed`` seeds the random actions of the following steps.
         """
-        return self._moment(lambda: self._player.reset(env_seed, seed), is_reset=True)
+        moment = self._moment(lambda: self._player.reset(env_seed, seed), is_reset=True)
+        states = _states_of_generators()
+        before = self._after_reset.setdefault(env_seed, states)
+        self._drawn.update(dict.fromkeys(name for name, state in states.items() if state != before.get(name, state)))
+        return moment
 
     def advance(self) -> Moment | Failure:
         """Take a step with random actions. Return its data (a Moment), or a Failure."""
@@ -266,6 +285,10 @@ class Subject(Hosted):
             getattr(group, "earned_at_restart", None),
         )
 
+    def drawn(self) -> list[str]:
+        """Return the names of the global random generators that were used and that no reset with a seed seeds."""
+        return list(self._drawn)
+
     def finish(self) -> Failure | None:
         """Close the environment. Return a Failure if closing fails, else None."""
         player, self._player = self._player, None
@@ -278,6 +301,14 @@ class Subject(Hosted):
         self._last_call.close()
         if self._player is not None:
             self._player.group.close()
+
+
+def _states_of_generators() -> dict[str, bytes]:
+    """Return the pickled state of each global random generator of this process, by name."""
+    found = {"random": random.getstate(), "numpy.random": np.random.get_state()}
+    if "torch" in sys.modules:
+        found["torch"] = sys.modules["torch"].get_rng_state()
+    return {name: pickle.dumps(state) for name, state in found.items()}
 
 
 def _tried(act: Callable[[], Any]) -> Any:

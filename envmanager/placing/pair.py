@@ -14,25 +14,26 @@ returns the same data alone, and other data beside a second one, has trouble. So
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
-import cloudpickle
 import numpy as np
 
 from envmanager.adapters.choosing import build_group, n_envs_of
 from envmanager.adapters.factories import call_factory
+from envmanager.data.differences import first_difference
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs
+from envmanager.data.specs import ArraySpec, BehaviorSpec, BehaviorSpecs, describe_value
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo, Steps
-from envmanager.data.trees import Tree, leaves_like, paths
+from envmanager.data.trees import Tree, as_numpy, is_foreign
 from envmanager.environment import EnvContext, Environment
 from envmanager.errors import EnvRaised, UsageError, WorkerDied, WorkerError, WorkerTimedOut
 from envmanager.kernel.policy_steps import call_policies
@@ -45,11 +46,12 @@ if TYPE_CHECKING:
 PLAY_S = 0.25
 """Time in seconds after which the first playthrough ends. Later ones take as many steps."""
 MAX_STEPS = 50
+DATA, INFOS = ("obs", "reward", "terminated", "truncated", "final_obs"), ("info", "reset_info")
+"""Fields of AgentSteps that are compared."""
+LARGEST = 4096
+"""Size in bytes up to which an array is kept for comparisons. A larger one is hashed."""
 LEAST_S, TIMES = 5.0, 3
 """Deadline of two environments: so many seconds, and so many times the time in which one was started and played."""
-
-Digest = Mapping[str, int]
-"""Hash of each array of one step, by the array's name. Only hashes of one process can be compared."""
 
 
 class OnePerProcess(Exception):
@@ -172,7 +174,7 @@ class Pair(Hosted):
         self._to_make = list(zip(factories, contexts, strict=True))
         self._players: list[Player] = []
         self._seeds: tuple[int | None, int | None] = (0, 1)
-        self._alone: list[Digest] = []
+        self._alone: list[dict[str, Any]] = []
         self._make_next()
 
     def _make_next(self) -> None:
@@ -188,14 +190,17 @@ class Pair(Hosted):
         except UsageError:  # it takes no seed
             self._seeds = None, None
             self._alone = self._play()
-        return all(self._play() == self._alone for _ in range(n_times - 1))
+        return all(self._is_as_alone() for _ in range(n_times - 1))
 
     def play_in_turns(self) -> bool:
         """Make the second environment and play with both. Return whether the first returned the same data as alone."""
         self._make_next()
-        return self._play() == self._alone
+        return self._is_as_alone()
 
-    def _play(self) -> list[Digest]:
+    def _is_as_alone(self) -> bool:
+        return first_difference(self._alone, self._play()) is None
+
+    def _play(self) -> list[dict[str, Any]]:
         """Play with the first environment, and with the others in turns. Return the first's data.
 
         Every episode of the first begins with the seed, because without one it may be another each time. So what it
@@ -203,7 +208,7 @@ class Pair(Hosted):
         """
         first, *others = self._players
         n_steps, deadline = len(self._alone) - 1, time.monotonic() + PLAY_S
-        digests: list[Digest] = []
+        played: list[dict[str, Any]] = []
         has_ended = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as one about an environment that cannot be seeded
@@ -212,12 +217,12 @@ class Pair(Hosted):
                 has_ended = any(each.ended.any() for each in steps.values())
                 if has_ended:
                     steps = {name: attrs.evolve(each, obs=None) for name, each in steps.items()}
-                digests.append(digest(steps, first.group.behavior_specs))
+                played.append(plain_steps(steps))
                 for other in others:
                     other.reset(self._seeds[1]) if at_step in (0, n_steps // 2) else other.step()
                 if n_steps < 0 and at_step and time.monotonic() > deadline:
                     break
-        return digests
+        return played
 
     def close(self) -> None:
         for player in self._players:
@@ -228,9 +233,9 @@ class Pair(Hosted):
 class Player:
     """An environment or a vector, ``made`` by a user's factory, and the random actions that it gets."""
 
-    def __init__(self, made: Any) -> None:
+    def __init__(self, made: Any, *, infos: bool = False) -> None:
         self.made = made
-        self.group = build_group([made], range(n_envs_of(made) or 1))
+        self.group = build_group([made], range(n_envs_of(made) or 1), infos=infos)
         self._steps: Steps = {}
         self._policies: dict[str, Policy] = {}
         self._action_seed = 0
@@ -270,23 +275,47 @@ class ByRow:
         return self._policy.get_action(attrs.evolve(steps, agent_id=np.arange(len(steps))))
 
 
-def digest(steps: Steps, specs: BehaviorSpecs) -> Digest:
-    """Return the hashes of all arrays of ``steps``."""
-    hashes: dict[str, int] = {}
+def plain_steps(steps: Steps, names: Sequence[str] = DATA) -> dict[str, Any]:
+    """Return the fields ``names`` of ``steps`` as plain values, which ``data.differences`` can compare.
+
+    A key is a field's name, after that of its behavior if there are several. The rows of a single agent are returned
+    without their first dimension. None replaces what contains itself.
+    """
+    found: dict[str, Any] = {}
     for behavior, current in steps.items():
-        prefix = "" if len(steps) == 1 else f"{behavior}: "
-        for name in ("reward", "terminated", "truncated"):
-            hashes[prefix + name] = hash(getattr(current, name).tobytes())
-        spec = specs[behavior].observation
-        for root in ("obs", "final_obs"):
-            tree = getattr(current, root)
-            if tree is not None:
-                for path, leaf in zip(paths(spec, root), leaves_like(spec, tree), strict=True):
-                    hashes[prefix + path] = _hash(leaf)
-    return hashes
+        for name in names:
+            key = name if len(steps) == 1 else f"{behavior}: {name}"
+            try:
+                found[key] = _plain(getattr(current, name), is_of_one=len(current) == 1)
+            except RecursionError:
+                found[key] = None
+    return found
 
 
-def _hash(leaf: np.ndarray) -> int:
-    if leaf.dtype.kind != "O":
-        return hash(leaf.tobytes())
-    return hash(tuple(cloudpickle.dumps(entry) for entry in leaf))
+def _plain(value: Any, *, is_of_one: bool = False) -> Any:
+    """Return a copy of ``value`` that any process can unpickle and compare, because it has no objects of other classes.
+
+    An array of more than ``LARGEST`` bytes becomes a text with its hash, an object of another class its ``repr``, or
+    the name of its class if the ``repr`` has an address. ``is_of_one``: whether to return the first row of arrays and
+    lists only.
+    """
+    value = as_numpy(value) if is_foreign(value) else value
+    if is_of_one and isinstance(value, np.ndarray | list):
+        return _plain(value[0]) if len(value) else None
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        if value.nbytes <= LARGEST:
+            return value.copy()
+        return f"{describe_value(value)} {hashlib.blake2b(value.tobytes(), digest_size=8).hexdigest()}"
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_plain(each, is_of_one=is_of_one) for each in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, is_of_one=is_of_one) for key, each in value.items()}
+    if isinstance(value, Set):
+        return sorted(map(repr, value))
+    if value is None or type(value) in (bool, int, float, str, bytes) or isinstance(value, np.generic):
+        return value
+    with suppress(Exception):  # of any kind: it is the object's own code
+        text = repr(value)
+        if " at 0x" not in text:
+            return text
+    return type(value).__name__

@@ -7,7 +7,6 @@ steps are consecutive and match their actions, that healthy workers keep their e
 from __future__ import annotations
 
 import functools
-import os
 import pickle
 import signal
 import sys
@@ -29,15 +28,8 @@ from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
 from envmanager.testing.contract import NumberedActions, check_echo
 from envmanager.testing.fakes import EchoEnvironment
-from envmanager.testing.leaks import nothing_left_behind, state_of
+from envmanager.testing.leaks import SLACK_S, SOON_S, nothing_left_behind, state_of
 
-SLACK_S = float(os.environ.get("ENVMANAGER_SLACK_S", "20"))
-"""Seconds by which a call may miss its deadline. The documentation promises 2 s on an idle machine.
-
-The default is ten times as long, because tests often run on a busy machine. ``ENVMANAGER_SLACK_S`` overrides it.
-"""
-SOON_S = 60.0
-"""Timeout in seconds for events that have no deadline of their own, long enough for a busy machine."""
 NO_RESTARTS = RestartPolicy(max_restarts=0)
 IDLE = ("idle", "step")
 """Possible phases of the error for a killed idle worker: "step" if an action was sent before the death was noticed."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import multiprocessing
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -73,12 +75,17 @@ _TO_IMPORT = re.compile(r"envmanager(\.\w+)+:[\w.]+")
 """A text by which something is imported later."""
 
 
-def imports_of(path: Path, *, for_types: bool = False) -> set[str]:
+@functools.cache
+def nodes_of(path: Path) -> Sequence[ast.AST]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+@functools.cache
+def imports_of(path: Path, *, for_types: bool = False) -> frozenset[str]:
     """The modules of this package that the file imports or names, anywhere in it; with ``for_types`` also for types."""
-    tree = ast.parse(path.read_text())
     hidden = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if not for_types
         and isinstance(node, ast.If)
         and isinstance(node.test, ast.Name)
@@ -86,7 +93,7 @@ def imports_of(path: Path, *, for_types: bool = False) -> set[str]:
         for inner in ast.walk(node)
     }
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if id(node) in hidden:
             continue
         if isinstance(node, ast.Import):
@@ -95,7 +102,7 @@ def imports_of(path: Path, *, for_types: bool = False) -> set[str]:
             found |= {_submodule(node.module, alias.name) for alias in node.names}
         elif isinstance(node, ast.Constant) and _TO_IMPORT.fullmatch(str(node.value)):
             found.add(str(node.value).partition(":")[0])
-    return {name.partition(".")[2] for name in found if name.startswith("envmanager.")}
+    return frozenset(name.partition(".")[2] for name in found if name.startswith("envmanager."))
 
 
 def _submodule(package: str, name: str) -> str:
@@ -172,7 +179,7 @@ def test_every_public_name_can_be_had() -> None:
 
 def test_only_documented_parts_of_multiprocessing_are_used() -> None:
     used = set()
-    for node in (node for path in ROOT.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))):
+    for node in (node for path in ROOT.rglob("*.py") for node in nodes_of(path)):
         if isinstance(node, ast.Import):
             used |= {each.name for each in node.names if each.name.startswith("multiprocessing.")}
         elif isinstance(node, ast.ImportFrom) and re.match(r"multiprocessing\b", node.module or ""):

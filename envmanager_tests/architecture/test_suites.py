@@ -18,7 +18,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 def suites_of_targets() -> set[str]:
     found = re.search(r"^OTHER_SUITES = (.+)$", MAKEFILE, re.M)
     assert found
-    return {"core", *found[1].split(), *re.findall(r"--suite=([a-z-]+)", MAKEFILE)}
+    return {"core", "load", *found[1].split(), *re.findall(r"--suite=([a-z-]+)", MAKEFILE)}
 
 
 def test_the_files_of_tests_belong_to_suites_that_targets_run() -> None:

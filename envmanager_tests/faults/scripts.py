@@ -51,8 +51,7 @@ from envmanager.processes import child, native, starting
 from envmanager.processes.starting import Helper
 from envmanager.system import machine
 from envmanager.testing import FakeEnvironment, Sleep, Step
-from envmanager.testing.fault_checks import SLACK_S, SOON_S
-from envmanager.testing.leaks import Traces, descendants, settle
+from envmanager.testing.leaks import SLACK_S, SOON_S, Traces, descendants, settle
 
 ROOT = Path(__file__).parents[2]
 GONE_WITHIN_S = SLACK_S

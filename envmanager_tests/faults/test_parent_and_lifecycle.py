@@ -44,7 +44,7 @@ from envmanager import (
     WorkerTimedOut,
 )
 from envmanager.testing import Die, FakeEnvironment, Raise, Sleep, nothing_left_behind
-from envmanager.testing.fault_checks import SLACK_S, SOON_S
+from envmanager.testing.leaks import SLACK_S, SOON_S
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import (
     actions,

@@ -34,8 +34,9 @@ from envmanager.hosts import shared_rows
 from envmanager.processes import portable
 from envmanager.testing import EchoEnvironment, FakeEnvironment
 from envmanager.testing.fakes import Die
-from envmanager.testing.fault_checks import SLACK_S, returns_within
+from envmanager.testing.fault_checks import returns_within
 from envmanager.testing.faults import Segfault, faulty
+from envmanager.testing.leaks import SLACK_S
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program, until_gone
 from envmanager_tests.faults.scripts_of_workers import mount_in_a_namespace

@@ -37,7 +37,7 @@ from envmanager.hosts import shared_rows
 from envmanager.processes.process_host import ProcessHost
 from envmanager.processes.starting import Helper
 from envmanager.testing import Die, FakeEnvironment, Step, nothing_left_behind
-from envmanager.testing.fault_checks import SLACK_S, SOON_S
+from envmanager.testing.leaks import SLACK_S, SOON_S
 from envmanager_tests.faults import scripts, scripts_of_workers
 from envmanager_tests.faults.scripts import NO_RESTARTS, living, program, started
 from envmanager_tests.start_methods import IS_PORTABLE, MARKED_START_METHODS, native_only

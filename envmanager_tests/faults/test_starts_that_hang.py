@@ -20,7 +20,8 @@ from envmanager.options import StartMethod
 from envmanager.processes import starting
 from envmanager.processes.helper import LOAD, Request
 from envmanager.system import machine
-from envmanager.testing.fault_checks import SLACK_S, until
+from envmanager.testing.fault_checks import until
+from envmanager.testing.leaks import SLACK_S
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program
 from envmanager_tests.in_a_thread import lines_of, while_held_at

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from envmanager.testing.fault_checks import SLACK_S
+from envmanager.testing.leaks import SLACK_S
 from envmanager_tests.faults import scripts
 from envmanager_tests.faults.scripts import program
 from envmanager_tests.start_methods import MARKED_START_METHODS, loses, native_only

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 from envmanager import make_manager
 from envmanager.cli.config_files import TRAINING_TABLES, load_config
-from envmanager.testing.fault_checks import SLACK_S
+from envmanager.testing.leaks import SLACK_S
 from envmanager.training.learners import LearnersChanged
 from envmanager.training.policies.saved import SavedTraining
 from envmanager.training.runs import checkpoints

@@ -1,1 +1,1 @@
-SUITE = "core"
+SUITE = "load"

@@ -27,7 +27,7 @@ from envmanager import (
     WorkerTimedOut,
 )
 from envmanager.testing import FakeEnvironment
-from envmanager.testing.fault_checks import SLACK_S
+from envmanager.testing.leaks import SLACK_S
 
 NEVER = RestartPolicy(max_restarts=0)
 

@@ -333,8 +333,7 @@ def test_a_worker_that_dies_in_a_call_of_the_policy_is_sent_no_action(max_restar
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_AS"), reason="memory cannot be limited here")
-@pytest.mark.parametrize("kind", ["simple", "subprocess"])
-@pytest.mark.parametrize("use", ["step", "recv"])
+@pytest.mark.parametrize(("kind", "use"), [("simple", "step"), ("subprocess", "recv")])
 def test_what_could_not_be_copied_for_want_of_memory_is_handed_out_by_the_next_call(kind: str, use: str) -> None:
     with program(odd_moments.step_without_memory, kind, use) as trainer:
         assert trainer.announced("refused") == [["MemoryError"]]

@@ -34,8 +34,9 @@ from envmanager.observe import events
 from envmanager.processes.process_host import ProcessHost
 from envmanager.testing import EchoEnvironment, FakeEnvironment, Step, faulty
 from envmanager.testing.contract import NumberedActions
-from envmanager.testing.fault_checks import SLACK_S, CheckedTrainer, is_gone, until
+from envmanager.testing.fault_checks import CheckedTrainer, is_gone, until
 from envmanager.testing.faults import Leak
+from envmanager.testing.leaks import SLACK_S
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.start_methods import MARKED_START_METHODS
 

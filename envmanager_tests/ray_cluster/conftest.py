@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from envmanager.testing.fault_checks import SOON_S, is_gone, until
-from envmanager.testing.leaks import descendants
+from envmanager.testing.fault_checks import is_gone, until
+from envmanager.testing.leaks import SOON_S, descendants
 
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")

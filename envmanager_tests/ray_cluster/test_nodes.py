@@ -17,8 +17,8 @@ from envmanager import EnvContext, RestartPolicy, Timeouts, UsageError, Wait, Wo
 from envmanager.errors import NotPlaced
 from envmanager.observe import events
 from envmanager.testing import EchoEnvironment
-from envmanager.testing.fault_checks import SLACK_S, SOON_S, CheckedTrainer, returns_within, until
-from envmanager.testing.leaks import descendants
+from envmanager.testing.fault_checks import CheckedTrainer, returns_within, until
+from envmanager.testing.leaks import SLACK_S, SOON_S, descendants
 from envmanager_tests.ray_cluster.conftest import CPUS_OF_A_NODE, STORE_BYTES
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")

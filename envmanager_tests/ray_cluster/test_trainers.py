@@ -15,7 +15,8 @@ import pytest
 
 from envmanager import SubprocessEnvManager, UsageError, make_manager
 from envmanager.testing import EchoEnvironment
-from envmanager.testing.fault_checks import SOON_S, until
+from envmanager.testing.fault_checks import until
+from envmanager.testing.leaks import SOON_S
 from envmanager_tests.ray_cluster.conftest import actors
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")

@@ -521,7 +521,7 @@ def test_check_ends_with_0_for_a_sound_environment(capsys):
 
     out = capsys.readouterr().out
     assert "CartPole-v1: no problems found." in out
-    assert out.count("✓") == 8
+    assert out.count("✓") == 9
 
 
 def test_check_ends_with_1_for_a_faulty_one_and_says_what_is_wrong(capsys):

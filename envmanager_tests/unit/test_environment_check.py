@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import dm_env
 import gymnasium
 import numpy as np
@@ -60,8 +62,9 @@ def only(factory, question, **options):
     return findings[0]
 
 
-def problems(factory, **options):
-    return [finding.question for finding in check_environment(factory, **options) if finding.outcome == "problem"]
+def problems(factory, *, n_steps=60):
+    findings = check_environment(factory, n_steps=n_steps)
+    return [finding.question for finding in findings if finding.outcome == "problem"]
 
 
 def test_a_sound_environment_gets_one_good_answer_per_question():
@@ -261,7 +264,7 @@ class Couple(pettingzoo.ParallelEnv):
 
 
 def test_a_field_that_is_cast_for_several_agents_is_noted_once():
-    notes = [text for outcome, text in found(Couple, "steps") if outcome == "note"]
+    notes = [text for outcome, text in found(Couple, "steps", n_steps=3) if outcome == "note"]
 
     assert [note.partition(" should be ")[0] for note in notes] == ["obs['x']", "reward", "terminated"]
     assert "float32[2]" in notes[0]
@@ -351,7 +354,7 @@ class OwnWide(Environment):
 
 
 def test_columns_of_an_environment_of_the_library_that_are_cast_are_noted():
-    (note,) = [text for outcome, text in found(OwnWide, "steps") if outcome == "note"]
+    (note,) = [text for outcome, text in found(OwnWide, "steps", n_steps=3) if outcome == "note"]
 
     assert note.startswith("reward should be float32[1], but is float64[1]")
 
@@ -415,8 +418,15 @@ def test_episodes_that_did_not_end_are_a_note():
     class Endless(Sound):
         length = 10**9
 
-    assert only(Endless, "episodes") == ("note", "No episode ended within 60 steps, so restarting was not tried.")
-    assert problems(Endless) == []
+    assert only(Endless, "episodes") == ("note", "No episode ended within 600 steps, so restarting was not tried.")
+    assert problems(Endless, n_steps=10) == []
+
+
+def test_the_trial_goes_on_until_an_episode_has_ended():
+    class Long(Sound):
+        length = 200
+
+    assert only(Long, "episodes")[1].endswith("(1 in 200 steps).")
 
 
 class Unseeded(Sound):
@@ -463,21 +473,89 @@ class UnseededRestart(Sound):
         return super().reset(seed=np.random.SeedSequence().entropy % 2**31 if seed is None else seed)
 
 
+class DrawsFromTheModule(Sound):
+    def observe(self):
+        return np.random.random(2).astype(np.float32)
+
+
+class SeedsTheModule(DrawsFromTheModule):
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            np.random.seed(seed)
+        return super().reset(seed=seed)
+
+
+class SeedsTheModuleAndKeepsState(SeedsTheModule):
+    """What it draws is decided by the seed; what it counts is not."""
+
+    n_ever = 0
+
+    def reward(self, action):
+        self.n_ever += 1
+        return float(self.n_ever)
+
+
+AGAIN = "after a second reset of the same environment"
+NEW = "in a second, new environment"
+
+
 @pytest.mark.parametrize(
-    ("broken", "text"),
+    ("broken", "place", "cause"),
     [
-        (Unseeded, "gave something else after a second reset of the same environment, already at the reset: obs."),
-        (KeepsState, "gave something else after a second reset of the same environment, already at the reset: obs."),
-        (DiffersFromInstanceToInstance, "gave something else in a second, new environment, already at the reset: obs."),
-        (UnseededRestart, "gave something else after a second reset of the same environment, from step 5 on: obs."),
-        (FailsTheSecondTime, "failed after a second reset of the same environment: it raised ValueError: worn out"),
+        (Unseeded, f"{NEW}, already at the reset: obs[0] was ", "a generator that the seed does not"),
+        (KeepsState, f"{AGAIN}, already at the reset: obs[0] was 0.0 and is 0.06", "outlives an episode"),
+        (DiffersFromInstanceToInstance, f"{NEW}, already at the reset: obs[0] was ", "a class attribute"),
+        (UnseededRestart, f"{NEW}, from step 5 on: obs[0] was ", "a generator that the seed does not"),
+        (DrawsFromTheModule, f"{NEW}, already at the reset: obs[0] was ", "it draws from numpy.random, which"),
+        (SeedsTheModuleAndKeepsState, f"{AGAIN}, from step 1 on: reward was 1.0 and is 61.0", "outlives an episode"),
     ],
 )
-def test_what_the_seed_does_not_decide_is_a_problem(broken, text):
-    (outcome, said), *_ = found(broken, "seeding")
+def test_what_the_seed_does_not_decide_is_noted_with_its_first_step_and_place_and_a_likely_cause(broken, place, cause):
+    outcome, text = only(broken, "repeats")
 
-    assert outcome == "problem"
-    assert text in said
+    assert outcome == "note"
+    assert place in text
+    assert cause in text
+    assert problems(broken, n_steps=60) == []
+
+
+def test_an_environment_that_seeds_a_global_generator_is_repeatable():
+    assert only(SeedsTheModule, "repeats")[0] == "ok"
+
+
+def test_nan_is_no_difference():
+    class SaysNothing(Sound):
+        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,))
+
+        def observe(self):
+            return np.full(2, np.nan, np.float32)
+
+    assert only(SaysNothing, "repeats")[0] == "ok"
+
+
+class TimesItself(Sound):
+    """Its infos, and nothing else, differ from time to time."""
+
+    n_ever = itertools.count()
+
+    def step(self, action):
+        *step, _ = super().step(action)
+        return *step, {"times": {"of_step": next(TimesItself.n_ever)}, "self": self}
+
+
+def test_infos_that_differ_are_noted_apart():
+    (ok, (outcome, text)) = found(TimesItself, "repeats")
+
+    assert ok[0] == "ok"
+    assert outcome == "note"
+    assert f"The infos differ {NEW}, from step 1 on: info['times']['of_step'] was " in text
+
+
+def test_a_failure_of_the_second_time_is_a_problem():
+    outcome, text = found(FailsTheSecondTime, "steps")[1]
+
+    assert (outcome, text[: len("Step 10 ")]) == ("problem", "Step 10 ")
+    assert f"{AGAIN}: it raised ValueError: worn out" in text
 
 
 def test_a_seed_without_an_effect_is_a_note():
@@ -485,10 +563,10 @@ def test_a_seed_without_an_effect_is_a_note():
         def observe(self):
             return np.zeros(2, np.float32)
 
-    findings = found(Constant, "seeding")
-
-    assert findings[0][0] == "ok"
-    assert findings[1] == ("note", "Another seed gives the same first 50 steps with the same actions.")
+    assert only(Constant, "seeding") == (
+        "note",
+        "Another seed gives the same first 50 steps with the same actions.",
+    )
 
 
 class ReusesItsArray(Sound):
@@ -577,7 +655,7 @@ class Growing(Environment):
 
 
 def test_agents_with_new_numbers_after_a_second_reset_are_no_difference():
-    assert [outcome for outcome, _ in found(Growing, "seeding")] == ["ok"]
+    assert [outcome for outcome, _ in found(Growing, "repeats", n_steps=6)] == ["ok"]
 
 
 class OfTexts(Sound):
@@ -592,8 +670,8 @@ def test_observations_that_are_objects_are_compared_too():
         def observe(self):
             return "abcdefghij"[np.random.default_rng().integers(10) :]
 
-    assert [outcome for outcome, _ in found(OfTexts, "seeding")] == ["ok"]
-    assert found(UnseededTexts, "seeding")[0][0] == "problem"
+    assert [outcome for outcome, _ in found(OfTexts, "repeats")] == ["ok"]
+    assert "at the reset: obs was '" in only(UnseededTexts, "repeats")[1]
 
 
 class TwoBehaviors(Environment):
@@ -621,8 +699,8 @@ class TwoBehaviors(Environment):
 
 
 def test_findings_name_the_behavior_where_there_are_several():
-    assert only(TwoBehaviors, "constructs")[1].count("behavior ") == 2
-    assert "from step 1 on: chaser: reward." in found(TwoBehaviors, "seeding")[0][1]
+    assert only(TwoBehaviors, "constructs", n_steps=3)[1].count("behavior ") == 2
+    assert "from step 1 on: chaser: reward was 0." in only(TwoBehaviors, "repeats", n_steps=3)[1]
 
 
 def test_an_environment_that_cannot_be_watched_says_so():
