@@ -109,15 +109,15 @@ class Keeper:
         log, info = entry.log, entry.previous_step
         if log is None or info is None:
             return
-        for own in actions.values() if log.is_packed else ():
-            if len(own) == len(entry.env_ids):
+        for own in actions.values() if log.n_packed > 0 else ():
+            if len(own) == log.n_packed and own.__class__ is np.ndarray and own.flags.c_contiguous:
                 log.extend(own)
                 return
         current, first = info.current, entry.env_ids[0]
         log.keep(actions, {name: current[name].env_id[current[name].acting_rows] - first for name in actions})
 
     def sent(self, entries: Sequence[Entry]) -> None:
-        """Note that a step was sent to workers. One that waits for what it has lost is sent it now, or later.
+        """Note that a step was sent. ``entries``: those of its workers, if one of them waits for what it has lost.
 
         Now and then, give up what is longer than the policy's ``keep_at_most``.
         """

@@ -141,6 +141,7 @@ class BatchStepper:
             host.check_can_travel(actions)
         if begin is not None:
             begin()
+        keeper, restored = self._recovery.keeper, None
         try:
             for worker_id, rows, places in groups:
                 entry = entries[worker_id]
@@ -150,12 +151,14 @@ class BatchStepper:
                 own = actions
                 if len(rows) < n or places.__class__ is not slice:  # else all actions, in order
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-                worker = host.workers[worker_id] if entry.restore is None else entry.restore
+                worker = host.workers[worker_id]
+                if entry.restore is not None:
+                    worker = restored = entry.restore
                 if seats.untold:
                     book.send_begins(worker_id, worker)
                 log = entry.log
                 if log is not None:
-                    if log.is_packed and len(rows) == len(entry.env_ids):
+                    if len(rows) == log.n_packed and own.__class__ is np.ndarray and own.flags.c_contiguous:
                         log.extend(own)
                     else:
                         log.keep({behavior: own}, {behavior: rows})
@@ -169,8 +172,8 @@ class BatchStepper:
                 sent.append(entry)
         finally:
             table.sent(sent)
-            if self._recovery.keeper is not None:
-                self._recovery.keeper.sent(sent)
+            if keeper is not None:
+                keeper.sent(() if restored is None else sent)
 
     def _acting(self, groups: Sequence[EnvsOfWorker], book: TaskBook) -> list[EnvsOfWorker]:
         """Return ``groups`` without the environments that rest. A worker without others is left out, unless it begins.
