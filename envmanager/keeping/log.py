@@ -11,6 +11,7 @@ A log costs an append for each step. Steps before the beginnings of all episodes
 
 from __future__ import annotations
 
+import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps
-from envmanager.data.trees import Tree, concat_rows, leaves, snapshot, take_rows
+from envmanager.data.trees import Tree, as_numpy, concat_rows, is_foreign, leaves, snapshot, take_rows
 
 _TIDY_EVERY = 64
 """Number of steps, and of ends, after which what is not needed any more is forgotten."""
@@ -31,6 +32,11 @@ class EpisodeLog:
 
     A *step* is a number: that of the steps sent before since the log was made.
     """
+
+    __slots__ = (
+        "_behavior", "_ended", "_ended_at", "_first", "_listed", "_n_envs", "_packed", "_partial", "_size", "_spec",
+        "extend", "n_packed", "numbers", "starts", "unkept",
+    )  # fmt: skip
 
     def __init__(self, n_envs: int, specs: Mapping[str, BehaviorSpec], *, is_single: bool) -> None:
         """``is_single``: whether each environment has one agent."""
@@ -49,26 +55,27 @@ class EpisodeLog:
         self._packed, self._listed = bytearray(), list[tuple[Actions, Mapping[str, np.ndarray]]]()
         self._partial: dict[int, np.ndarray] = {}
         """Rows of the steps that not all environments took, by step."""
-        self._ends: list[tuple[int, np.ndarray, np.ndarray | None]] = []
+        self._ended, self._ended_at = bytearray(), array.array("q")
+        """Whether each environment has ended its episode, a row for each delivery that tells of ends; and its step."""
         self.extend = self._packed.extend
         """Function that keeps the actions of a step of all environments, an array in the order of their rows."""
-        self.is_packed = bool(self._size)
-        """Whether ``extend`` may be used."""
+        self.n_packed = n_envs if self._size else -1
+        """Number of actions for which ``extend`` may be used: those of all environments; else -1."""
 
     @property
     def n_steps(self) -> int:
         """Number of steps sent since the log was made, the one in flight too."""
-        return self._first + (len(self._packed) // self._size if self.is_packed else len(self._listed))
+        return self._first + (len(self._packed) // self._size if self._size else len(self._listed))
 
     def keep(self, actions: Actions, rows: Mapping[str, np.ndarray]) -> None:
         """Keep the actions of a step. ``rows``: by behavior, the row of the environment of each action, ascending."""
-        if not self.is_packed:
+        if not self._size:
             self._listed.append((snapshot(dict(actions)), rows))
             return
         own, given = rows.get(self._behavior, ()), actions.get(self._behavior)
         all_rows = np.zeros((self._n_envs, *self._spec.shape), self._spec.dtype)
         if len(own):
-            all_rows[own] = given
+            all_rows[own] = as_numpy(given) if is_foreign(given) else given
         if len(own) < self._n_envs:
             self._partial[self.n_steps] = np.asarray(own, np.int64)
         self.extend(all_rows.data)
@@ -78,8 +85,13 @@ class EpisodeLog:
 
         ``rows``: the rows of their environments, None for all in order.
         """
-        self._ends.append((self.n_steps, steps.terminated | steps.truncated, rows))
-        if len(self._ends) >= _TIDY_EVERY:
+        ended = steps.terminated | steps.truncated
+        if rows is not None:
+            ended, own = np.zeros(self._n_envs, np.bool_), ended
+            ended[rows[own]] = True
+        self._ended.extend(ended.data)
+        self._ended_at.append(self.n_steps)
+        if len(self._ended_at) >= _TIDY_EVERY:
             self.tidy()
 
     def playing(self) -> list[int]:
@@ -93,17 +105,15 @@ class EpisodeLog:
 
     def tidy(self) -> None:
         """Find the beginnings of the episodes that ``ended`` has told of, and forget the steps before all of them."""
-        ends, self._ends = self._ends, []
-        if ends and all(rows is None for *_, rows in ends):
-            ended = np.array([each for _, each, _ in ends])
-            counts, newest = ended.sum(0).tolist(), (len(ends) - 1 - ended[::-1].argmax(0)).tolist()
-            found = [(row, ends[newest[row]][0], count) for row, count in enumerate(counts) if count]
-        else:
-            places = [(step, np.flatnonzero(ended) if rows is None else rows[ended]) for step, ended, rows in ends]
-            found = [(row, step, 1) for step, own in places for row in own.tolist()]
-        for row, step, count in found:
-            self.starts[row], self.numbers[row] = step, self.numbers[row] + count
-            self.unkept.discard(row)
+        if self._ended_at:
+            ended = np.frombuffer(self._ended, np.bool_).reshape(-1, self._n_envs)
+            counts, newest = ended.sum(0).tolist(), (len(ended) - 1 - ended[::-1].argmax(0)).tolist()
+            for row, count in enumerate(counts):
+                if count:
+                    self.starts[row], self.numbers[row] = self._ended_at[newest[row]], self.numbers[row] + count
+                    self.unkept.discard(row)
+            del ended  # which holds the buffer
+            del self._ended[:], self._ended_at[:]
         first = min([self.starts[row] for row in self.playing()], default=self.n_steps)
         if first >= self._first + _TIDY_EVERY:
             n_steps, self._first = first - self._first, first
@@ -115,7 +125,7 @@ class EpisodeLog:
         start = self.starts[row]
         if start >= stop:
             return None
-        if not self.is_packed:
+        if not self._size:
             return _joined([_of_row(*each, row) for each in self._listed[start - self._first : stop - self._first]])
         data = self._packed[(start - self._first) * self._size : (stop - self._first) * self._size]
         shape = (stop - start, self._n_envs, *self._spec.shape)
@@ -125,7 +135,7 @@ class EpisodeLog:
 
     def last(self) -> tuple[Actions, Mapping[str, np.ndarray]]:
         """Return the actions of the step that was sent last, and the rows of their environments."""
-        if not self.is_packed:
+        if not self._size:
             return self._listed[-1]
         rows = self._partial.get(self.n_steps - 1, np.arange(self._n_envs))
         taken = np.frombuffer(self._packed[-self._size :], self._spec.dtype)

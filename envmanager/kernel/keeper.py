@@ -109,8 +109,8 @@ class Keeper:
         log, info = entry.log, entry.previous_step
         if log is None or info is None:
             return
-        for own in actions.values() if log.is_packed else ():
-            if len(own) == len(entry.env_ids):
+        for own in actions.values() if log.n_packed > 0 else ():
+            if len(own) == log.n_packed and own.__class__ is np.ndarray and own.flags.c_contiguous:
                 log.extend(own)
                 return
         current, first = info.current, entry.env_ids[0]

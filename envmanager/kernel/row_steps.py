@@ -154,7 +154,7 @@ class BatchStepper:
                 book.send_begins(worker_id, worker)
             log = entry.log
             if log is not None:
-                if log.is_packed and n_rows == len(entry.env_ids):
+                if n_rows == log.n_packed and own.__class__ is np.ndarray and own.flags.c_contiguous:
                     log.extend(own)
                 else:
                     log.keep({behavior: own}, {behavior: rows})

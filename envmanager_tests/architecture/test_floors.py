@@ -22,7 +22,7 @@ FLOORS = {
     "what travels": ["data", "options", "policy", "structuring"],
     "what is observed": ["observe", "tasks"],
     "environments": ["environment", "adapters"],
-    "kernel": ["kernel", "recording", "serving", "env_manager"],
+    "kernel": ["keeping", "kernel", "recording", "serving", "env_manager"],
     "workers": ["hosts"],
     "processes": ["processes"],
     "placement": ["placing"],
@@ -42,8 +42,8 @@ FLOORS = {
 
 
 ROOMS = [
-    "adapters", "coroutines", "data", "godot", "hosts", "kernel", "observe", "placing", "processes", "ray_cluster",
-    "system", "training.algorithms", "training.policies", "training.runs",
+    "adapters", "coroutines", "data", "godot", "hosts", "keeping", "kernel", "observe", "placing", "processes",
+    "ray_cluster", "system", "training.algorithms", "training.policies", "training.runs",
 ]  # fmt: skip
 """Their folders hold modules, and do nothing themselves."""
 
