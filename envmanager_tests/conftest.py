@@ -39,6 +39,7 @@ PRELOADED = (
     "envmanager_tests.envs",
     "envmanager_tests.faults.process_faults",
     "envmanager_tests.faults.scripts",
+    "envmanager_tests.interop.envs",
     "envmanager_tests.interrupting",
     "envmanager_tests.start_methods",
 )

@@ -4,8 +4,8 @@ The ``__init__.py`` of a folder names its suites, ``SUITE = "core faults"``; a f
 its top. They are read, not imported, so that a run of one suite loads no library of another.
 
 Cases under other start methods are ``start-methods`` in place of the file's other suites, but for ``faults``. Thorough
-cases are ``faults`` alone. What is marked ``load`` belongs to `make soak`; the suite ``load`` names files of it alone, so that
-no other suite imports them. The suite ``check`` is a part of `make check`.
+cases are ``faults`` alone. What is marked ``load`` belongs to `make soak`; files of the suite ``load`` have
+nothing else, so that no other suite imports them. The suite ``check`` is a part of `make check`.
 """
 
 from __future__ import annotations
