@@ -40,8 +40,8 @@ FLOORS = {
 
 
 ROOMS = [
-    "adapters", "coroutines", "data", "godot", "hosts", "keeping", "kernel", "observe", "placing", "processes", "ray_cluster",
-    "system", "training.algorithms", "training.policies", "training.runs",
+    "adapters", "coroutines", "data", "godot", "hosts", "keeping", "kernel", "observe", "placing", "processes",
+    "ray_cluster", "system", "training.algorithms", "training.policies", "training.runs",
 ]  # fmt: skip
 """Their folders hold modules, and do nothing themselves."""
 
