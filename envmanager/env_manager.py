@@ -118,7 +118,7 @@ class EnvManager(ABC):
         self._recovery = recovery = Recovery(table, policy, seed)
         if policy.keep_episodes:
             assert seed is not None
-            keeper = pkgutil.resolve_name("envmanager.kernel.keeper:Keeper")  # which few managers need
+            keeper = pkgutil.resolve_name("envmanager.keeping.keeper:Keeper")  # which few managers need
             recovery.keeper = keeper(table, weakref.proxy(recovery), policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
