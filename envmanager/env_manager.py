@@ -37,7 +37,6 @@ from envmanager.kernel.calls import Calls, Use, weak_callback
 from envmanager.kernel.collecting import Collector
 from envmanager.kernel.commands import Commands, one_for_each
 from envmanager.kernel.host import EnvWorker, FakeHost, HostContext, QueueSource, ResponseSource, StepQueue, WorkerHost
-from envmanager.kernel.keeper import Keeper, SeedSource
 from envmanager.kernel.policy_steps import PolicyStepper
 from envmanager.kernel.recovery import Recovery
 from envmanager.kernel.row_steps import BatchStepper
@@ -119,7 +118,8 @@ class EnvManager(ABC):
         self._recovery = recovery = Recovery(table, policy, seed)
         if policy.keep_episodes:
             assert seed is not None
-            recovery.keeper = Keeper(table, weakref.proxy(recovery), policy, seed)
+            keeper = pkgutil.resolve_name("envmanager.kernel.keeper:Keeper")  # which few managers need
+            recovery.keeper = keeper(table, weakref.proxy(recovery), policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
         self._row_steps = BatchStepper(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
@@ -316,8 +316,9 @@ class EnvManager(ABC):
         """Return the book for a reset. Raises UsageError for bad arguments."""
         book: TaskBook = self._table.book
         kind = self._kind if tasks is None else SourceKind.TASKS
-        if kind is SourceKind.AUTOMATIC and self._recovery.keeper is not None and not self._can_prefetch:
-            kind, tasks, prefetch = SourceKind.TASKS, self._recovery.keeper.tasks(parsed), False
+        keeper, is_given = self._recovery.keeper, tasks is not None
+        if kind is SourceKind.AUTOMATIC and keeper is not None and not self._can_prefetch:
+            kind, tasks, prefetch = SourceKind.TASKS, keeper.tasks(parsed), False
         if kind is SourceKind.AUTOMATIC:
             return self._new_book(kind, None, book.episodes)
         self._require_can_begin()
@@ -326,7 +327,7 @@ class EnvManager(ABC):
         if not isinstance(attempts, int) or attempts < 1:
             raise UsageError(f"attempts must be a whole number of at least 1, not {attempts!r}.")
         seed = self._recovery.last_config.seed if parsed.seed is None else parsed.seed
-        if tasks is not None and seed is not None and not isinstance(seed, int) and not isinstance(tasks, SeedSource):
+        if is_given and seed is not None and not isinstance(seed, int):
             raise UsageError("with tasks, seed must be one number: put the seeds into the tasks.")
         if tasks is None or book.given is not tasks or self._use is not _RESETTING:
             episodes = book.episodes or Episodes.of_manager([], self.n_envs, self.measures)

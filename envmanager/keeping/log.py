@@ -19,7 +19,7 @@ import numpy as np
 
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AgentSteps
-from envmanager.data.trees import Tree, as_numpy, concat_rows, is_foreign, leaves, snapshot, take_rows
+from envmanager.data.trees import Tree, as_numpy, concat_rows, is_foreign, snapshot, take_rows
 
 _TIDY_EVERY = 64
 """Number of steps, and of ends, after which what is not needed any more is forgotten."""
@@ -126,7 +126,11 @@ class EpisodeLog:
         if start >= stop:
             return None
         if not self._size:
-            return _joined([_of_row(*each, row) for each in self._listed[start - self._first : stop - self._first]])
+            own = []
+            for actions, rows in self._listed[start - self._first : stop - self._first]:
+                places = {name: np.flatnonzero(own_rows == row) for name, own_rows in rows.items()}
+                own.append({name: take_rows(tree, places[name]) for name, tree in actions.items() if len(places[name])})
+            return joined_actions(own)
         data = self._packed[(start - self._first) * self._size : (stop - self._first) * self._size]
         shape = (stop - start, self._n_envs, *self._spec.shape)
         taken: np.ndarray = np.frombuffer(data, self._spec.dtype).reshape(shape)[:, row]
@@ -143,19 +147,10 @@ class EpisodeLog:
         return {self._behavior: taken[rows]}, {self._behavior: rows}
 
 
-def _of_row(actions: Actions, rows: Mapping[str, np.ndarray], row: int) -> Actions:
-    own = {name: take_rows(tree, np.flatnonzero(rows[name] == row)) for name, tree in actions.items()}
-    return {name: tree for name, tree in own.items() if len(leaves(tree)[0])}
-
-
 def joined_actions(parts: Sequence[Actions | None]) -> Actions | None:
     """Return actions one after the other, by behavior; None if there are none."""
-    return _joined([part for part in parts if part])
-
-
-def _joined(parts: Sequence[Actions]) -> Actions | None:
     by_name: dict[str, list[Tree]] = {}
     for part in parts:
-        for name, tree in part.items():
+        for name, tree in (part or {}).items():
             by_name.setdefault(name, []).append(tree)
     return {name: concat_rows(trees) for name, trees in by_name.items()} or None

@@ -296,7 +296,7 @@ class Keeper:
             restore.left.pop(0)
             restore.parts.append({name: steps.copy() for name, steps in response.payload.items()})
             if restore.left:
-                self._send_next(entry)
+                self._send_rows(entry, restore.left[:1])
                 return True
         payload, name = self._with_losses(entry, _joined(restore.parts or [response.payload])), CommandName.STEP
         if len(restore.told) == len(entry.env_ids):
@@ -367,16 +367,13 @@ class Keeper:
         left = [row for row in taken if row not in restore.lost]
         if restore.is_alone and left:
             restore.left = left
-            self._send_next(entry)
+            self._send_rows(entry, restore.left[:1])
         elif restore.told or not taken or len(taken) < book.seats.n_acting_in[entry.worker_id]:
             self._send_rows(entry, left)
         else:
             worker.send(CommandName.STEP, actions)
             if not restore.lost:
                 entry.restore = None
-
-    def _send_next(self, entry: Entry) -> None:
-        self._send_rows(entry, _of(entry)[1].left[:1])
 
     def _send_rows(self, entry: Entry, chosen: Sequence[int]) -> None:
         assert entry.log is not None

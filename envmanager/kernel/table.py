@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -25,9 +25,11 @@ from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecConflict, mer
 from envmanager.data.steps import Actions, Batch, Begin, CommandName, EnvironmentResponse, StepInfo, Steps, phase_of
 from envmanager.data.trees import snapshot
 from envmanager.errors import BadObservation, WorkerError
-from envmanager.keeping.log import EpisodeLog
 from envmanager.observe.stats import WorkerStats
 from envmanager.observe.timing import WorkerTimes
+
+if TYPE_CHECKING:
+    from envmanager.keeping.log import EpisodeLog
 
 
 class WorkerState(enum.IntEnum):
