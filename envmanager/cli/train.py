@@ -242,15 +242,17 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
         ("result", {"done": "all steps taken", "stopped": "stopped; resume with --resume"}[result.ended]),
         ("steps", f"{taken}, {result.n_steps:,} with those before" if result.n_steps_before else taken),
     ]
+    loses = result.stats.restarts and not plan.manager.restarts.keep_episodes
     for behavior, mean in result.mean_return_of.items():
         whose = of_behavior(behavior, result.mean_return_of)
-        without = " (lost ones, which are mostly long, do not count)" if result.stats.restarts else ""
+        without = " (lost ones, which are mostly long, do not count)" if loses else ""
         measured = "".join(f", {name} {own:.4g}" for name, own in result.measures_of.get(behavior, {}).items())
         lines.append(("return", f"{mean:.4g}{whose}{measured} while training, mean of the last episodes{without}"))
     if result.evaluation is not None:
         lines.extend(("evaluation", line) for line in evaluation_lines(result.evaluation))
     if result.stats.restarts:
-        lines.append(("restarts", f"{result.stats.restarts:,}, {result.stats.steps_lost:,} worker steps lost"))
+        kept = f", {result.stats.episodes_kept:,} episodes kept" if result.stats.episodes_kept else ""
+        lines.append(("restarts", f"{result.stats.restarts:,}, {result.stats.steps_lost:,} worker steps lost{kept}"))
     if plan.manager.log_dir is not None and os.path.isdir(plan.manager.log_dir):  # else nothing was printed
         lines.append(("output", plan.manager.log_dir))
     if plan.manager.trace is not None:

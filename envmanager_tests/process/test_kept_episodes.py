@@ -18,6 +18,7 @@ import attrs
 import gymnasium
 import numpy as np
 import pytest
+from pettingzoo.utils.env import ParallelEnv
 
 from envmanager import (
     ActionInfo,
@@ -277,6 +278,72 @@ def test_step_returns_infos_as_without_kills() -> None:
                 if kills:
                     kill(round_)
                 infos = manager.step(ALL)
+            return [each.hexdigest() for each in own]
+
+    assert digests(kills=True) == digests(kills=False)
+
+
+class Team(ParallelEnv):  # type: ignore[misc]
+    """Agents that join and leave in the middle of an episode, each with a number that depends on all actions."""
+
+    metadata = {"name": "team"}
+    possible_agents = ["a_0", "a_1", "a_2"]
+
+    def observation_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def action_space(self, agent: str) -> Any:
+        return gymnasium.spaces.Discrete(3)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        if seed is not None:
+            self._random = np.random.default_rng(seed)
+        self._n, self._length = 0, int(self._random.integers(6, 20))
+        self._x = dict.fromkeys(self.possible_agents, float(self._random.random()))
+        self.agents = sorted(self._random.permutation(self.possible_agents)[: self._random.integers(1, 4)].tolist())
+        return self._rows(self.agents), {agent: {} for agent in self.agents}
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        self._n += 1
+        for agent, action in actions.items():
+            self._x[agent] = (self._x[agent] * 3.7 + int(action) + float(self._random.random())) % 10.0
+        is_over, acted = self._n >= self._length, self.agents
+        ends = {agent: is_over or bool(self._random.random() < 0.05) for agent in acted}
+        joins = [each for each in self.possible_agents if each not in acted][: self._random.random() < 0.1]
+        self.agents = [] if is_over else sorted([*(agent for agent in acted if not ends[agent]), *joins])
+        both = list(dict.fromkeys([*acted, *self.agents]))
+        rewards = {agent: self._x[agent] for agent in both}
+        no, infos = dict.fromkeys(both, False), {agent: {} for agent in both}
+        return self._rows(both), rewards, {**no, **ends}, no, infos
+
+    def _rows(self, agents: list[str]) -> dict[str, Any]:
+        return {agent: np.array([self._x[agent], float(self._n)]) for agent in agents}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("n_workers", [4, 2])
+def test_agents_that_come_and_go_are_the_same_after_kills(n_workers: int) -> None:
+    class Own:
+        def get_action(self, steps: AgentSteps) -> ActionInfo:
+            return ActionInfo((np.abs(steps.obs.sum(1)) * 7).astype(np.int64) % 3)
+
+    def digests(*, kills: bool) -> list[str]:
+        with SubprocessEnvManager(Team, 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
+            manager.set_policy("default", Own())
+            infos, own, kill = manager.reset(), [hashlib.sha256() for _ in range(4)], killer(manager)
+            for round_ in range(60):
+                for info in infos:
+                    assert info.lost is None
+                    for steps in info.current.values():
+                        for row, env_id in enumerate(steps.env_id.tolist()):
+                            columns = steps.agent_id, steps.obs, steps.reward, steps.terminated
+                            own[env_id].update(b"".join(each[row].tobytes() for each in columns))
+                if kills:
+                    kill(round_)
+                infos = manager.step(ALL)
+            assert manager.events.count(events.Died) >= 5 * kills
             return [each.hexdigest() for each in own]
 
     assert digests(kills=True) == digests(kills=False)
