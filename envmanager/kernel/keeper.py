@@ -244,11 +244,12 @@ class Keeper:
             entry.log.unkept.discard(row)
 
     def lose_all(self, entry: Entry) -> None:
-        """Note that all episodes of a worker are lost, and that others begin."""
+        """Note that all episodes of a worker are lost, and that others begin; in a reset with a seed first the same."""
         if entry.log is not None:
             entry.log.tidy()
             for row in range(len(entry.env_ids)):
-                entry.log.numbers[row] += entry.restore is None or row not in entry.restore.lost
+                is_other = entry.restore is None or row not in entry.restore.lost
+                entry.log.numbers[row] += is_other and not entry.keeps_seed
                 entry.log.begin(row)
         entry.restore = None
 
