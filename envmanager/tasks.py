@@ -11,8 +11,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import attrs
 
+from envmanager.data.differences import is_same
 from envmanager.data.specs import describe_value
-from envmanager.data.trees import equal_trees, snapshot
+from envmanager.data.trees import snapshot
 from envmanager.errors import UsageError
 from envmanager.observe.episodes import FinishedEpisode
 from envmanager.options import a_mapping, plain
@@ -42,7 +43,7 @@ class Task:
         default=None, converter=snapshot, validator=attrs.validators.optional(a_mapping), hash=False
     )
     id: Any = None
-    actions: Any = attrs.field(default=None, converter=snapshot, hash=False, eq=attrs.cmp_using(eq=equal_trees))
+    actions: Any = attrs.field(default=None, converter=snapshot, hash=False, eq=attrs.cmp_using(eq=is_same))
     inherits: ClassVar[bool] = True
     """Whether a seed is derived if it is None, and the reset's options are merged. If False, both are passed on as is,
     and a seed is derived only for the first episode after a worker was replaced."""

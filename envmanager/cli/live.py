@@ -13,17 +13,19 @@ import numpy as np
 from envmanager.adapters.factories import resolve
 from envmanager.adapters.recipes import EnvRecipe, Prepared
 from envmanager.cli.output import PlainOutput
-from envmanager.data.steps import AgentSteps, Begin, Steps
-from envmanager.data.trees import equal_trees, leaves, leaves_like, paths
+from envmanager.data.differences import Difference, differences
+from envmanager.data.steps import Begin, Steps
+from envmanager.data.trees import leaves
 from envmanager.environment import EnvGroup
 from envmanager.errors import UsageError
 from envmanager.hosts.hosting import GroupFactory, make_contexts
 from envmanager.importing import needed_by
+from envmanager.keeping.log import joined_actions
 
 with needed_by("envmanager replay", extra="record"):
     from envmanager.recording.codec import Apart
     from envmanager.recording.data import about
-    from envmanager.recording.place import Place, joined_actions, walk
+    from envmanager.recording.place import Place, walk
 
 
 def show_live(
@@ -109,7 +111,7 @@ def _led_to(group: EnvGroup, place: Place) -> Steps:
         for actions in place.actions:
             steps = group.step(actions)
         return steps
-    taken = joined_actions(([] if begin.actions is None else [begin.actions]) + place.actions)
+    taken = joined_actions([begin.actions, *place.actions]) or {}
     steps = group.reset_on_demand([Begin(0, True, begin.seed, begin.options, begin.task, taken)])
     for _, step, error in group.not_begun.values():
         why = "the episode ended" if error is None else f"{type(error).__name__}: {error}"
@@ -133,33 +135,18 @@ def _observed(steps: Steps) -> str:
     return "; ".join(f"{name}: {', '.join(each)}" for name, each in shown.items())
 
 
-def _difference(recorded: Steps, found: Steps) -> str | None:
-    """Return the first part that differs, as text, or None."""
-    for behavior in {**recorded, **found}:
-        if behavior not in recorded or behavior not in found:
-            return f"behavior {behavior!r}: {'not recorded' if behavior in found else 'not here'}"
-        difference = _of_behavior(recorded[behavior], found[behavior])
-        if difference is not None:
-            return difference if len(recorded) == 1 else f"{behavior}: {difference}"
-    return None
+def _difference(recorded: Steps, found: Steps) -> Difference | None:
+    return next(differences(_told(recorded), _told(found)), None)
 
 
-def _of_behavior(recorded: AgentSteps, found: AgentSteps) -> str | None:
-    names = ["agent_id", "reward", "terminated", "truncated", "obs"]
-    if recorded.final_obs is not None and found.final_obs is not None:
-        names[-1:] = ["final_obs"]  # what follows the end may be another episode
-    for name in names:
-        one, other = getattr(recorded, name), getattr(found, name)
-        for path, before, now in zip(paths(one, name), leaves(one), leaves_like(one, other), strict=True):
-            if before.shape != now.shape or before.dtype != now.dtype:
-                return f"{path} was {before.dtype}{list(before.shape)}, is {now.dtype}{list(now.shape)}"
-            pairs = zip(before.reshape(-1).tolist(), now.reshape(-1).tolist(), strict=True)
-            differs = [not equal_trees(*pair) for pair in pairs]
-            if any(differs):
-                place = tuple(map(int, np.unravel_index(differs.index(True), before.shape)))
-                inner = "".join(f"[{each}]" for each in (place[1:] if len(recorded) == 1 else place))
-                return f"{path}{inner} was {before[place]}, is {now[place]}"
-    return None
+def _told(steps: Steps) -> dict[str, Any]:
+    """Return what is compared: not what follows an end, which may be the beginning of another episode."""
+    told: dict[str, Any] = {}
+    for behavior, each in steps.items():
+        seen = {"obs": each.obs} if each.final_obs is None else {"final_obs": each.final_obs}
+        columns = {name: getattr(each, name) for name in ("agent_id", "reward", "terminated", "truncated")}
+        told[behavior] = {**seen, **columns}
+    return told[behavior] if len(told) == 1 else told
 
 
 def _first(steps: Steps) -> Steps:

@@ -63,6 +63,11 @@ def differences(expected: Any, got: Any, path: str = "") -> Iterator[Difference]
         yield Difference(path, expected, got)
 
 
+def is_same(expected: Any, got: Any) -> bool:
+    """Return whether two values have no differences."""
+    return not any(True for _ in differences(expected, got))
+
+
 def _element(path: str, index: Sequence[int]) -> str:
     return f"{path}[{', '.join(map(str, index))}]" if index else path
 

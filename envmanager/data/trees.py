@@ -130,21 +130,6 @@ def take_rows(tree: Tree, rows: Any) -> Tree:
     return map_tree(lambda leaf: _take_of_jax(leaf, rows) if hasattr(leaf, "at") else leaf[rows], tree)
 
 
-def equal_trees(one: Any, other: Any) -> bool:
-    """Return whether two trees, or lists of trees, have equal structures and leaves. NaN equals NaN."""
-    if isinstance(one, dict):
-        return (
-            isinstance(other, dict) and one.keys() == other.keys() and all(equal_trees(one[k], other[k]) for k in one)
-        )
-    if isinstance(one, tuple | list):
-        return type(one) is type(other) and len(one) == len(other) and all(map(equal_trees, one, other))
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-            return False
-        return np.array_equal(one, other, equal_nan=one.dtype.kind in "fc" and other.dtype.kind in "fc")
-    return one is other or bool(one == other) or (one != one and other != other)  # NaN
-
-
 SMALL_BYTES = 1 << 20
 """Size up to which an array of JAX is changed on the host. JAX compiles for each number of rows, for up to 0.1 s."""
 

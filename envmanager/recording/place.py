@@ -16,8 +16,9 @@ import numpy as np
 
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, EnvironmentResponse, Steps
-from envmanager.data.trees import Tree, concat_rows, take_rows
+from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import UsageError
+from envmanager.keeping.log import joined_actions
 from envmanager.options import ResetConfig
 from envmanager.recording.codec import Apart, packed, unpacked
 from envmanager.recording.data import about, facts, specs_of
@@ -52,6 +53,10 @@ class Place:
     """What its next row begins."""
     laid: Begin | None = None
     """What begins when the present episode has ended."""
+    is_asked: bool = False
+    """Whether the result of its last action has not arrived."""
+    is_restored: bool = False
+    """Whether the next response repeats the last one, as its worker was replaced and the episode goes on."""
 
     def read(self, fact: Fact, read_apart: Callable[[Apart], Any]) -> Actions | None:
         """Take note of a fact. Return the actions of the environment if the fact is a step that has some."""
@@ -66,7 +71,9 @@ class Place:
         if what == "step":
             return self._stepped(*fact.content(read_apart))
         if what == "lost":
-            self.begin = self.coming = self.laid = None
+            lost = fact.content()
+            if not isinstance(lost, tuple) or self.env_id in lost[1]:
+                self.begin = self.coming = self.laid = None
             return None
         if what in ("launch", "send", "begin_again", "recv"):
             asked, answer, *_ = fact.content(read_apart)
@@ -74,6 +81,10 @@ class Place:
                 self.generation = asked
             elif what == "send" and asked == CommandName.BEGIN:
                 self._told(answer)
+            elif what == "begin_again" and self.begin is not None and isinstance(asked, list):
+                self.is_restored = True
+                if self.is_asked:  # the step is sent once more
+                    self.actions.pop()
             elif what == "begin_again" or (what == "send" and asked == CommandName.RESET):
                 self._reset(asked if what == "begin_again" else answer)
             if what in ("begin_again", "recv") and isinstance(answer, EnvironmentResponse):
@@ -87,6 +98,7 @@ class Place:
             rows = [row for row, agent_id in enumerate(agents[behavior]) if agent_id >> AGENT_BITS == self.env_id]
             if rows:
                 own[behavior] = take_rows(taken, rows)
+        self.is_asked = bool(own)
         if own:
             self.actions.append(own)
         return own or None
@@ -109,19 +121,24 @@ class Place:
     def _arrived(self, response: EnvironmentResponse) -> None:
         if response.name not in (CommandName.STEP, CommandName.RESET):
             return
+        if self.is_restored and response.name is CommandName.RESET:
+            self.is_restored = False
+            return
         if self.env_id in (response.not_begun or ()):
             self.begin = self.coming = None
         own = {name: _of_env(steps, self.env_id, self.has_obs) for name, steps in response.payload.items()}
         own = {name: steps for name, steps in own.items() if len(steps)}
         if not own:
             return
-        self.steps = own
+        self.steps, self.is_asked = own, False
         acts = any(len(steps.acting_rows) for steps in own.values())
         begins_anew = any(steps.ended[steps.acting_rows].any() for steps in own.values())
         if self.coming is not None:
             self.begin, self.coming, self.actions, self.n_ended = self.coming, None, [], 0
         elif begins_anew and self.laid is not None:
             self.begin, self.laid, self.actions, self.n_ended = self.laid, None, [], 0
+        elif begins_anew and self.begin is not None and self.begin.following is not None:
+            self.begin, self.actions = self.begin.following, []
         elif begins_anew and self.begins_itself:
             self.n_ended += 1
         elif not acts and any(steps.ended.any() for steps in own.values()):
@@ -197,18 +214,10 @@ def position(path: str | Path, env_id: int, step: int, *, trust: bool = False) -
         why = "by itself, after others" if place.n_ended else "and the manager had none"
         raise UsageError(
             f"the episode of env {env_id} in step {step} of worker {place.worker_id} began without a known seed, "
-            f"{why}. Give the manager a seed, and begin episodes with tasks or episodes='on_demand'. "
+            f"{why}. Give the manager a seed, and begin episodes with tasks, episodes='on_demand' or keep_episodes. "
             "`envmanager replay --live` goes there from the reset, through all episodes since."
         )
-    taken = joined_actions(([] if begin.actions is None else [begin.actions]) + actions)
-    is_single = len(specs_of(path)) == 1 and len(taken) == 1
-    return Task(begin.seed, begin.options, None, next(iter(taken.values())) if is_single else taken or None)
-
-
-def joined_actions(parts: list[Actions]) -> dict[str, Tree]:
-    """Return actions one after the other, by behavior."""
-    joined: dict[str, list[Tree]] = {}
-    for part in parts:
-        for behavior, taken in part.items():
-            joined.setdefault(behavior, []).append(taken)
-    return {behavior: concat_rows(taken) for behavior, taken in joined.items()}
+    taken = joined_actions([begin.actions, *actions])
+    if taken is not None and len(specs_of(path)) == 1:
+        (taken,) = taken.values()
+    return Task(begin.seed, begin.options, None, taken)

@@ -10,7 +10,6 @@ import pytest
 
 from envmanager.adapters.choosing import build_group
 from envmanager.data.steps import AgentSteps, Begin, CommandName
-from envmanager.data.trees import equal_trees
 from envmanager.environment import EnvContext, EnvGroup
 from envmanager.errors import EpisodeNotBegun
 from envmanager.hosts.hosting import COMMANDS, take_not_begun
@@ -125,18 +124,3 @@ def test_first_steps_have_the_agents_that_are_left_with_their_own_infos() -> Non
     assert not first.ended.any()
     assert first.final_obs is None
     assert steps.info == [{"of": 0}, {"of": 1}, {"of": 2}, {"of": 3}]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "is_equal"),
-    [
-        ({"a": [1, np.array([np.nan])]}, {"a": [1, np.array([np.nan])]}, True),
-        (np.array([1, 2]), np.array([1, 3]), False),
-        ((1, 2), [1, 2], False),
-        ({"a": 1}, {"b": 1}, False),
-        (np.array(["a", None], object), np.array(["a", None], object), True),
-        (None, np.zeros(2), False),
-    ],
-)
-def test_trees_are_equal_if_their_structures_and_leaves_are(one: Any, other: Any, is_equal: bool) -> None:
-    assert equal_trees(one, other) is is_equal
