@@ -169,11 +169,11 @@ def figures() -> list[Figure]:
     """Measure everything."""
     n_small, once = private_functions()
     return [
-        Figure("lines of the kernel", n_lines(kernel()), 13_344, 10_200),
+        Figure("lines of the kernel", n_lines(kernel()), 13_335, 10_200),
         Figure("modules of the kernel", len(kernel()), 58, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 44_606, 35_500),
+        Figure("lines of the package", n_lines(list(modules().values())), 44_593, 35_500),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
-        Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 49, 50),
+        Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 50, 50),
         Figure("parts of the package that import one another", arrows_up(), 0, 0),
         Figure(f"private functions of at most {SMALL_LINES} lines and one use", n_small, 7, 7),
         Figure("% of private functions that are used once", round(once, 1), 37, 42),
