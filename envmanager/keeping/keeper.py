@@ -238,7 +238,7 @@ class Keeper:
             entry.log.unkept.discard(row)
 
     def lose_all(self, entry: Entry) -> None:
-        """Note that all episodes of a worker are lost, and that others begin."""
+        """Note that all episodes of a worker are lost, and that others begin; in a reset with a seed first the same."""
         if entry.log is not None:
             entry.log.tidy()
             for row in range(len(entry.env_ids)):
