@@ -228,6 +228,8 @@ class FaultyManagers:
     has_processes = True
     """Whether each environment has its own process, which tests may kill. If False, one worker has all environments."""
     begins_on_demand = True
+    keeps_episodes = True
+    """Whether the manager can keep episodes. If False, it refuses the option."""
     exceptions_travel = True
     """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, only its text is available."""
     start_s = 12.0

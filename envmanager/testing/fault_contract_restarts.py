@@ -17,7 +17,15 @@ import pytest
 from envmanager.data.seeding import derive_seed, derive_seeds
 from envmanager.env_manager import EnvManager
 from envmanager.environment import EnvContext
-from envmanager.errors import BadObservation, EnvRaised, RestartsExhausted, WorkerDied, WorkerError, WorkerTimedOut
+from envmanager.errors import (
+    BadObservation,
+    EnvRaised,
+    RestartsExhausted,
+    UsageError,
+    WorkerDied,
+    WorkerError,
+    WorkerTimedOut,
+)
 from envmanager.observe import events
 from envmanager.options import RestartPolicy, Timeouts, Wait
 from envmanager.tasks import TaskResult
@@ -37,6 +45,7 @@ from envmanager.testing.faults import FaultyEnvironment, faulty
 
 SHORT = Timeouts(reset_s=3.0, step_s=3.0, call_s=3.0)
 ON_EXCEPTION = RestartPolicy(on_exception="restart")
+KEPT = RestartPolicy(keep_episodes=True, on_exception="restart")
 BROKEN = Raise(ValueError("gear 7 broke"))
 BREAKS_ONCE = faulty(BROKEN, after=3, only_env=1, only_generation=0)
 
@@ -81,6 +90,38 @@ class RestartsAfterFaults(FaultyManagers):
     )
     def test_case_22_an_exception_is_a_fault_when_asked_for(self, fault: Any, kind: Any) -> None:
         self._is_replaced_once(fault, kind, ON_EXCEPTION)
+
+    @pytest.mark.parametrize(
+        "fault",
+        [Die(0), Die(signal_number=SIGKILL), Sleep(600), BROKEN],
+        ids=["exits", "is killed", "hangs", "raises"],
+    )
+    def test_case_20_a_kept_episode_goes_on_in_the_replacement(self, fault: Any) -> None:
+        if not self.has_processes and fault is not BROKEN:
+            pytest.skip("needs workers outside this process")
+        factory = faulty(fault, after=3, only_env=1, only_generation=0)
+        if not self.keeps_episodes:
+            with pytest.raises(UsageError, match="keep_episodes"):
+                self.make_manager(factory, 3, restarts=KEPT)
+            return
+        assert self._rows_of_kept(factory, n_restarts=1) == self._rows_of_kept(EchoEnvironment, n_restarts=0)
+
+    def _rows_of_kept(self, factory: Any, *, n_restarts: int) -> list[list[Any]]:
+        """Return 40 rows of each environment. Assert that none was lost by so many restarts."""
+        with self.managing(factory, restarts=KEPT, timeouts=SHORT) as manager:
+            rows: list[list[Any]] = [[] for _ in range(manager.n_envs)]
+            manager.reset(seed=1)
+            batch = manager.recv()
+            while min(map(len, rows)) < 40:
+                for place, env_id in enumerate(batch.env_ids.tolist()):
+                    flags = batch.first[place], batch.terminated[place], batch.truncated[place], batch.lost[place]
+                    rows[env_id].append((batch.obs[place].tolist(), float(batch.reward[place]), *map(bool, flags)))
+                manager.send(np.array([len(rows[env_id]) for env_id in batch.env_ids.tolist()]), batch.env_ids)
+                batch = manager.recv()
+            stats = manager.stats()
+            assert (stats.restarts, stats.steps_lost, stats.episodes_diverged) == (n_restarts, 0, 0)
+            assert (stats.episodes_kept > 0) == (n_restarts > 0)
+        return [own[:40] for own in rows]
 
     @only_with_processes
     def test_case_14_a_worker_killed_while_idle_is_lost_at_the_next_wait(self) -> None:
