@@ -56,7 +56,7 @@ class Chain(gymnasium.Env):  # type: ignore[misc]
 
     def __init__(self, counter: str = "", fault: str = "", faults: tuple[int, ...] = ()) -> None:
         self._fd = os.open(counter, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if counter else -1
-        self._fault, self._faults = fault, faults
+        self._counter, self._fault, self._faults = counter, fault, faults
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -81,6 +81,11 @@ class Chain(gymnasium.Env):  # type: ignore[misc]
             self._fd = -1
 
     def _fail(self) -> None:
+        """Fail, but not twice in the same step of an episode, which would cost that episode."""
+        try:
+            Path(f"{self._counter}-{self._x!r}").touch(exist_ok=False)
+        except FileExistsError:
+            return
         if self._fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self._fault == "raise":
