@@ -414,6 +414,8 @@ class ProcessOptions(KindOptions):
             )
         super().__attrs_post_init__()
         self._check_start_method(self.transport)
+        if self.restarts is not None and self.restarts.keep_episodes:
+            object.__setattr__(self, "zero_copy", False)  # a step that is sent again is written over what views show
 
     def _check_start_method(self, transport: str | None) -> None:
         if transport == "portable" and self.start_method == "forkserver":

@@ -266,7 +266,7 @@ class Keeper:
                 begins.append(begin._replace(at_once=True, actions=actions))
             if seat.is_laid and seat.told is not None:
                 laid.append(seat.told)
-        restore.begins = begins
+        restore.begins, restore.last = begins, self._last(entry)
         return [*begins, *laid]
 
     def takes(self, entry: Entry, response: EnvironmentResponse) -> bool:
@@ -304,8 +304,9 @@ class Keeper:
     def _compare(self, entry: Entry, response: EnvironmentResponse, not_begun: Mapping[int, Any]) -> None:
         """End a replacement that has repeated the actions. Note the loss of each episode that stands elsewhere."""
         (_, restore), recovery = _of(entry), self._recovery
-        last, who = self._last(entry), dict[str, Any](worker_id=entry.worker_id, generation=entry.generation)
+        last, who = restore.last, dict[str, Any](worker_id=entry.worker_id, generation=entry.generation)
         kept: list[int] = []
+        plays_on = False
         for begin in restore.begins:
             env_id = entry.env_ids[begin.row]
             failure = not_begun.get(env_id)
@@ -322,6 +323,10 @@ class Keeper:
             recovery.events.add(events.EpisodesDiverged(**who, env_id=env_id, **found))
             self.n_diverged += 1
             self._lose(entry, [begin.row], restore.cause)
+            plays_on |= failure is None
+        if plays_on and not self._table.book.is_automatic:  # it is to rest, but plays there: begin the others alone
+            recovery.replace_once_more(entry)
+            return
         kept = [env_id for env_id in kept if entry.env_ids.index(env_id) not in restore.lost]
         n_steps, now = sum(begin.n_repeated for begin in restore.begins), recovery.host.now()
         self.n_kept, self.n_repeated = self.n_kept + len(kept), self.n_repeated + n_steps
@@ -333,7 +338,7 @@ class Keeper:
             entry.restore = None
 
     def _last(self, entry: Entry) -> Steps:
-        """Return the last rows of a worker's environments that were delivered, by behavior."""
+        """Return the rows of a worker's environments that were delivered last, by behavior."""
         book = self._table.book
         assert entry.previous_step is not None
         if not entry.batches:
@@ -383,7 +388,7 @@ class Keeper:
         if not restore.told:
             return payload
         env_ids = [entry.env_ids[row] for row in restore.told]
-        ends = followed_by(lost(_of_envs(self._last(entry), env_ids)), _of_envs(payload, env_ids))
+        ends = followed_by(lost(_of_envs(restore.last, env_ids)), _of_envs(payload, env_ids))
         others = _of_envs(payload, [env_id for env_id in entry.env_ids if env_id not in env_ids])
         return _joined([others, ends])
 

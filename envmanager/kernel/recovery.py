@@ -276,6 +276,11 @@ class Recovery:
         self.scheduled.append((start_at, entry, entry.replacement))
         self._table.note(entry)
 
+    def replace_once_more(self, entry: Entry) -> None:
+        """Replace a worker again that has just begun its episodes again. It has not failed, so nothing counts."""
+        assert entry.restore is not None
+        self._schedule(entry, entry.restore.cause, self.host.now(), keeps=True)
+
     def next_start_at(self) -> float:
         """Return the time (monotonic seconds) at which to start the next replacement; infinity if none is scheduled."""
         return min((start_at for start_at, *_ in self._to_start()), default=math.inf)

@@ -88,6 +88,8 @@ class Restore:
     """Causes of the losses, by row of the environment, that the next step with an action for it tells."""
     told: tuple[int, ...] = ()
     """The rows whose loss the response in the outbox tells."""
+    last: Steps = attrs.field(factory=dict)
+    """The rows of its environments that were delivered last."""
     begins: Sequence[Begin] = ()
     """The episodes that the present generation was asked to begin with their actions."""
     held: list[Begin] = attrs.field(factory=list)

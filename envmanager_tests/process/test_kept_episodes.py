@@ -367,6 +367,18 @@ def test_tasks_are_played_once_in_spite_of_kills(prefetch: bool) -> None:
     assert results(kills=True) == results(kills=False)
 
 
+@pytest.mark.parametrize("prefetch", [None, True])
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_tasks_whose_episodes_diverge_are_played_again(n_workers: int, prefetch: Any, tmp_path: Path) -> None:
+    make = Make(str(tmp_path / "steps"), "clock", tuple(range(5, 20_000, 11)))
+    with SubprocessEnvManager(make, 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
+        tasks = {"tasks": [Task(seed=k) for k in range(40)], "prefetch": prefetch, "attempts": 1000}
+        played(manager, 10_000, meanwhile=killer(manager), **tasks)
+        results = manager.tasks.results
+        assert manager.stats().episodes_diverged >= 3
+    assert [result.index for result in results if result.error is None] == list(range(40))
+
+
 def test_a_pools_episodes_do_not_notice_kills() -> None:
     async def play(pool: Any, seed: int, kill: Callable[[int], None]) -> str:
         chosen, digest = np.random.default_rng(seed), hashlib.sha256()
@@ -401,14 +413,17 @@ def test_recycling_cuts_no_episode() -> None:
 
 
 @pytest.mark.parametrize("n_workers", [4, 1])
-def test_an_action_that_kills_each_time_costs_its_own_episode_alone(n_workers: int) -> None:
-    with SubprocessEnvManager(Make(fault="poison"), 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_an_action_that_kills_each_time_costs_its_own_episode_alone(n_workers: int, zero_copy: bool) -> None:
+    how: Any = {"n_workers": n_workers, "seed": 1, "restarts": KEPT, "zero_copy": zero_copy}
+    with SubprocessEnvManager(Make(fault="poison"), 4, **how) as manager:
         manager.reset()
         batch, plays = manager.recv(ALL), np.zeros(4, np.int64)
         for round_ in range(6):
             actions = np.ones(4, np.int64)
             poisoned = {1: [2], 3: [0, 3]}.get(round_, [])
             actions[poisoned] = 3
+            seen = batch.obs.copy()
             manager.send(actions, batch.env_ids)
             batch = manager.recv(ALL)
             plays += 1
@@ -416,6 +431,7 @@ def test_an_action_that_kills_each_time_costs_its_own_episode_alone(n_workers: i
             assert np.flatnonzero(batch.lost).tolist() == poisoned
             assert batch.obs[:, 1].tolist() == plays.tolist()
             assert batch.truncated.tolist() == batch.lost.tolist()
+            assert not poisoned or batch.final_obs.tolist() == seen[poisoned].tolist()
         assert manager.events.count(events.EpisodesDiverged) == 0
 
 
