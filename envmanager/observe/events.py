@@ -168,7 +168,7 @@ class EpisodesDiverged(Event):
     def __str__(self) -> str:
         return (
             f"{super().__str__()}: the episode of env {self.env_id} is lost, because its repetition led elsewhere: "
-            f"after {self.step:,} steps {self.path} was {self.expected!r} and is {self.got!r}. Likely causes are a "
+            f"after {self.step:,} steps {self.path} was {self.expected} and is {self.got}. Likely causes are a "
             "random generator that reset() does not seed, the time, the order of a set, and what earlier episodes have "
             "left in the environment; `envmanager check` finds the step"
         )
