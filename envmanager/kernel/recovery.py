@@ -18,6 +18,8 @@ step in flight once more; see ``Keeper``. For the trainer it was a slow step.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import random
 from collections import defaultdict, deque
@@ -162,8 +164,9 @@ class Recovery:
         table.counts_each = policy.recycle_after_steps is not None
         self._policy = policy
         self._supervisor = Supervisor(policy)
-        self.scheduled: list[tuple[float, Entry, Replacement]] = []
-        """Replacements to start, with their times. It may hold some that were started or superseded since."""
+        self.scheduled: list[tuple[float, int, Entry, Replacement]] = []
+        """Heap of the replacements to start, by time. It may hold some that were started or superseded since."""
+        self._numbers = itertools.count()
         self.keeper: Any = None
         """The Keeper, if episodes are kept. Its module imports this one."""
 
@@ -273,7 +276,7 @@ class Recovery:
     def _schedule(self, entry: Entry, cause: WorkerError | None, start_at: float, *, keeps: bool = False) -> None:
         """Set the replacement of a worker by its next generation, which ``start_due`` starts at ``start_at``."""
         entry.replacement = Replacement(cause, keeps=keeps)
-        self.scheduled.append((start_at, entry, entry.replacement))
+        heapq.heappush(self.scheduled, (start_at, next(self._numbers), entry, entry.replacement))
         self._table.note(entry)
 
     def replace_once_more(self, entry: Entry) -> None:
@@ -283,18 +286,29 @@ class Recovery:
 
     def next_start_at(self) -> float:
         """Return the time (monotonic seconds) at which to start the next replacement; infinity if none is scheduled."""
-        return min((start_at for start_at, *_ in self._to_start()), default=math.inf)
+        first = self._next()
+        return math.inf if first is None else first[0]
 
-    def _to_start(self) -> list[tuple[float, Entry, Replacement]]:
-        """Return what can be started. One that keeps episodes can be when the steps before it are delivered."""
-        self.scheduled = [each for each in self.scheduled if each[1].replacement is each[2] and not each[2].is_started]
-        return [each for each in self.scheduled if not (each[2].keeps and each[1].outbox)]
+    def _next(self) -> tuple[float, int, Entry, Replacement] | None:
+        """Return what is to start first. What keeps episodes can when the steps before it are delivered."""
+        held = []
+        first = None
+        while self.scheduled and first is None:
+            _, _, entry, replacement = self.scheduled[0]
+            if entry.replacement is not replacement or replacement.is_started:
+                heapq.heappop(self.scheduled)
+            elif replacement.keeps and entry.outbox:
+                held.append(heapq.heappop(self.scheduled))
+            else:
+                first = self.scheduled[0]
+        for each in held:
+            heapq.heappush(self.scheduled, each)
+        return first
 
     def start_due(self) -> None:
         """Start the replacements that are due. An unsuccessful start counts as a failure of the worker."""
-        while due := [each for each in self._to_start() if each[0] <= self.host.now()]:
-            _, entry, replacement = min(due, key=lambda each: each[0])
-            self._start(entry, replacement)
+        while (first := self._next()) is not None and first[0] <= self.host.now():
+            self._start(first[2], first[3])
 
     def _start(self, entry: Entry, replacement: Replacement) -> None:
         """Launch a replacement and reset it with the last options and, if seeded, new seeds. Record a failed start."""
