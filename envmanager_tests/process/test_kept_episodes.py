@@ -178,7 +178,8 @@ def killer(manager: EnvManager, every: int = 7, most: float = np.inf) -> Callabl
             worker = manager.stats().workers[order.randrange(manager.n_workers)]
             if worker.pid is not None and not worker.replacing and n_kills[worker.worker_id] < most:
                 n_kills[worker.worker_id] += 1
-                os.kill(worker.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has died of the last one, and that was not seen yet
+                    os.kill(worker.pid, signal.SIGKILL)
 
     return kill
 
