@@ -141,35 +141,39 @@ class BatchStepper:
             host.check_can_travel(actions)
         if begin is not None:
             begin()
-        for worker_id, rows, places in groups:
-            entry, n_rows = entries[worker_id], len(rows)
-            if entry.ignores_action:
-                self._recovery.discard_action(entry)
-                continue
-            own = actions
-            if n_rows < n or places.__class__ is not slice:  # else all actions, in order
-                own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-            worker = host.workers[worker_id] if entry.restore is None else entry.restore
-            if seats.untold:
-                book.send_begins(worker_id, worker)
-            log = entry.log
-            if log is not None:
-                if n_rows == log.n_packed and own.__class__ is np.ndarray and own.flags.c_contiguous:
-                    log.extend(own)
+        workers, keeper, n_sent = host.workers, self._recovery.keeper, 0
+        try:
+            for worker_id, rows, places in groups:
+                entry, n_rows, worker = entries[worker_id], len(rows), workers[worker_id]
+                if entry.ignores_action:
+                    self._recovery.discard_action(entry)
+                    continue
+                own = actions
+                if n_rows < n or places.__class__ is not slice:  # else all actions, in order
+                    own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
+                if keeper is not None and entry.restore is not None:
+                    worker = entry.restore
+                if seats.untold:
+                    book.send_begins(worker_id, worker)
+                if keeper is not None and (log := entry.log) is not None:
+                    if n_rows == log.n_packed and own.__class__ is np.ndarray and own.flags.c_contiguous:
+                        log.extend(own)
+                    else:
+                        log.keep({behavior: own}, {behavior: rows})
+                if 0 < n_rows == seats.n_acting_in[worker_id] and not entry.batch_size:
+                    worker.send(_STEP, {behavior: own})
                 else:
-                    log.keep({behavior: own}, {behavior: rows})
-            if 0 < n_rows == seats.n_acting_in[worker_id] and not entry.batch_size:
-                worker.send(_STEP, {behavior: own})
-            else:
-                worker.send(_STEP_ROWS, (rows, {behavior: own}))
-                if entry.batch_size:
-                    entry.rows_in_flight |= frozenset(rows.tolist())
-            entry.n_envs_in_flight, entry.state = n_rows, _IN_FLIGHT
-            table.n_waiting += 1
-            if entry.restore is not None:
-                self._recovery.keeper.send_again(entry)
-        if self._recovery.keeper is not None:
-            self._recovery.keeper.limit_lengths()
+                    worker.send(_STEP_ROWS, (rows, {behavior: own}))
+                    if entry.batch_size:
+                        entry.rows_in_flight |= frozenset(rows.tolist())
+                entry.n_envs_in_flight, entry.state = n_rows, _IN_FLIGHT
+                n_sent += 1
+                if keeper is not None and entry.restore is not None:
+                    keeper.send_again(entry)
+        finally:
+            table.n_waiting += n_sent
+        if keeper is not None:
+            keeper.limit_lengths()
 
     def _acting(self, groups: Sequence[EnvsOfWorker], book: TaskBook) -> list[EnvsOfWorker]:
         """Return ``groups`` without the environments that rest. A worker without others is left out, unless it begins.
@@ -222,7 +226,7 @@ class BatchStepper:
         table, n_envs = self._table, self._env_rows.n_envs
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
-        book = table.book
+        book, keeper = table.book, self._recovery.keeper
         cuts: list[tuple[Entry, EnvManagerError, Sequence[int]]] = []
         parts: list[AgentSteps] = []
         not_begun: dict[int, EnvManagerError] = {}
@@ -232,13 +236,11 @@ class BatchStepper:
             cut = None
             if entry.replacement is not None:
                 cut = self._recovery.cut(entry, book.seats.acts)
-            is_whole = True
             if cut is not None:
                 payload = cut[0]
                 cuts.append((entry, cut[1].cause, entry.env_ids))
-            elif entry.restore is not None and (told := self._recovery.keeper.tell(entry)):
-                cuts += [(entry, *each) for each in told]
-                is_whole = False
+            elif keeper is not None and entry.restore is not None:
+                cuts += [(entry, *each) for each in keeper.tell(entry)]
             steps = payload.get(self.behavior)
             if not book.is_automatic:
                 if steps is None:
@@ -248,7 +250,7 @@ class BatchStepper:
                 if response.not_begun is not None:
                     not_begun.update(response.not_begun)
                     expected -= len(response.not_begun)
-                if len(steps.agent_id) != expected and cut is None and is_whole:
+                if len(steps.agent_id) != expected and not any(each is entry for each, *_ in cuts):
                     self._check_rows(entry, steps, expected)
             elif entry.batch_size:
                 entry.n_envs_in_flight = len(steps)
@@ -266,7 +268,7 @@ class BatchStepper:
             batch.lost[:] = np.isin(batch.env_ids, [env_id for *_, env_ids in cuts for env_id in env_ids])
         book.cuts, book.not_begun = cuts, not_begun
         for entry, steps in zip(entries, parts, strict=True):
-            if entry.log is not None and book.is_automatic and steps.final_obs is not None:
+            if keeper is not None and entry.log is not None and book.is_automatic and steps.final_obs is not None:
                 ended = (
                     steps if not cuts else steps.take(np.flatnonzero(~batch.lost[np.isin(batch.env_ids, steps.env_id)]))
                 )

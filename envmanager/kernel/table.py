@@ -323,7 +323,7 @@ class WorkerTable:
 
     def delivered(self, entries: Sequence[Entry]) -> None:
         """Remove each entry's next response, which the caller returns or raises. Count steps and update the states."""
-        now_ns = time.perf_counter_ns()
+        now_ns, ready, n_usual = time.perf_counter_ns(), self.ready, 0
         for entry in entries:
             if entry.outbox[0].name is _STEP:
                 if entry.steps_since_reset == self._slowest:
@@ -343,9 +343,10 @@ class WorkerTable:
                     entry.ignores_action = True  # the trainer does not know of the failure, and will send an action
                 self.set_pending(entry, *entry.outbox[1:])
             else:
-                self.n_waiting -= 1
-                del self.ready[entry]
+                del ready[entry]
                 entry.state, entry.outbox = _IDLE, ()
+                n_usual += 1
+        self.n_waiting -= n_usual
 
     def note(self, entry: Entry) -> None:
         """Update ``unusual`` after a change of ``entry`` that may have made it nominal, or not nominal."""
