@@ -305,8 +305,7 @@ class Keeper:
         """End a replacement that has repeated the actions. Note the loss of each episode that stands elsewhere."""
         (_, restore), recovery = _of(entry), self._recovery
         last, who = restore.last, dict[str, Any](worker_id=entry.worker_id, generation=entry.generation)
-        kept: list[int] = []
-        plays_on = False
+        kept, plays_on = list[int](), False
         for begin in restore.begins:
             env_id = entry.env_ids[begin.row]
             failure = not_begun.get(env_id)

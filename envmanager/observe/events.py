@@ -24,6 +24,7 @@ from typing import Any, ClassVar, overload
 
 import attrs
 
+from envmanager.data.differences import Difference
 from envmanager.errors import RestartsExhausted, WorkerError
 from envmanager.options import RestartPolicy
 
@@ -168,9 +169,9 @@ class EpisodesDiverged(Event):
     def __str__(self) -> str:
         return (
             f"{super().__str__()}: the episode of env {self.env_id} is lost, because its repetition led elsewhere: "
-            f"after {self.step:,} steps {self.path} was {self.expected} and is {self.got}. Likely causes are a "
-            "random generator that reset() does not seed, the time, the order of a set, and what earlier episodes have "
-            "left in the environment; `envmanager check` finds the step"
+            f"after {self.step:,} steps {Difference(self.path, self.expected, self.got)}. Likely causes are a random "
+            "generator that reset() does not seed, the time, the order of a set, and what earlier episodes have left "
+            "in the environment; `envmanager check` finds the step"
         )
 
 
