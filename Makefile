@@ -72,7 +72,7 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-all $(OTHER_SUITES:%=test-%) test-portable faults check docs soak bench bench-godot bench-vectors bench-waiting coverage \
+.PHONY: help run test test-all $(OTHER_SUITES:%=test-%) test-portable faults check docs soak bench bench-agents bench-godot bench-kept bench-killed bench-vectors bench-waiting coverage \
     ray godot addon godot4 test-ray test-envpool test-openenv test-mlagents test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
@@ -129,6 +129,12 @@ bench: $(BENCH_STAMP) $(BENCH_INSTALLED:%=.venv-bench-%/.tried) ## measure, besi
 	done; \
 	$(VENV)/bin/python -m benchmarks --contenders "ours $(BENCH_PEERS:%=,%)" $$pythons --out $(BENCH_OUT)/bench.json --plot $(BENCH_OUT) $(BENCH_FLAGS)
 
+# make bench-agents AGENTS_FLAGS="groups"
+AGENTS_FLAGS ?= groups
+
+bench-agents: .venv-openenv/.installed ## measure hung steps, lost rollouts, full servers, and sessions whose processes are killed
+	.venv-openenv/bin/python -W ignore -m benchmarks.agents $(AGENTS_FLAGS)
+
 # The plugin of the peer is kept outside of the checkout, at the commit that the tool names.
 GODOT_RL_PLUGIN ?= $(HOME)/.cache/envmanager/godot_rl_agents_plugin
 GODOT_WORKLOADS = godot,godot-4,godot-8,godot-uneven,godot-start
@@ -141,6 +147,18 @@ bench-godot: $(BENCH_STAMP) .venv-bench-godot_rl/.tried ## measure Godot engines
 	ENVMANAGER_BENCH_GODOT_RL=$(GODOT_RL_PLUGIN) $(VENV)/bin/python -m benchmarks --contenders ours,godot_rl $$python --rounds 3 --seconds 0.6 \
 	    --workload $(GODOT_WORKLOADS) --out out/bench-godot/bench.json $(BENCH_FLAGS)
 	$(VENV)/bin/python -m benchmarks.godot_tables out/bench-godot/bench.json | tee out/bench-godot/tables.md
+
+# make bench-kept KEPT_FLAGS="rows --only CartPole Hopper --rows 100000"
+KEPT_FLAGS ?= rows
+
+bench-kept: $(DEV_STAMP) ## compare runs in which workers are killed with the same runs without; LunarLander needs gymnasium[box2d]
+	$(VENV)/bin/python -W ignore -m benchmarks.kept $(KEPT_FLAGS)
+
+# make bench-killed KILLED_FLAGS="matrix --only ppo 'rounds, 4' --kills 20"
+KILLED_FLAGS ?= matrix
+
+bench-killed: $(DEV_STAMP) ## kill trainings at random moments, and compare their weights with those of the same trainings without kills
+	$(VENV)/bin/python -W ignore -m benchmarks.killed $(KILLED_FLAGS)
 
 bench-vectors: .venv-envpool/.installed ## measure what a manager adds to vector environments
 	.venv-envpool/bin/python -m benchmarks.vectors
@@ -253,7 +271,7 @@ $(BENCH_STAMP): pyproject.toml | $(VENV)/bin/python
 .venv-openenv/.installed: pyproject.toml
 	$(PYTHON) -m venv .venv-openenv
 	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --upgrade pip
-	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,openenv]' $(TEST_TOOLS) $(OPENENV)
+	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --editable '.[gymnasium,cli,openenv,mcp]' $(TEST_TOOLS) $(OPENENV)
 	.venv-openenv/bin/python -m pip install $(PIP_FLAGS) --no-deps --ignore-requires-python $(OPENENV_ALONE)
 	@touch $@
 

@@ -1,6 +1,6 @@
 """What many environments that wait cost with the kind asyncio, beside other ways to step them.
 
-    python -m benchmarks.waiting [--only sleepers many faults server hangs rollouts] [--seconds 60] [--minutes 5]
+    python -m benchmarks.waiting [--only sleepers many faults server hangs rollouts pool] [--seconds 60] [--minutes 5]
 
 The way of TorchRL needs the interpreter of a virtual environment that has it (``--torchrl``), the server an interpreter
 with OpenEnv, by default this one (``--openenv``). Each way runs in a process of its own. Run it on a machine with
@@ -19,16 +19,19 @@ import logging
 import os
 import random
 import socket
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from benchmarks.rollouts import ask
 from benchmarks.sleepers import AwaitedSleeper, Record, Sleeper
 from envmanager import AsyncioEnvManager, LostEpisode, RestartPolicy, Task, Timeouts
 from envmanager.observe.events import Restarted, ServerBack, ServerGone
@@ -351,6 +354,83 @@ async def play_rollouts(pool: Any) -> tuple[int, int, int]:
     return n_lost, n_wrong, n_free
 
 
+class Waits:
+    """An environment of five steps, each of which waits."""
+
+    def __init__(self, least_s: float, most_s: float) -> None:
+        self._between, self._random = (least_s, most_s), random.Random(1)
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.n_steps = 0
+        return "0", {}
+
+    async def step(self, action: Any) -> Any:
+        await asyncio.sleep(self._random.uniform(*self._between))
+        self.n_steps += 1
+        return str(self.n_steps), 1.0, self.n_steps == 5, False, {}
+
+
+N_POOLED = 1000
+
+
+def pool(_: argparse.Namespace) -> None:
+    """CPU of a step in a pool of 1,000 environments, beside the environments and a semaphore, in turns."""
+    head = "CPU of a step in µs, 1,000 environments that wait, 5,000 steps"
+    show_head(head, "agent", "a step waits", "asyncio alone", "pool", "ratio")
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.rollouts", "--part", "serve"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as model:
+        assert model.stdout is not None
+        port = int(model.stdout.readline())
+        for agent, between in (("none", (0.05, 0.15)), ("none", (0.5, 2.0)), ("asks a model by HTTP", (0.05, 0.5))):
+            asked = port if agent != "none" else 0
+            with AsyncioEnvManager(partial(Waits, *between), N_POOLED) as manager:
+                own = manager.pool()
+                figures = [[asyncio.run(bare_us(asked, between)), asyncio.run(pooled_us(asked, own))] for _ in range(4)]
+            bare, pooled = map(statistics.median, zip(*figures[1:], strict=True))
+            show(agent, f"{between[0]} to {between[1]} s", f"{bare:.0f}", f"{pooled:.0f}", f"{pooled / bare:.2f}")
+        model.kill()
+
+
+async def bare_us(port: int, between: tuple[float, float]) -> float:
+    at_once, n_steps = asyncio.Semaphore(N_POOLED), 0
+
+    async def play() -> None:
+        nonlocal n_steps
+        async with at_once:
+            env, is_over = Waits(*between), False
+            obs, _ = await env.reset()
+            while not is_over:
+                obs, _, is_over, _, _ = await env.step(await asked_for(obs, port))
+                n_steps += 1
+
+    began = time.process_time()
+    await asyncio.gather(*(play() for _ in range(N_POOLED)))
+    return 1e6 * (time.process_time() - began) / n_steps
+
+
+async def pooled_us(port: int, own: Any) -> float:
+    n_steps = 0
+
+    async def play() -> None:
+        nonlocal n_steps
+        async with own.begin() as episode:
+            while not episode.is_over:
+                await episode.step(await asked_for(episode.obs, port))
+                n_steps += 1
+
+    began = time.process_time()
+    await asyncio.gather(*(play() for _ in range(N_POOLED)))
+    return 1e6 * (time.process_time() - began) / n_steps
+
+
+async def asked_for(obs: str, port: int) -> str:
+    """Return what a model answers, again after an error; without a port, at once."""
+    while port:
+        with suppress(ConnectionError):
+            return await ask(port, obs)
+    return obs
+
+
 ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "sleepers": sleepers,
     "many": many,
@@ -358,6 +438,7 @@ ROWS: dict[str, Callable[[argparse.Namespace], None]] = {
     "server": server,
     "hangs": hangs,
     "rollouts": rollouts,
+    "pool": pool,
 }
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from envmanager.errors import (
         BadAction,
         BadObservation,
+        CallStopped,
         ConfigError,
         ConnectionLost,
         EnvManagerError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         ProtocolError,
         RestartsExhausted,
         ServerFull,
+        StalePolicy,
         UsageError,
         WorkerDied,
         WorkerError,
@@ -56,20 +58,21 @@ if TYPE_CHECKING:
     from envmanager.rollouts import Rollout, Rollouts
     from envmanager.simple_env_manager import SimpleEnvManager
     from envmanager.subprocess_env_manager import SubprocessEnvManager
+    from envmanager.system.guard import guarded
     from envmanager.system.interrupts import allow_interrupts
-    from envmanager.tasks import Task, TaskResult, TaskSource
+    from envmanager.tasks import GroupResult, Task, TaskResult, TaskSource, TaskTimes
 
 __version__ = "0.1.0"
 __all__ = [
     "ActionInfo", "AgentSteps", "ArraySpec", "AsyncioEnvManager", "BadAction", "BadObservation", "Batch",
-    "BehaviorSpec", "ConfigError", "ConnectionLost", "EnvContext", "EnvGroup", "EnvManager", "EnvManagerError",
-    "EnvRaised", "EnvRecipe", "EnvWorker", "Environment", "EnvironmentCommand", "EnvironmentResponse",
-    "EpisodeNotBegun", "ImportFailed", "Lost", "LostEpisode", "ManagerClosed", "ManagerOptions", "ManagerStats",
-    "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError", "RandomPolicy", "ResetConfig",
-    "RestartPolicy", "RestartsExhausted", "Rollout", "Rollouts", "ServerFull", "SimpleEnvManager", "StepInfo",
-    "SubprocessEnvManager", "Task", "TaskResult", "TaskSource", "Timeouts", "Transitions", "UsageError", "Wait",
-    "WorkerDied", "WorkerError", "WorkerHost", "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment",
-    "derive_seed", "make_manager",
+    "BehaviorSpec", "CallStopped", "ConfigError", "ConnectionLost", "EnvContext", "EnvGroup", "EnvManager",
+    "EnvManagerError", "EnvRaised", "EnvRecipe", "EnvWorker", "Environment", "EnvironmentCommand",
+    "EnvironmentResponse", "EpisodeNotBegun", "GroupResult", "ImportFailed", "Lost", "LostEpisode", "ManagerClosed",
+    "ManagerOptions", "ManagerStats", "MissingExtra", "NotPlaced", "NotWritten", "Policy", "ProtocolError",
+    "RandomPolicy", "ResetConfig", "RestartPolicy", "RestartsExhausted", "Rollout", "Rollouts", "ServerFull",
+    "SimpleEnvManager", "StalePolicy", "StepInfo", "SubprocessEnvManager", "Task", "TaskResult", "TaskSource",
+    "TaskTimes", "Timeouts", "Transitions", "UsageError", "Wait", "WorkerDied", "WorkerError", "WorkerHost",
+    "WorkerStats", "WorkerTimedOut", "allow_interrupts", "as_environment", "derive_seed", "guarded", "make_manager",
 ]  # fmt: skip
 
 _NAMES_OF = {
@@ -81,11 +84,6 @@ _NAMES_OF = {
     "data.steps": "ActionInfo AgentSteps Batch EnvironmentCommand EnvironmentResponse Lost StepInfo Transitions",
     "env_manager": "EnvManager EnvWorker WorkerHost",
     "environment": "EnvContext EnvGroup Environment",
-    "errors": (
-        "BadAction BadObservation ConfigError ConnectionLost EnvManagerError EnvRaised EpisodeNotBegun ImportFailed "
-        "LostEpisode ManagerClosed MissingExtra NotPlaced NotWritten ProtocolError RestartsExhausted ServerFull "
-        "UsageError WorkerDied WorkerError WorkerTimedOut"
-    ),
     "observe.stats": "ManagerStats WorkerStats",
     "options": "ResetConfig RestartPolicy Timeouts Wait",
     "policy": "Policy RandomPolicy",
@@ -93,11 +91,12 @@ _NAMES_OF = {
     "rollouts": "Rollout Rollouts",
     "simple_env_manager": "SimpleEnvManager",
     "subprocess_env_manager": "SubprocessEnvManager",
+    "system.guard": "guarded",
     "system.interrupts": "allow_interrupts",
-    "tasks": "Task TaskResult TaskSource",
+    "tasks": "GroupResult Task TaskResult TaskSource TaskTimes",
 }
-"""Public names by the module that defines them."""
-_HOME_OF = {name: home for home, names in _NAMES_OF.items() for name in names.split()}
+"""Public names by the module that defines them. All others are errors."""
+_HOME_OF = dict.fromkeys(__all__, "errors") | {each: home for home, own in _NAMES_OF.items() for each in own.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,9 +16,11 @@ KeyboardInterrupt is raised in a wait, in a policy, or at the end of a call. A l
 
 from __future__ import annotations
 
+import importlib
 import os
 import pkgutil
 import secrets
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 
     from envmanager.kernel.pool import Pool
     from envmanager.serving.server import Server
+    from envmanager.serving.watch import Watch
 
 _RESETTING, _UNDECIDED, _STEP, _SEND_RECV = Use  # constants, because in Python 3.11 ``Use.STEP`` is as slow as a call
 
@@ -148,8 +151,15 @@ class EnvManager(ABC):
         if self._record is not None:
             record = pkgutil.resolve_name("envmanager.recording.recorder:recorded")
             host = record(host, self._record, self._about_recording(host), observations=self._record_observations)
-        table = self._table
-        host.open(HostContext(table.entries, self._calls, self.events, lambda: table.book.seats))
+        table, recovery = self._table, weakref.proxy(self._recovery)  # which has the host
+        context = HostContext(
+            table.entries,
+            self._calls,
+            self.events,
+            seats=lambda: table.book.seats,
+            starts_again=lambda error: bool(recovery.starts_again(error)),
+        )
+        host.open(context)
         self._host = host
         for part in (self._recovery, self._collector, self._policy_steps, self._row_steps, self._commands):
             part.host = host
@@ -160,7 +170,9 @@ class EnvManager(ABC):
             reports = host.await_start()
             for worker_id, report in reports.items():
                 self._table.learn(report.specs, worker_id)
-                self._table.entries[worker_id].batch_size = report.batch_size
+                entry = self._table.entries[worker_id]
+                entry.batch_size = report.batch_size
+                self._table.has_several_agents |= sum(report.max_agents.values()) > len(entry.env_ids)
             self._policy_steps.takes_partial_actions = all(report.partial_actions for report in reports.values())
             host.steps_some_rows &= all(report.steps_some_rows for report in reports.values())
             self.begins_on_demand = bool(reports) and all(report.begins_on_demand for report in reports.values())
@@ -175,6 +187,8 @@ class EnvManager(ABC):
                 self._tracer.started()
         except BaseException as error:
             was_closed = self._calls.closed
+            if isinstance(error, KeyboardInterrupt):
+                host.hurry()
             self.close()
             if was_closed and isinstance(error, EnvManagerError):
                 raise ManagerClosed("the constructor") from error
@@ -279,6 +293,7 @@ class EnvManager(ABC):
         tasks: Any = None,
         attempts: int = 3,
         prefetch: bool | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> list[StepInfo]:
         """Begin new episodes in all workers that were not dropped. Return a StepInfo for each, sorted by worker_id.
 
@@ -295,10 +310,25 @@ class EnvManager(ABC):
             attempts: Number of times that a task is begun whose episodes are lost with their workers; see ``tasks``.
             prefetch: Whether the next task is drawn while an environment plays, so that it begins without a pause. By
                 default it is if the number of tasks is unknown; else the last ones could wait behind slow ones.
+            state: What ``state()`` has returned, perhaps in another process. Then no other argument but ``tasks`` is
+                given. The episodes go on where they stood: returned are the StepInfos of the workers that waited for
+                an action, and ``recv`` returns their rows. Steps that were in flight are sent again. An episode whose
+                last observation differs is lost, of which an event EpisodesDiverged tells.
         """
         has_begun = False
         try:
             with self._named["reset"]:
+                if state is not None:
+                    if (config, seed, options, attempts, prefetch) != (None, None, None, 3, None):
+                        raise UsageError("reset(state=…) takes no other argument but tasks: the state has the others.")
+                    kept = importlib.import_module("envmanager.keeping.state")  # which few managers need
+                    kept.require_fits(state, self._table.entries, self._recovery.keeper)
+                    book = self._book_of(state, tasks)
+                    has_begun, self._use, self._table.undelivered, self._table.book = True, _RESETTING, None, book
+                    self._wake_pool()
+                    infos: list[StepInfo] = kept.restore(state, self._table, self._recovery, self._collector, book)
+                    self._commands.seed, self._use = None, _UNDECIDED
+                    return infos
                 config, parsed = self._commands.checked(config, seed=seed, options=options)
                 book = self._book_for(tasks, parsed, attempts=attempts, prefetch=prefetch)
                 has_begun, self._use, self._table.undelivered, self._table.book = True, _RESETTING, None, book
@@ -311,6 +341,39 @@ class EnvManager(ABC):
                 self._use = _RESETTING
             raise
         return infos
+
+    def state(self) -> dict[str, Any]:
+        """Return where the manager stands, with which ``reset(state=…)`` of another one goes on, as plain data.
+
+        Its values are dicts, lists, numbers, text and arrays: the actions of the running episodes, the rows delivered
+        last, the tasks, seeds, counts, ``set_attr`` values and steps in flight. An episode in which a call came after
+        a step in flight is lost. Called between two calls of ``step`` or ``recv``. Raises UsageError without
+        ``RestartPolicy(keep_episodes=True)``, before a reset, inside another call, if the tasks come from an iterator,
+        whose place is not known, and if a call came after a ``begin`` of which ``recv`` has not told.
+        """
+        with self._named["state"]:
+            if self._recovery.keeper is None:
+                raise UsageError(
+                    "state() needs the actions of the running episodes, which a manager keeps with "
+                    "restarts=RestartPolicy(keep_episodes=True)."
+                )
+            if self._table.undelivered is not None:
+                raise UsageError("the last call was interrupted before it returned: call it again before state().")
+            if self._use is _RESETTING or self._table.book.is_resetting:
+                raise UsageError("state() comes after reset(): call reset() first.")
+            state_of = pkgutil.resolve_name("envmanager.keeping.state:state_of")
+            return state_of(self._table, self._recovery)  # type: ignore[no-any-return]
+
+    def _book_of(self, state: Mapping[str, Any], tasks: Any) -> TaskBook:
+        """Return a new book for the tasks of ``state``."""
+        kind, keeper, config = self._kind, self._recovery.keeper, ResetConfig(state["seed"])
+        if tasks is not None:
+            kind = SourceKind.TASKS
+        elif kind is SourceKind.AUTOMATIC and not self._can_prefetch:
+            kind, tasks = SourceKind.TASKS, keeper.tasks(config)
+        has_episodes = kind is not SourceKind.AUTOMATIC or state["episodes"] is not None
+        episodes = Episodes.of_manager([], self.n_envs, self.measures) if has_episodes else None
+        return self._new_book(kind, tasks, episodes)
 
     def _book_for(self, tasks: Any, parsed: ResetConfig, *, attempts: int, prefetch: bool | None) -> TaskBook:
         """Return the book for a reset. Raises UsageError for bad arguments."""
@@ -350,15 +413,16 @@ class EnvManager(ABC):
         """Raise UsageError unless episodes can be begun again in all workers, with their actions."""
         keeper = self._recovery.keeper
         keeper.has_one_agent_each = self._can_prefetch
-        if (
-            not self.begins_on_demand
-            or not self._some_host.steps_some_rows
-            or any(not report.takes_actions or report.batch_size for report in reports.values())
-        ):
+        repeats = self._some_host.repeats_one and self.n_envs == self.n_workers
+        takes = all(report.takes_actions and not report.batch_size for report in reports.values())
+        if not self.begins_on_demand or not (repeats or (takes and self._some_host.steps_some_rows)):
+            if self._restarts.keep_episodes == "if_possible":
+                self._recovery.keeper = None
+                return
             raise UsageError(
-                "keep_episodes needs environments whose episodes can be begun again from a seed, one by one: "
-                "Gymnasium's, PettingZoo's, dm_env's, or an Environment with can_rest. Vector environments, EnvPool, "
-                "ML-Agents and engines move theirs together, or are seeded only once: leave keep_episodes out."
+                "keep_episodes needs episodes that begin again from a seed, one by one: Gymnasium's, PettingZoo's, "
+                "dm_env's, of an Environment with can_rest, of a Godot game in engines of one arena. Vector "
+                "environments, EnvPool, ML-Agents, other engines move theirs together or are seeded once: leave it out."
             )
 
     def _require_can_begin(self) -> None:
@@ -405,7 +469,7 @@ class EnvManager(ABC):
                 raise UsageError(f"begin() got {len(given)} tasks for {len(ids)} environments.")
             book.add(ids, [Task.of(each) for each in given], may_cut=not self._some_host.moves_all)
 
-    def pool(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Pool:
+    def pool(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None, cancel_s: float = 1.0) -> Pool:
         """Reset the environments, beginning no episode, and return a pool of them for coroutines; see ``Pool``.
 
         Until the next reset, the pool alone begins and steps episodes. Raises UsageError if the environments cannot
@@ -414,18 +478,30 @@ class EnvManager(ABC):
         Args:
             seed: Number from which the seeds of tasks without one are derived.
             options: Options for the environments' own reset, over which those of a task are merged.
+            cancel_s: Time for which a cancelled step may go on before its worker is replaced. The restart does not
+                count. A worker in which other episodes play is replaced only if they are kept.
         """
         from envmanager.kernel.pool import Pool  # asyncio is slow to import
 
         self.set_episodes("on_demand")
-        if not self._some_host.steps_some_rows:
-            raise UsageError("a pool needs environments that are stepped one by one, not vectors of them.")
+        if not self._some_host.steps_some_rows and self.n_envs != self.n_workers:
+            raise UsageError(
+                "a pool needs environments that are stepped one by one, not vectors of them. Of Godot games it takes "
+                "engines of one arena: n_workers=n_envs."
+            )
+        if self._table.has_several_agents:
+            raise UsageError(
+                "these environments have several agents. In a pool they play as one, whose observations and actions "
+                "are mappings by agent: wrap each in Together, of envmanager.adapters.together."
+            )
         self._kind = SourceKind.POOL
         try:
             self.reset(seed=seed, options=options)
         finally:
             self._kind = SourceKind.ON_CALL
-        pool = Pool(self, self.tasks, self._table, self._collector, self._recovery, self._calls)
+        self._collector.source.returns_full = True
+        parts: Any = {"collector": self._collector, "recovery": self._recovery, "calls": self._calls}
+        pool = Pool(self, cancel_s, self._env_rows.each_alone(), book=self.tasks, table=self._table, **parts)
         self._wake_pool = weak_callback(pool.wake)
         return pool
 
@@ -555,12 +631,18 @@ class EnvManager(ABC):
     def _begin(self, use: Use) -> None:
         """Set the ``use`` allowed until a reset."""
         self._use, episodes = use, self._table.book.episodes
-        if self._recovery.keeper is not None:
-            self._recovery.keeper.loses_rows = use is _SEND_RECV
         if use is _SEND_RECV and episodes is not None:
-            episodes.begin_rows(self.n_envs)
+            episodes.begin_rows(self.n_envs, goes_on=self._table.book.is_restored)
 
-    def call(self, name: str | Callable[..., Any], /, *args: Any, env_ids: Any = None, **kwargs: Any) -> list[Any]:
+    def call(
+        self,
+        name: str | Callable[..., Any],
+        /,
+        *args: Any,
+        env_ids: Any = None,
+        repeat: bool | None = True,
+        **kwargs: Any,
+    ) -> list[Any]:
         """Call ``env.name(*args, **kwargs)`` in all environments, or in ``env_ids`` only. Return the results in order.
 
         A step in flight is completed first, within ``Timeouts.call_s``. Raises EnvRaised if a call raises; the worker
@@ -569,18 +651,27 @@ class EnvManager(ABC):
         Args:
             name: A method's name, or a function: sent with cloudpickle, and run as ``name(env, *args, **kwargs)``.
             *args: Arguments of the method or function.
-            env_ids: The environments, by default all. A method's own parameter of this name is passed by position.
+            env_ids: The environments, by default all. A method's own parameter of this name is passed by position, and
+                so is one named ``repeat``.
+            repeat: Whether it may be repeated in its place when the present episode is begun again elsewhere, with
+                ``RestartPolicy(keep_episodes=True)``. If not, and if it raises, that episode is not kept. None
+                says that it only reads, so that there is nothing to repeat.
             **kwargs: Other arguments of it.
         """
-        return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs))
+        return self._ask(CommandName.CALL, env_ids, lambda rows, _: (name, args, rows, kwargs), is_repeatable=repeat)
+
+    @property
+    def keeps_episodes(self) -> bool:
+        """Whether running episodes can be begun again, with their actions."""
+        return self._recovery.keeper is not None
 
     def positions(self, env_ids: Any = None) -> list[Task | None]:
         """Return where each environment, or each of ``env_ids``, stands: a task with seed, options and actions so far.
 
         An episode that is begun with it goes on from the row that was delivered last, if the environment is repeatable;
-        see ``check_environment``. None for an environment that rests. Raises UsageError without
-        ``RestartPolicy(keep_episodes=True)``, with which a manager keeps the actions, and for an episode that it does
-        not keep.
+        see ``check_environment``. The task has each ``call`` and ``set_attr`` amid the episode too. None for an
+        environment that rests or is about to begin. Raises UsageError without ``RestartPolicy(keep_episodes=True)``,
+        with which a manager keeps the actions, and for an episode that it does not keep.
         """
         self._calls.require_usable("positions")
         keeper = self._recovery.keeper
@@ -589,12 +680,8 @@ class EnvManager(ABC):
                 "positions() needs the actions of the running episodes, which a manager keeps with "
                 "restarts=RestartPolicy(keep_episodes=True)."
             )
-        groups, positions = self._env_rows.by_worker(self._commands.ids(env_ids)), dict[int, Task | None]()
-        for worker_id, rows, places in groups:
-            entry = self._table.entries[worker_id]
-            for row, place in zip(rows.tolist(), places.tolist(), strict=True):
-                positions[place] = keeper.position(entry, row)
-        return [positions[place] for place in range(len(positions))]
+        asked = map(self._table.book.seats.all.__getitem__, self._commands.ids(env_ids).tolist())
+        return [keeper.position(self._table.entries[seat.worker_id], seat.row) for seat in asked]
 
     def get_attr(self, name: str, env_ids: Any = None) -> list[Any]:
         """Return the attribute ``name`` of each environment, or each of ``env_ids``. Errors are as in ``call``."""
@@ -645,9 +732,7 @@ class EnvManager(ABC):
         its own; else ``manager.episodes``. Raises UsageError if the server cannot listen there.
         """
         self._calls.require_usable("serve")
-        counted = weakref.proxy(self.episodes) if episodes is None else episodes
-        parts = (self._table, self._calls, self._collector.waits, counted)
-        watch = pkgutil.resolve_name("envmanager.serving.watch:Watch")(weakref.ref(self), *parts)
+        watch = self.watched(episodes)
         make_server = pkgutil.resolve_name("envmanager.serving.server:Server")
         with interrupts.defer_interrupts():
             server: Server = make_server(watch, port, host, token)
@@ -656,6 +741,23 @@ class EnvManager(ABC):
         if self._calls.closed:  # by another thread
             server.close()
         return server
+
+    def watched(self, episodes: Episodes | None = None) -> Watch:
+        """Return the numbers that ``serve`` shows, for a server of another kind. It does not keep the manager alive."""
+        counted = weakref.proxy(self.episodes) if episodes is None else episodes
+        parts = (self._table, self._calls, self._collector.waits, counted)
+        made: Watch = pkgutil.resolve_name("envmanager.serving.watch:Watch")(weakref.ref(self), *parts)
+        return made
+
+    def stop_waiting(self, within_s: float = 0.0) -> None:
+        """Let ``step`` and ``recv`` wait for at most ``within_s`` seconds from now on; then they raise CallStopped.
+
+        A signal handler or another thread may call this, before ``state()`` and ``close()``. No step is lost: ``state``
+        has those in flight. Then ``close`` gives busy workers 0.3 s. Environments in this process are not stopped.
+        """
+        if self._host is not None:
+            self._collector.stops_at = min(self._collector.stops_at, time.monotonic() + within_s)
+            self._host.hurry()
 
     def close(self) -> None:
         """Stop all workers and release all resources, within ``Timeouts.close_s``. May be called repeatedly.
@@ -688,10 +790,10 @@ class EnvManager(ABC):
 
     # Internals.
 
-    def _ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
+    def _ask(self, name: CommandName, env_ids: Any, payload: Callable[..., Any], **how: bool | None) -> list[Any]:
         """Send a command; see ``Commands.ask``. It may have read what coroutines of a pool wait for."""
         try:
-            return self._commands.ask(name, env_ids, payload)
+            return self._commands.ask(name, env_ids, payload, **how)
         finally:
             self._wake_pool()
 

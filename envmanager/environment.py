@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -17,8 +18,8 @@ import attrs
 import numpy as np
 
 from envmanager.data.casting import Casting
-from envmanager.data.specs import BehaviorSpecs
-from envmanager.data.steps import Begin, RowBuffer, Steps
+from envmanager.data.specs import BehaviorSpecs, SpecMismatch
+from envmanager.data.steps import AGENT_BITS, Begin, Call, RowBuffer, Steps
 from envmanager.data.trees import Tree, snapshot
 
 
@@ -125,11 +126,16 @@ class EnvGroup(Environment):
     """Whether the group obeys a Begin that is not ``at_once``. Then each environment must have one agent."""
     takes_actions = False
     """Whether the group obeys ``Begin.actions``."""
-    not_begun: Mapping[int, tuple[Begin, int, Exception | None]] = MappingProxyType({})
+    not_begun: Mapping[int, tuple[Begin, int, Any]] = MappingProxyType({})
     """Episodes that could not begin since the worker last responded, by env_id: the number of the action at which the
-    episode ended or failed, and the error, None for an end."""
+    episode ended or failed, and the error, None for an end. For one that has begun: what ``Begin.counted_from`` asks
+    for."""
     on_demand: OnDemand | None = None
     """State of the environments while episodes begin on demand; None while they begin by themselves."""
+    _as_made: Mapping[tuple[int, str], Any] = MappingProxyType({})
+    """Values that attributes had before they were first set, by row and name."""
+    _before_calls: Mapping[str, Any] = MappingProxyType({})
+    """Values of the attributes that the calls of the episode to begin set, by name."""
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
 
@@ -150,10 +156,52 @@ class EnvGroup(Environment):
         raise NotImplementedError
 
     def _could_not_begin(self, begin: Begin, step: int, error: Exception | None) -> None:
-        """Let an environment rest whose episode has ended or failed within its actions, and note it."""
+        """Let an environment rest whose episode has ended or failed within its actions, and note it.
+
+        Its attributes get the values that they had before.
+        """
+        for name, value in self._before_calls.items():
+            with suppress(Exception):  # of any kind: it is the environment's own code
+                self._put(begin.row, name, value)
         self.not_begun = {**self.not_begun, self.env_ids[begin.row]: (begin, step, error)}
         if self.on_demand is not None:
             self.on_demand.plays[begin.row] = False
+
+    def _has_repeated(self, begin: Begin, rewards: Sequence[Any]) -> None:
+        """Note the return and the length of an episode of one agent, if asked for, whose actions had these rewards."""
+        if begin.counted_from is not None:
+            counted = np.array(rewards[begin.counted_from :], np.float32).reshape(-1).tolist()
+            env_id = self.env_ids[begin.row]
+            total = float(np.cumsum([0.0, *counted])[-1])  # one after the other, as they are counted; sum() is exacter
+            counts = {env_id << AGENT_BITS: (total, len(counted))}
+            self.not_begun = {**self.not_begun, env_id: (begin, len(rewards), counts)}
+
+    def _calls_of(self, begin: Begin) -> dict[int, list[Callable[[], Any]]]:
+        """Return functions that repeat the calls amid an episode, by the number of actions that come before."""
+        calls: dict[int, list[Callable[[], Any]]] = {}
+        for call in begin.calls:
+            calls.setdefault(call.after, []).append(partial(self.repeat, begin.row, call))
+        names = {call.name for call in begin.calls if isinstance(call.name, str) and call.command != "call"}
+        self._before_calls = {name: _value_of(self.subjects[begin.row], name) for name in names}
+        return calls
+
+    def repeat(self, row: int, call: Call) -> list[Any] | None:
+        """Do once more to the environment at ``row`` what was done amid an episode. Return the result of a call."""
+        if call.command == "call":
+            return self.call(call.name, call.args, [row], call.kwargs or {})
+        assert isinstance(call.name, str)
+        if call.command == "set_attr":
+            self.set_attr(call.name, call.args, [row])
+        elif (row, call.name) in self._as_made:
+            self._put(row, call.name, self._as_made[row, call.name])
+        return None
+
+    def _put(self, row: int, name: str, value: Any) -> None:
+        """Set an attribute to an earlier value, which may be that it was missing."""
+        if value is not _MISSING:
+            self.set_attr(name, [value], [row])
+        elif _value_of(self.subjects[row], name) is not _MISSING:
+            delattr(self.subjects[row], name)
 
     @property
     @abstractmethod
@@ -192,7 +240,9 @@ class EnvGroup(Environment):
 
     def set_attr(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
         """Set the attribute ``name`` of each environment at the indices ``rows``. ``values`` has one value per row."""
-        for subject, value in zip(self._at(rows), values, strict=True):
+        for row, subject, value in zip(rows, self._at(rows), values, strict=True):
+            if (row, name) not in self._as_made:
+                self._as_made = {**self._as_made, (row, name): _value_of(subject, name)}
             set_attribute = getattr(subject, "set_wrapper_attr", partial(setattr, subject))
             set_attribute(name, value)
 
@@ -205,7 +255,7 @@ class OnDemand:
     """The environments of a group whose episodes begin on demand: which of them play, and what they begin next."""
 
     def __init__(self, n_envs: int, begins: Iterable[Begin]) -> None:
-        self.plays = [False] * n_envs
+        self.plays = bytearray(n_envs)  # 1 for each that plays; a 0 is found sooner than in a list
         self.now: dict[int, Begin] = {}
         """Episodes to begin with the next step, by row."""
         self.ready: dict[int, Begin] = {}
@@ -244,6 +294,31 @@ class OnDemand:
         for row in begins:
             self.plays[row] = True
         return (sorted({*stepped, *begins}) if begins else stepped), begins
+
+
+def repeated(calls: dict[int, list[Callable[[], Any]]], after: int, seen: Any, copied: Any = snapshot) -> Any:
+    """Repeat the calls that came after so many actions. Return what was ``seen`` before, a copy if there are any."""
+    if after in calls:
+        seen = copied(seen)
+        for call in calls.pop(after):
+            call()
+    return seen
+
+
+def check_repeated(calls: Mapping[int, Any]) -> None:
+    """Raise SpecMismatch if there are calls after numbers of actions that no step has completed."""
+    if calls:
+        raise SpecMismatch("the calls to begin with", "after actions of the episode", f"one after {min(calls)}")
+
+
+_MISSING = object()
+
+
+def _value_of(subject: Any, name: str) -> Any:
+    try:
+        return attribute_of(subject, name)
+    except Exception:  # of any kind: it may be a property of the environment
+        return _MISSING
 
 
 def attribute_of(subject: Any, name: str) -> Any:

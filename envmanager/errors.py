@@ -15,7 +15,9 @@
     │   └── RestartsExhausted    a worker failed more often than its RestartPolicy allows
     ├── BadAction                invalid actions or env_ids; raised before anything is sent
     ├── ManagerClosed            a call was made after close(), or was still running during close()
+    ├── CallStopped              EnvManager.stop_waiting() ended a wait
     ├── LostEpisode              the worker in which a coroutine played an episode has failed
+    ├── StalePolicy              a rollout was decided by a policy that is too old; in results, it is not raised
     ├── UsageError               an invalid or untimely call, or invalid or contradictory options
     │   └── ConfigError          an invalid config
     ├── ServerFull               a server has no room for one more environment; also a ConnectionError
@@ -289,6 +291,10 @@ class ManagerClosed(EnvManagerError):
         super().__init__(f"{what}: the manager was closed before or during this call. Make a new manager.")
 
 
+class CallStopped(EnvManagerError):
+    """Error raised by a wait for steps that ``EnvManager.stop_waiting`` has ended. No step is lost: see ``state()``."""
+
+
 class UsageError(EnvManagerError):
     """Error raised for an invalid or untimely call, or for options that are invalid or contradictory."""
 
@@ -307,6 +313,14 @@ class LostEpisode(EnvManagerError):
         self.cause, self.task, self.env_id = cause, task, env_id
         why = (getattr(cause, "headline", "") or str(cause)).rstrip(".")
         super().__init__(f"the episode in env {env_id} was lost: {why}. Begin another one: pool.begin(task).")
+
+
+class StalePolicy(EnvManagerError):
+    """Error of a result of ``Pool.play`` with a step that a policy ``lag`` versions before the present one decided."""
+
+    def __init__(self, *, lag: int, max_policy_lag: int) -> None:
+        self.lag, self.max_policy_lag = lag, max_policy_lag
+        super().__init__(f"the policy of the oldest step is {lag} versions old, above max_policy_lag={max_policy_lag}.")
 
 
 class ServerFull(EnvManagerError, ConnectionError):

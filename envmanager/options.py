@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import attrs
 
@@ -27,6 +27,8 @@ TRANSPORTS = ("native", "portable")
 
 EpisodeStart = Literal["automatic", "on_demand"]
 """Whether an environment begins its next episode by itself, or rests until ``EnvManager.begin``."""
+EnvCount = Annotated[int, "or auto"]
+"""Number of environments. With ``"auto"`` their servers are asked for it."""
 WorkerCount = int | Literal["auto"] | None
 """Number of workers. With ``"auto"`` the manager chooses. None is the kind's default, such as one per environment."""
 LocalCount = int | Literal["auto"]
@@ -127,6 +129,11 @@ layer_sizes = must_be(
 )
 
 
+def count_or_auto(value: int | Literal["auto"]) -> int:
+    """Return ``plain(value)``. A converter of fields whose ``"auto"`` a manager replaces by a number."""
+    return cast(int, plain(value))
+
+
 def one_of(*choices: object, advice: str = "") -> Any:
     """Return an attrs validator that raises UsageError for values not in ``choices``. ``advice`` ends the message."""
     return must_be(" or ".join(map(repr, choices)), lambda value: value in choices, advice)
@@ -196,6 +203,8 @@ class Timeouts:
         step_s: For one step of a worker, from the action to the response.
         call_s: For ``call``, ``get_attr``, ``set_attr`` and ``render``.
         close_s: For all of ``close()``. Must be finite.
+        restore_s: For all actions and calls that a worker repeats when its episodes go on in it, or begin amid their
+            actions. None: ``step_s`` for each action, ``call_s`` for each call.
     """
 
     start_s: float = attrs.field(default=120.0, validator=seconds(unlimited=True))
@@ -203,6 +212,7 @@ class Timeouts:
     step_s: float = attrs.field(default=60.0, validator=seconds(unlimited=True))
     call_s: float = attrs.field(default=60.0, validator=seconds(unlimited=True))
     close_s: float = attrs.field(default=5.0, validator=seconds(unlimited=False))
+    restore_s: float | None = attrs.field(default=None, validator=_optional(seconds(unlimited=True)))
 
 
 @attrs.frozen(field_transformer=plain_numbers)
@@ -224,8 +234,8 @@ class RestartPolicy:
             demand it is replaced only when all its environments rest. With kept episodes at once, and none is lost.
         keep_episodes: Whether a replacement begins the worker's episodes again and repeats their actions, so that they
             go on. If an observation is not the one that was delivered last, that episode is lost; with "unchecked", it
-            is not compared.
-        keep_at_most: Number of steps from which on an episode is not kept.
+            is not compared. With "if_possible", environments whose episodes cannot be repeated are not refused.
+        keep_at_most: Number of steps, or of calls, from which on an episode is not kept.
     """
 
     max_restarts: int = attrs.field(default=3, validator=at_least(0))
@@ -234,8 +244,8 @@ class RestartPolicy:
     on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=one_of("raise", "restart"))
     then: Literal["raise", "drop"] = attrs.field(default="raise", validator=one_of("raise", "drop"))
     recycle_after_steps: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
-    keep_episodes: Literal[False, True, "unchecked"] = attrs.field(
-        default=False, validator=one_of(False, True, "unchecked")
+    keep_episodes: Literal[False, True, "unchecked", "if_possible"] = attrs.field(
+        default=False, validator=one_of(False, True, "unchecked", "if_possible")
     )
     keep_at_most: int = attrs.field(default=100_000, validator=at_least(1))
 
@@ -290,10 +300,8 @@ class ResetConfig:
         return parsed
 
 
-def _optional_texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    """Raise UsageError unless ``value`` is None or maps str to str. The message omits values that may be secret."""
-    if value is None:
-        return
+def _texts_by_name(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Raise UsageError unless ``value`` maps str to str. The message omits values that may be secret."""
     expected = f"{attribute.name} must be a mapping of texts to texts"
     if not isinstance(value, Mapping):
         raise UsageError(f"{expected}, not {type(value).__name__}.")
@@ -363,7 +371,7 @@ class KindOptions:
     check_values: bool = attrs.field(default=False, validator=flag, kw_only=True)
     seed: int | None = attrs.field(default=None, validator=_optional(at_least(0)), kw_only=True)
     worker_env: Mapping[str, str] | None = attrs.field(
-        default=None, validator=_optional_texts_by_name, repr=False, kw_only=True
+        default=None, validator=_optional(_texts_by_name), repr=False, kw_only=True
     )
     log_dir: str | None = attrs.field(
         default=None, converter=_path_as_text, validator=_optional(_directory), kw_only=True
@@ -414,8 +422,6 @@ class ProcessOptions(KindOptions):
             )
         super().__attrs_post_init__()
         self._check_start_method(self.transport)
-        if self.restarts is not None and self.restarts.keep_episodes:
-            object.__setattr__(self, "zero_copy", False)  # a step that is sent again is written over what views show
 
     def _check_start_method(self, transport: str | None) -> None:
         if transport == "portable" and self.start_method == "forkserver":

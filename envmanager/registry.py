@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from envmanager.adapters import recipes
+from envmanager.adapters.factories import count_envs
 from envmanager.adapters.other_names import other_names
 from envmanager.adapters.recipes import RECIPE_OPTIONS, with_recipe
 from envmanager.errors import ConfigError
 from envmanager.importing import Plugins, nearest
-from envmanager.options import ProcessOptions, a_mapping, plain_numbers
+from envmanager.options import EnvCount, ProcessOptions, a_mapping, at_least, count_or_auto, plain_numbers
 from envmanager.structuring import structure
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ OF_ONE_KIND = frozenset({"engine", "cluster", "recording", "strict", "trust"})
 class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
 
+    ``n_envs="auto"``: as many as ``env: {openenv: …}`` finds sessions; the servers are asked.
     With ``"auto"`` as ``kind``, ``n_workers`` or ``local_envs``, a probe of the first environment chooses the value.
     But ``kind="godot"`` derives ``n_workers`` from ``n_envs`` and the number of cores. ``kind="simple"`` accepts but
     ignores ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and ``worker_env``, so that one
@@ -79,6 +81,7 @@ class ManagerOptions(ProcessOptions):
 
     other_names = staticmethod(other_names)
 
+    n_envs: EnvCount = attrs.field(default=1, converter=count_or_auto, validator=at_least(1, or_auto=True))
     kind: str = "subprocess"
     env: Any = None
     env_kwargs: Mapping[str, Any] | None = attrs.field(default=None, validator=recipes.check_kwargs)
@@ -94,6 +97,8 @@ class ManagerOptions(ProcessOptions):
     trust: bool = False
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.n_envs, int):
+            object.__setattr__(self, "n_envs", count_envs(self.env, self.env_kwargs))
         super().__attrs_post_init__()
         recipes.check_render_mode(self.env_kwargs, self.render_mode)
 

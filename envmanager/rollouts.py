@@ -274,16 +274,21 @@ class Rollouts:
 
     def _add_info(self, info: StepInfo) -> None:
         now, before = info.current.get(self._behavior), (info.previous or {}).get(self._behavior)
-        taken, begins = (info.actions or {}).get(self._behavior), info.previous is None or info.lost is not None
+        taken = (info.actions or {}).get(self._behavior)
         if before is not None and taken is not None and len(before.acting_rows):  # no policy is asked for none
             columns = self._columns(before.agent_id[before.acting_rows].tolist())
             outputs = self._checked(taken.outputs, len(columns))
             self._act(columns, self._state[columns] == _READY, taken.action, outputs)
         present = [] if now is None else now.agent_id.tolist()
-        left = (self._state != _AWAY) & (self._worker_of[self._agent >> AGENT_BITS] == info.worker_id)
-        left[[self._column_of[agent] for agent in present if agent in self._column_of]] &= begins
+        known = [self._column_of[agent] for agent in present if agent in self._column_of]
+        env_ids = self._agent >> AGENT_BITS
+        begins = np.full(len(env_ids), info.previous is None)
+        if info.lost is not None:
+            begins |= info.lost.holds(self._agent)
+        left = (self._state != _AWAY) & (self._worker_of[env_ids] == info.worker_id)
+        left[known] &= begins[known]
         if left.any():
-            self._end(np.flatnonzero(left), lost=info.lost is not None, truncated=not begins)
+            self._end(np.flatnonzero(left), lost=begins[left] & (info.lost is not None), truncated=~begins[left])
         if now is not None:
             self._add_steps(self._columns(present), now)
 
@@ -348,7 +353,7 @@ class Rollouts:
         self._state[columns] = np.where(acting, _READY, np.where(ended, _AWAY, _WAITS))
         self._is_out[self._worker_of[steps.env_id]] = False
 
-    def _end(self, columns: np.ndarray, *, lost: Any, truncated: bool = False) -> None:
+    def _end(self, columns: np.ndarray, *, lost: Any, truncated: Any = False) -> None:
         """End the episodes of agents that do not go on with what they last saw. An action in flight is dropped."""
         self._state[columns] = _AWAY
         row = self._place[columns] - 1

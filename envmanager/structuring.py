@@ -17,12 +17,14 @@ from cattrs.gen import make_dict_structure_fn
 from envmanager.data.specs import describe_value
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
-from envmanager.options import LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount, plain
+from envmanager.options import EnvCount, LocalCount, RestartPolicy, Timeouts, Wait, WorkerCount, plain
 
 Options = TypeVar("Options")
 
 _LITERAL: tuple[Any, ...] = (Literal,)
-_CHECKED_BY_THE_CLASS: tuple[Any, ...] = (Mapping[str, str], Mapping[str, Any], WorkerCount, LocalCount, Sequence[Any])
+_CHECKED_BY_THE_CLASS: tuple[Any, ...] = (
+    Mapping[str, str], Mapping[str, Any], EnvCount, WorkerCount, LocalCount, Sequence[Any],
+)  # fmt: skip
 
 
 def structure(cls: type[Options], config: Any, *, where: str = "") -> Options:

@@ -62,7 +62,7 @@ class SubprocessEnvManager(EnvManager):
         local_envs: Number of environments, the last ones, in the trainer's process; "auto": by a probe.
         start_method: "forkserver" (default on Linux) or "spawn".
         transport: "native" (default on Linux) or "portable", which needs no Linux: each worker is a new Python.
-        zero_copy: Whether to return views of shared memory; see StepInfo. Not with kept episodes: these are copies.
+        zero_copy: Whether to return views of shared memory; see StepInfo.
     """
 
     @takes(ProcessOptions)

@@ -5,23 +5,46 @@ A source is a list or another iterable of tasks, or an object with a method ``ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import attrs
+import numpy as np
 
 from envmanager.data.differences import is_same
 from envmanager.data.specs import describe_value
+from envmanager.data.steps import Call
 from envmanager.data.trees import snapshot
 from envmanager.errors import UsageError
 from envmanager.observe.episodes import FinishedEpisode
-from envmanager.options import a_mapping, plain
+from envmanager.options import a_mapping, at_least, plain
+
+_COMMANDS = "call", "set_attr", "unset_attr"
 
 
-def _seed(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
-        raise UsageError(f"{attribute.name} of a task must be a whole number from 0 up or None, not {value!r}.")
+def _calls(given: Any) -> tuple[Call, ...]:
+    try:
+        calls = tuple([Call(*each)._replace(args=tuple(Call(*each).args)) for each in given or ()])
+    except TypeError as error:
+        raise UsageError(f"calls of a task must be a list of (after, command, name, args), not {given!r}.") from error
+    wrong = [each for each in calls if not isinstance(each.after, int) or each.command not in _COMMANDS]
+    if wrong:
+        raise UsageError(
+            f"a call of a task comes after a number of actions, and is one of {_COMMANDS}, unlike {wrong[0]}."
+        )
+    return snapshot(calls)  # type: ignore[no-any-return]
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value has nothing but numbers, texts, bytes, None, arrays, lists, tuples and dicts."""
+    if isinstance(value, list | tuple):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(map(is_plain, value.items()))
+    if isinstance(value, np.ndarray | np.generic):
+        return value.dtype.kind != "O"
+    return value is None or isinstance(value, int | float | str | bytes)
 
 
 @attrs.frozen
@@ -36,14 +59,21 @@ class Task:
             array ``[T, …]``, a tree of them, or a list of T objects. With several behaviors a mapping from each to its
             actions, of all agents in the order in which they act. Returns and lengths count only later steps. If the
             episode ends within them, the task is given up with EpisodeNotBegun.
+        calls: What is repeated amid the actions, as ``EnvManager.positions`` tells it: a Call, or a list of its fields,
+            for each ``call`` and ``set_attr``. What they set stays set in the environment, as after ``set_attr``.
+        group: A label that siblings have, such as the rollouts of one prompt; see ``Pool.play``.
     """
 
-    seed: int | None = attrs.field(default=None, converter=plain, validator=_seed)
+    seed: int | None = attrs.field(default=None, converter=plain, validator=attrs.validators.optional(at_least(0)))
     options: Mapping[str, Any] | None = attrs.field(
         default=None, converter=snapshot, validator=attrs.validators.optional(a_mapping), hash=False
     )
     id: Any = None
     actions: Any = attrs.field(default=None, converter=snapshot, hash=False, eq=attrs.cmp_using(eq=is_same))
+    calls: Sequence[Call] = attrs.field(
+        default=(), converter=_calls, hash=False, eq=attrs.cmp_using(eq=is_same, class_name="Calls")
+    )
+    group: Any = None
     inherits: ClassVar[bool] = True
     """Whether a seed is derived if it is None, and the reset's options are merged. If False, both are passed on as is,
     and a seed is derived only for the first episode after a worker was replaced."""
@@ -63,13 +93,41 @@ class Task:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the arguments that are set, by name, for files of the user's. Arrays stay arrays."""
-        return {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
+        """Return the arguments that are set, by name, for files of the user's. Arrays stay arrays.
+
+        Raises UsageError for a call whose function or arguments are no plain data.
+        """
+        given = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
+        for call in given.pop("calls"):
+            if not is_plain(tuple(call)):
+                raise UsageError(
+                    f"a task with {call.command}({call.name!r}, …) amid its actions is no plain data: name a method, "
+                    "and give it numbers, texts, arrays, lists and dicts. Such a task can be begun, and pickled."
+                )
+            given.setdefault("calls", []).append(list(call))
+        return given
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Task:
         """Return the task that ``to_dict`` has described."""
         return cls(**given)
+
+
+class ExactTask(Task):
+    """A task whose seed and options are passed on unchanged."""
+
+    inherits = False
+
+
+class TaskTimes(NamedTuple):
+    """Durations in seconds of a rollout of ``Pool.play``, in its last attempt."""
+
+    waiting_s: float
+    """Until an environment was free."""
+    stepping_s: float
+    """In the reset and the steps of the environment, from the action to the response."""
+    agent_s: float
+    """In the agent, and all else."""
 
 
 class TaskResult(NamedTuple):
@@ -79,6 +137,9 @@ class TaskResult(NamedTuple):
     attempt. ``terminated``: whether the episode was terminated rather than truncated. ``attempts``: number of times
     that the task was begun. ``error``: the error of the last attempt, if the task was given up; then it has no return.
     ``cut``: whether ``begin`` began another episode before its end. ``episodes``: the episode of each agent.
+
+    Of ``Pool.play`` alone: ``value`` is what the agent has returned, ``times`` where the time went, ``versions`` the
+    version of the policy at each step. There ``cut`` says that the agent has returned before the episode's end.
     """
 
     index: int  # type: ignore[assignment]  # takes the place of tuple.index
@@ -89,6 +150,9 @@ class TaskResult(NamedTuple):
     error: Exception | None = None
     cut: bool = False
     episodes: tuple[FinishedEpisode, ...] = ()
+    value: Any = None
+    times: TaskTimes | None = None
+    versions: tuple[int, ...] = ()
 
     @property
     def total(self) -> float:
@@ -101,8 +165,22 @@ class TaskResult(NamedTuple):
         return max([each.length for each in self.episodes], default=0)
 
 
+class GroupResult(NamedTuple):
+    """The rollouts of one group of ``Pool.play``. ``index``: number of the group. ``task``: that of the first sibling.
+
+    ``results``: those that have ended, in that order. ``lost``: those that were given up, each with its ``error``.
+    ``is_whole``: whether as many have ended as were to be kept.
+    """
+
+    index: int  # type: ignore[assignment]
+    task: Task
+    results: tuple[TaskResult, ...]
+    lost: tuple[TaskResult, ...]
+    is_whole: bool
+
+
 class TaskSource(Protocol):
-    """An object that gives tasks, such as a curriculum. A method ``ended`` or ``lost`` may be missing.
+    """An object that gives tasks, such as a curriculum. All methods but ``next_task`` may be missing.
 
     The methods run in the thread of the trainer, inside ``reset``, ``step``, ``send`` or ``recv``. An error that one
     raises is raised there, once; nothing is lost by it.
@@ -119,6 +197,12 @@ class TaskSource(Protocol):
 
     def lost(self, task: Task, error: Exception) -> None:
         """Take note of a task that was given up, as it failed ``attempts`` times."""
+
+    def state(self) -> Any:
+        """Return where the source stands, as plain data, for ``EnvManager.state``."""
+
+    def restore(self, state: Any) -> None:
+        """Go on from a state that ``state`` returned."""
 
 
 def source_of(tasks: Any) -> tuple[Any, bool]:

@@ -17,6 +17,7 @@ import pytest
 
 from envmanager.system.interrupts import defer_interrupts
 from envmanager.testing.leaks import Traces, adopt_orphans, settle
+from envmanager_tests.preloading import preload
 from envmanager_tests.suites import is_in, suites_of
 
 hypothesis.settings.register_profile("busy machine", deadline=None)
@@ -57,11 +58,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else onnxruntime keeps files open, and a connection
     adopt_orphans()
     if sys.platform == "linux":
-        from envmanager.processes import starting
-
         # These stay until the program ends, so they are there before the first test looks.
         resource_tracker.ensure_running()
-        starting.load("envmanager.processes.child", *PRELOADED)
+        preload("envmanager.processes.child", *PRELOADED)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -58,9 +58,9 @@ class Reinforce(Trainer):
         self._ended: list[list[Any]] = []
 
     def add(self, info: StepInfo) -> int:
-        if info.lost is not None:  # the worker was replaced: what its agents had begun will not end
-            for agent_id in info.current[self.behavior].agent_id.tolist():
-                self._running.pop(agent_id, None)
+        if info.lost is not None:  # what these agents had begun will not end
+            for agent_id in info.lost.agents(list(self._running)):
+                del self._running[agent_id]
         obs, action, reward, _, terminated, truncated, agent_ids = info.transitions(self.behavior)
         for row, agent_id in enumerate(agent_ids.tolist()):
             self._running[agent_id].append((obs[row].copy(), int(action[row]), float(reward[row])))

@@ -12,7 +12,6 @@ and base classes, before the adapter is imported.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,8 +28,9 @@ ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
     "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
-    "textarena.core.Env": "envmanager.adapters.texts:TextEnvironment.game",
-    "gem.core.Env": "envmanager.adapters.texts:TextEnvironment.texts",
+    "textarena.core.Env": "envmanager.adapters.texts:TextEnvironment",
+    "gem.core.Env": "envmanager.adapters.texts:TextEnvironment",
+    "envmanager.adapters.together.Together": "envmanager.adapters.texts:TextEnvironment",
     "mlagents_envs.base_env.BaseEnv": "envmanager.adapters.mlagents:MlagentsEnvironment",
 }
 """Import names of the adapters, by the name of the base class that each wraps."""
@@ -43,14 +43,6 @@ VECTORS = {
 
 ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
 """Names of the base classes by which ``innermost`` recognizes environments."""
-
-
-def _aec_advice(env: Any) -> str:
-    """Return advice that names the PettingZoo function that converts ``env``, an AECEnv, to a ParallelEnv."""
-    metadata = getattr(env, "metadata", None)
-    is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
-    name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
-    return f"it is a PettingZoo AECEnv: turn it into a ParallelEnv with pettingzoo.utils.conversions.{name}"
 
 
 def _foreign_advice(subject: Any) -> str:
@@ -115,8 +107,12 @@ def as_environment(subject: Any) -> Environment:
     adapter = _entry_for(subject, ADAPTERS)
     if adapter is not None:
         return pkgutil.resolve_name(adapter)(subject)  # type: ignore[no-any-return]
-    is_aec = "pettingzoo.utils.env.AECEnv" in base_names(subject)
-    advice = _aec_advice(subject) if is_aec else _entry_for(subject, UNSUPPORTED)
+    advice = _entry_for(subject, UNSUPPORTED)
+    if "pettingzoo.utils.env.AECEnv" in base_names(subject):
+        metadata = getattr(subject, "metadata", None)
+        is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
+        name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
+        advice = f"it is a PettingZoo AECEnv: turn it into a ParallelEnv with pettingzoo.utils.conversions.{name}"
     raise UsageError(
         f"{advice or _foreign_advice(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
         "dm_env Environment, an ML-Agents BaseEnv, an Env of TextArena or GEM, or an envmanager.Environment. A factory "
@@ -187,11 +183,11 @@ def build_group(
         return pkgutil.resolve_name(vector)(subjects[0], env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
     if len({id(innermost(subject)) for subject in subjects}) < len(subjects):
         raise UsageError(SAME_ENVIRONMENT)
-    if all("gymnasium.core.Env" in base_names(subject) for subject in subjects):
-        gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
-        if gymnasium_adapter.equal_spaces(subjects):
-            return gymnasium_adapter.GymnasiumEnvironment(  # type: ignore[no-any-return]
-                subjects, env_ids, infos=infos, check_values=check_values
-            )
+    names = ("observation_space", "action_space")
+    if all("gymnasium.core.Env" in base_names(subject) for subject in subjects) and all(
+        getattr(subject, name) == getattr(subjects[0], name) for subject in subjects[1:] for name in names
+    ):
+        adapter = pkgutil.resolve_name("envmanager.adapters.gymnasium:GymnasiumEnvironment")
+        return adapter(subjects, env_ids, infos=infos, check_values=check_values)  # type: ignore[no-any-return]
     environments = [as_environment(subject) for subject in subjects]
     return SideBySide(environments, env_ids, infos=infos, check_values=check_values)

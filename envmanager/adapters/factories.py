@@ -27,10 +27,15 @@ EnvFactory = Callable[..., Any] | str | Mapping[str, Any] | EnvRecipe | Sequence
 """A callable, a Gymnasium id, ``"module:callable"``, an EnvRecipe, or a list of these, one per environment.
 ``{"vector": id}`` is the vectorised form of a Gymnasium id, or an EnvPool: ``{"vector": "envpool:Pong-v5"}``.
 ``{"openenv": url}`` is a session on an OpenEnv server each; a list of addresses is of several.
+``{"mcp": command}`` or ``{"mcp": url}`` is a session with an MCP server each.
 ``"module:id"`` is an id that the module registers when it is imported."""
 
 
-_FINDERS = {"vector": "envmanager.adapters.names:find_vector", "openenv": "envmanager.adapters.openenv:OpenEnv"}
+_FINDERS = {
+    "vector": "envmanager.adapters.names:find_vector",
+    "openenv": "envmanager.adapters.openenv:OpenEnv",
+    "mcp": "envmanager.adapters.mcp:Mcp",
+}
 """Import names of the functions that return a factory, by the key of a mapping."""
 
 
@@ -41,6 +46,19 @@ def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
             raise UsageError(f"env_factory is a list of {len(env_factory)} factories for n_envs={n_envs} environments.")
         return [resolve(entry) for entry in env_factory]
     return [resolve(env_factory)] * n_envs
+
+
+def count_envs(env_factory: Any, env_kwargs: Mapping[str, Any] | None = None) -> int:
+    """Return the number for which ``n_envs="auto"`` stands: the sessions of OpenEnv servers, which are asked.
+
+    Raises UsageError for other environments, and if a server does not say it.
+    """
+    if isinstance(env_factory, EnvRecipe):
+        env_factory, env_kwargs = env_factory.env, env_factory.env_kwargs
+    if not isinstance(env_factory, Mapping) or [*env_factory] != ["openenv"]:
+        raise UsageError('n_envs="auto" is for {openenv: an address} alone, whose server has a number of sessions.')
+    n_sessions: int = resolve(env_factory).n_sessions((env_kwargs or {}).get("headers"))
+    return n_sessions
 
 
 def resolve(env_factory: Any) -> Any:
@@ -56,7 +74,8 @@ def resolve(env_factory: Any) -> Any:
         kind, named = next(iter(env_factory.items()), ("", None))
         if len(env_factory) != 1 or kind not in _FINDERS:
             raise UsageError(
-                f"env must be an id, a callable, {{vector: an id}} or {{openenv: an address}}, not "
+                f"env must be an id, a callable, {{vector: an id}}, {{openenv: an address}} or "
+                f"{{mcp: a command or a URL}}, not "
                 f"{[*env_factory] if kind in _FINDERS else dict(env_factory)!r}."
             )
         return pkgutil.resolve_name(_FINDERS[kind])(named)

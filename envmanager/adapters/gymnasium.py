@@ -25,25 +25,17 @@ from envmanager.adapters.rows import (
     flag,
     real_number,
 )
-from envmanager.adapters.spaces import behavior_spec, known_actions, rows_reader
+from envmanager.adapters.spaces import behavior_spec, known_actions, row_reader
 from envmanager.data.casting import Casting
 from envmanager.data.specs import ArraySpec, BehaviorSpecs, SpecMismatch, check_structure, check_values, describe_value
 from envmanager.data.steps import Begin, RowBuffer, Steps, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, take_rows
-from envmanager.environment import OnDemand, RowGroup
+from envmanager.environment import OnDemand, RowGroup, check_repeated, repeated
 
 BEHAVIOR = "default"
 
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
 """Function ``(views, obs, casting)`` that checks an observation and copies its parts into the views of one row."""
-
-
-def equal_spaces(envs: Sequence[Any]) -> bool:
-    """Return whether all environments have equal observation spaces and equal action spaces."""
-    first = envs[0]
-    return all(
-        env.observation_space == first.observation_space and env.action_space == first.action_space for env in envs[1:]
-    )
 
 
 class GymnasiumEnvironment(RowGroup):
@@ -73,7 +65,8 @@ class GymnasiumEnvironment(RowGroup):
         self._spec = spec
         self._infos = infos or spec.has_objects  # which are pickled anyway
         self.behavior_specs = {BEHAVIOR: spec}
-        self._read_actions = rows_reader(first.action_space)
+        read = row_reader(first.action_space)
+        self._read_actions: Callable[[Tree, int], Iterable[Any]] = lambda batch, n: [read(batch, i) for i in range(n)]
         self._known_actions = known_actions(first.action_space)
         self._write_obs = _obs_writer(spec.observation, check_numbers=check_values)
         only = spec.observation
@@ -151,8 +144,8 @@ class GymnasiumEnvironment(RowGroup):
         The loop is for steps of all environments, and takes the usual results itself, because a call for each would
         cost cheap environments a tenth of their speed.
         """
-        out, envs = self._views, self._environments
-        if rows is not None or self.rests:
+        out, envs, on_demand = self._views, self._environments, self.on_demand
+        if rows is not None or (on_demand is not None and (on_demand.now or False in on_demand.plays)):
             chosen, begins, out = self._to_step(rows)
             if begins or out is not self._views:
                 stepped = [envs[row] for row in chosen if row not in begins]
@@ -278,21 +271,29 @@ class GymnasiumEnvironment(RowGroup):
 
     def _after_actions(self, begin: Begin) -> Any:
         """Begin an episode and take its actions. Return what stands for its first step, None if it could not begin."""
-        env, read, step = self._environments[begin.row], self._known_actions, 0
+        env, read, step, n = self._environments[begin.row], self._known_actions, 0, begin.n_repeated
         own: Any = (begin.actions or {}).get(BEHAVIOR, ())
+        rewards: list[Any] = []
+        calls = self._calls_of(begin)
         try:
-            obs, info = self._restart(begin.row, begin.seed, begin.options)
-            given = self._read_actions(own, begin.n_repeated) if read is None else map(read, list(own))
+            repeated(calls, -1, None)
+            obs, info = repeated(calls, 0, self._restart(begin.row, begin.seed, begin.options))
+            given = () if not n else self._read_actions(own, n) if read is None else map(read, list(own))
             for step, action in enumerate(given, 1):
-                obs, _, terminated, truncated, info = env.step(action)
+                obs, reward, terminated, truncated, info = env.step(action)
+                rewards.append(reward)
                 if (terminated is not False or truncated is not False) and (
                     flag(terminated, "terminated", self.casting) or flag(truncated, "truncated", self.casting)
                 ):
                     return self._could_not_begin(begin, step, None)
+                if calls:
+                    obs, info = repeated(calls, step, (obs, info))
+            check_repeated(calls)
             check_info(info, "info")
             if self._scratch is None:
                 self._scratch = self._new_views([0])
             self._write_obs(self._scratch.obs[0], obs, self.casting)  # raises if it does not fit
+            self._has_repeated(begin, rewards)
         except Exception as error:
             return self._could_not_begin(begin, step, error)
         return obs, 0.0, False, False, info

@@ -101,7 +101,9 @@ class MlagentsEnvironment(Environment):
         self.env.step()
         self._learn_specs()
         steps = {name: agent_steps(spec, *self.env.get_steps(name)) for name, spec in self._specs.items()}
-        self._add_stats(steps)
+        infos = [own.info for own in steps.values() if own.info]
+        if self._stats is not None and self._stats.stats and infos:  # without agents, they are kept for a later step
+            infos[0][0][STATS] = dict(self._stats.get_and_reset_stats())
         return steps
 
     def close(self) -> None:
@@ -130,12 +132,6 @@ class MlagentsEnvironment(Environment):
         for behavior, spec in self.env.behavior_specs.items():
             if behavior not in self._specs:
                 self._specs[behavior] = to_spec(spec)
-
-    def _add_stats(self, steps: Mapping[str, AgentSteps]) -> None:
-        """Move the side channel's statistics to the first agent's info; without agents, keep them for a later step."""
-        infos = [own.info for own in steps.values() if own.info]
-        if self._stats is not None and self._stats.stats and infos:
-            infos[0][0][STATS] = dict(self._stats.get_and_reset_stats())
 
 
 @attrs.frozen
@@ -202,8 +198,8 @@ def agent_steps(spec: BehaviorSpec, decisions: Any, terminals: Any) -> AgentStep
         agent_id=np.concatenate([steps.agent_id, np.asarray(terminals.agent_id, np.int64)[leaving]]),
         obs=concat_rows([steps.obs, take_rows(final_obs, leaving)]) if len(leaving) else steps.obs,
         reward=reward,
-        terminated=_flags(n, rows, ~interrupted),
-        truncated=_flags(n, rows, interrupted),
+        terminated=np.isin(np.arange(n), rows[~interrupted]),
+        truncated=np.isin(np.arange(n), rows[interrupted]),
         final_obs=take_rows(final_obs, np.argsort(rows)),
         acting=np.arange(n) < len(steps) if len(leaving) else None,
         info=[{} for _ in range(n)],
@@ -241,9 +237,3 @@ def _masks_by_branch(masks: Sequence[Any], branches: Tree) -> tuple[np.ndarray, 
         return tuple(np.array(mask, np.bool_) for mask in masks)
     side_by_side = np.concatenate([np.asarray(mask, np.bool_) for mask in masks], axis=1)
     return tuple(np.split(side_by_side, np.cumsum([branch.shape[0] for branch in branches])[:-1], axis=1))
-
-
-def _flags(n: int, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
-    flags = np.zeros(n, np.bool_)
-    flags[rows] = values
-    return flags

@@ -205,17 +205,14 @@ def _registered(env_id: str, text: str) -> Any:
     """Return the EnvSpec registered under ``env_id``. If there is none, raise a UsageError that quotes ``text``."""
     gymnasium = _gymnasium_for(env_id)
     try:
-        return _without_main(gymnasium.spec(env_id))
+        spec = gymnasium.spec(env_id)
     except gymnasium.error.Error as error:
         advice = "" if ":" in text else " If a module of yours registers it, name that: imports: [module]."
         said = str(error).removesuffix(".") + ("" if str(error).endswith("?") else ".")
         raise UsageError(f"Gymnasium knows no environment {text!r}: {said}{advice}") from error
     except ImportError as error:
         raise UsageError(f"env {text!r} cannot be found: {error}.") from error
-
-
-def _without_main(spec: Any) -> Any:
-    """Return ``spec`` with entry point ``"__main__:name"`` replaced by its object. Workers run another main module."""
+    # An entry point "__main__:name" is replaced by its object, because workers run another main module.
     module, _, name = spec.entry_point.partition(":") if isinstance(spec.entry_point, str) else ("", "", "")
     entry_point = getattr(sys.modules["__main__"], name, None) if module == "__main__" else None
     return spec if entry_point is None else dataclasses.replace(spec, entry_point=entry_point)

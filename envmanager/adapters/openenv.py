@@ -8,6 +8,7 @@
 
 The rule: a session is one connection. A connection that was lost, or whose answer was not awaited, is never used or
 opened again: the server makes a new environment for a new connection, and a late answer would be taken for the next.
+Nor is one used on which an answer has come to no request, such as a second answer to a step.
 Nothing here imports ``openenv``.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import importlib
 import json
 import logging
@@ -25,6 +27,7 @@ from urllib.parse import SplitResult, urlsplit
 import attrs
 import numpy as np
 
+from envmanager.adapters.rows import finite_number, flag
 from envmanager.data.specs import describe_value
 from envmanager.environment import EnvContext
 from envmanager.errors import EnvManagerError, ServerFull, UsageError
@@ -39,6 +42,8 @@ _BYE_S = 1.0
 """Time that a connection has to end once it has failed, as when a ping was not answered."""
 _REFUSED_WITHIN_S = 2.0
 """Time in which a full server refuses a session. One that takes longer is making an environment."""
+_HEALTH_S = 10.0
+"""Time that a server has to say how many sessions it has."""
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _FULL = "CAPACITY_REACHED"
@@ -93,6 +98,13 @@ class OpenEnv:
         server.env_ids.add(context.env_id)
         return OpenEnvSession(server, context.env_id, encode or _encoded, decode or _decoded, headers, ping_s)
 
+    def n_sessions(self, headers: Mapping[str, str] | None = None) -> int:
+        """Return how many environments find a session: on each server as many as the one with the fewest has.
+
+        Raises UsageError for a server that does not respond, or does not say how many sessions it has.
+        """
+        return len(self._servers) * min(server.n_sessions(headers) for server in self._servers)
+
 
 class _Server:
     """A server, as far as all of its sessions need to know it."""
@@ -114,6 +126,27 @@ class _Server:
         """Ids of the environments that have had a session here."""
         self._begun: set[int] | None = set()
         """Ids of those that have begun an episode; None once it was found out whether the server has room for more."""
+
+    def n_sessions(self, headers: Mapping[str, str] | None) -> int:
+        import urllib.request  # which on macOS asks the system for its proxies
+
+        url = f"http{self._url.removeprefix('ws').removesuffix('/ws')}/health"
+        opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if self._is_local else []))
+        try:
+            with opener.open(urllib.request.Request(url, headers=dict(headers or {})), timeout=_HEALTH_S) as answer:
+                told = json.load(answer)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise UsageError(
+                f'n_envs="auto": the OpenEnv server {self.shown} did not say how many sessions it has ({error}). Start '
+                "it first, or give a number."
+            ) from error
+        n_sessions = told.get("max_sessions") if isinstance(told, dict) else None
+        if not isinstance(n_sessions, int) or n_sessions < 1:
+            raise UsageError(
+                f'n_envs="auto": the OpenEnv server {self.shown} does not say how many sessions it has; servers of '
+                "OpenEnv itself do not. Give a number, less than its max_concurrent_envs."
+            )
+        return n_sessions
 
     async def connect(self, headers: Mapping[str, str] | None, ping_s: float | None) -> Any:
         """Return a new connection. Raises ConnectionError if there is none to be had now, OpenEnvError if never."""
@@ -230,15 +263,20 @@ class OpenEnvSession:
         connection, what = self._connection, f"the OpenEnv server {self._server.shown}"
         if connection is None:
             raise ConnectionError(f"there is no session on {what}: {self._end or 'reset() makes one'}")
-        message = json.dumps({"type": kind, "data": data}, default=_plain)
+        message = json.dumps({"type": kind, "data": data}, default=json_form)
+        reading = asyncio.ensure_future(connection.recv())
         try:
-            with contextlib.suppress(ConnectionClosed):  # a server says why before it closes
-                await connection.send(message)
-            text = await connection.recv()
+            await asyncio.sleep(0)
+            is_early = reading.done()  # what has come before the request answers none
+            if not is_early:
+                with contextlib.suppress(ConnectionClosed):  # a server says why before it closes
+                    await connection.send(message)
+            text = await reading
         except ConnectionClosed as error:
             self._abandon(connection, f"it ended before {kind} was answered ({error})")
             raise ConnectionError(f"the session on {what} ended before {kind} was answered: {error}") from error
         except BaseException:
+            reading.cancel()
             self._abandon(connection, f"{kind} was cancelled, and its answer would be taken for the next")
             raise
         try:
@@ -249,9 +287,15 @@ class OpenEnvSession:
         except (ValueError, KeyError, TypeError) as error:
             self._abandon(connection, f"{kind} was answered by what the protocol does not allow")
             raise OpenEnvError(f"{what} answered {kind} by what is no observation: {text[:200]!r}") from error
+        code, said = str(got.get("code", "")), str(got.get("message", "it says no more"))
+        if is_early and code not in (_FULL, *_LAST):
+            self._abandon(connection, "an answer came to no request")
+            raise ConnectionError(
+                f"{what} has sent an answer to no request, perhaps a second one to the last, so no answer of the "
+                f"session can be trusted: {text[:200]!r}"
+            )
         if answered == "observation":
             return got
-        code, said = str(got.get("code", "")), str(got.get("message", "it says no more"))
         if code == _FULL:
             self._abandon(connection, "the server was full")
             raise ServerFull(
@@ -282,25 +326,26 @@ def _encoded(action: Any) -> Any:
 
 
 def _decoded(data: dict[str, Any]) -> Result:
-    reward = data.get("reward")
+    reward, done, truncated = data.get("reward"), data.get("done"), data.get("truncated") is True
+    is_over = flag(done, "done") if done is not None else False
     return (
         data["observation"],
-        0.0 if reward is None else float(reward),
-        bool(data.get("done", False)),
-        False,
+        finite_number(float(reward) if isinstance(reward, bool) else reward or 0.0, "reward"),
+        is_over and not truncated,
+        is_over and truncated,
         data.get("metadata") or {},
     )
 
 
-def _plain(value: Any) -> Any:
-    """Convert what JSON has no form for: NumPy's values, and objects of the server's classes."""
+def json_form(value: Any) -> Any:
+    """Convert what JSON has no form for: NumPy's values, and objects of OpenEnv's classes. A default for json.dumps."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "model_dump"):
         return value.model_dump()
-    raise TypeError(f"{describe_value(value)} cannot be sent to an OpenEnv server: JSON has no form for it")
+    raise TypeError(f"{describe_value(value)} cannot be sent by OpenEnv's protocol: JSON has no form for it")
 
 
 def _details(errors: Any) -> str:

@@ -53,7 +53,7 @@ class ParallelEnvironment(Environment):
         """Numbers of the agents: by ``possible_agents``, so that they do not depend on earlier episodes."""
         self._playing: list[Agent] = []
         self._acting: dict[str, list[Agent]] = {}
-        self._game = _game_of_turns(env)
+        self._game = game_of_turns(env)
         self._options: dict[str, Any] | None = None
         self._know_all(possible)
 
@@ -181,13 +181,9 @@ class ParallelEnvironment(Environment):
             return {agent: self._behavior_of(agent) for agent in specs}
         if not self._specs:
             return name_behaviors(specs)
-        return {agent: self._name_of_newcomer(agent, spec) for agent, spec in specs.items()}
-
-    def _name_of_newcomer(self, agent: Agent, spec: BehaviorSpec) -> str:
-        for behavior, known in self._specs.items():
-            if known == spec:
-                return behavior
-        return str(agent) if prefix(agent) in self._specs else prefix(agent)
+        known = self._specs.items()
+        new = {agent: str(agent) if prefix(agent) in self._specs else prefix(agent) for agent in specs}
+        return {agent: next((name for name, own in known if own == specs[agent]), new[agent]) for agent in specs}
 
 
 def name_behaviors(specs: Mapping[Agent, BehaviorSpec]) -> dict[Agent, str]:
@@ -212,7 +208,7 @@ _OF_TURNS = "turn_based_aec_to_parallel_wrapper"
 _MOST_WRAPPERS = 32
 
 
-def _game_of_turns(env: Any) -> Any:
+def game_of_turns(env: Any) -> Any:
     """Return the AECEnv inside ``env`` if PettingZoo's ``turn_based_aec_to_parallel`` converted it, else None."""
     for _ in range(_MOST_WRAPPERS):
         if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):

@@ -23,7 +23,7 @@ from envmanager.data.specs import (
 )
 from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Begin, Steps, concat_steps
 from envmanager.data.trees import Tree, build, copy_tree, leaves, snapshot, take_rows
-from envmanager.environment import Environment, OnDemand, RowGroup
+from envmanager.environment import Environment, OnDemand, RowGroup, check_repeated, repeated
 
 
 class SideBySide(RowGroup):
@@ -152,12 +152,15 @@ class SideBySide(RowGroup):
     def _after_actions(self, environment: Environment, begin: Begin, actions: Mapping[str, Tree]) -> Steps:
         """Begin an episode and take its actions. Return its first steps, which are empty if it could not begin."""
         row, step, taken = begin.row, 0, dict.fromkeys(actions, 0)
+        counts: dict[int, tuple[float, int]] = {}
         n_of = {behavior: _n_rows(tree) for behavior, tree in actions.items()}
+        calls = self._calls_of(begin)
         try:
-            steps = environment.reset(seeds=[begin.seed], options=begin.options)
+            repeated(calls, -1, None)
+            steps = repeated(calls, 0, environment.reset(seeds=[begin.seed], options=begin.options), _copied)
             while taken != n_of:
                 step += 1
-                self._last[row] = steps
+                self._last[row], n_taken = steps, sum(taken.values())
                 (own,) = self._shares(actions, [row], taken)
                 if any(taken[behavior] > n_of[behavior] for behavior in taken) or not any(map(_n_rows, own.values())):
                     acting = {behavior: len(each.acting_rows) for behavior, each in steps.items()}
@@ -166,10 +169,28 @@ class SideBySide(RowGroup):
                 if not any(len(each.acting_rows) for each in steps.values()):
                     self._could_not_begin(begin, step, None)
                     return {}
+                if begin.counted_from is not None and n_taken >= begin.counted_from:
+                    self._count(counts, row, steps)
+                if calls:
+                    steps = repeated(calls, sum(taken.values()), steps, _copied)
+            check_repeated(calls)
+            if begin.counted_from is not None:
+                self.not_begun = {**self.not_begun, self.env_ids[row]: (begin, step, counts)}
             return self._checked(row, {name: each.as_first() for name, each in steps.items()} if step else steps)
         except Exception as error:
             self._could_not_begin(begin, step, error)
             return {}
+
+    def _count(self, counts: dict[int, tuple[float, int]], row: int, steps: Steps) -> None:
+        """Add the rewards of a repeated step to the return and the length of each agent, and forget those that end."""
+        for behavior, each in steps.items():
+            before = self._last[row].get(behavior)
+            acted = [] if before is None else before.agent_id[before.acting_rows].tolist()
+            rewards = np.asarray(each.reward, np.float32).tolist()
+            for agent, reward, ended in zip(each.agent_id.tolist(), rewards, each.ended.tolist(), strict=True):
+                agent_id = self.env_ids[row] << AGENT_BITS | agent
+                total, length = counts.get(agent_id, (0.0, 0))
+                counts[agent_id] = (0.0, 0) if ended else (total + reward, length + (agent in acted))
 
     def _at(self, rows: Iterable[int]) -> Iterable[Any]:
         yield from super()._at(rows)
@@ -200,7 +221,9 @@ class SideBySide(RowGroup):
             except SpecMismatch:
                 if self._check_values or not isinstance(steps, AgentSteps):
                     raise
-                steps = _cast_steps(spec, steps, self.casting)
+                of_columns = {**_COLUMN_SPECS, "obs": spec.observation, "final_obs": spec.observation}
+                cast = {name: _cast(own, getattr(steps, name), name, self.casting) for name, own in of_columns.items()}
+                steps = attrs.evolve(steps, **cast)
                 check_steps(spec, steps, check_numbers=self._check_values)
             info = reset_info = None
             if self._infos or spec.has_objects:
@@ -211,6 +234,10 @@ class SideBySide(RowGroup):
         return checked
 
 
+def _copied(steps: Steps) -> Steps:
+    return {name: each.copy() for name, each in steps.items()}
+
+
 def _n_rows(tree: Tree) -> int:
     return len(leaves(tree)[0])
 
@@ -218,13 +245,9 @@ def _n_rows(tree: Tree) -> int:
 _COLUMN_SPECS = {name: ArraySpec((), dtype) for name, dtype in COLUMNS.items()}
 
 
-def _cast_steps(spec: BehaviorSpec, steps: AgentSteps, casting: Casting) -> AgentSteps:
-    """Return ``steps`` with each array cast to its spec's dtype. Arrays that cannot be cast stay unchanged."""
-    specs = {**_COLUMN_SPECS, "obs": spec.observation, "final_obs": spec.observation}
-    return attrs.evolve(steps, **{name: _cast(own, getattr(steps, name), name, casting) for name, own in specs.items()})
-
-
 def _cast(spec: Tree, tree: Tree, root: str, casting: Casting) -> Tree:
+    """Return ``tree`` with each array cast to its spec's dtype. Arrays that cannot be cast stay unchanged."""
+
     def cast(leaf: ArraySpec, value: Any, path: str) -> Any:
         if leaf.is_object or not isinstance(value, np.ndarray) or value.dtype == leaf.dtype:
             return value

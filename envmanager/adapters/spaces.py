@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,12 +63,6 @@ def row_reader(space: Any) -> RowReader:
     if isinstance(space, spaces.Tuple):
         return read_tuple([row_reader(child) for child in space.spaces])
     return operator.getitem
-
-
-def rows_reader(space: Any) -> Callable[[Tree, int], Iterable[Any]]:
-    """Return a function ``(batch, n)`` that returns the actions of n agents, each as an element of the space."""
-    read = row_reader(space)
-    return lambda batch, n: [read(batch, row) for row in range(n)]
 
 
 _FEW = 1024

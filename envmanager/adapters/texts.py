@@ -20,6 +20,7 @@ from typing import Any
 import attrs
 
 from envmanager.adapters.gymnasium import GymnasiumEnvironment
+from envmanager.adapters.names import base_names
 from envmanager.errors import UsageError
 from envmanager.importing import nearest, needed_by
 
@@ -72,6 +73,10 @@ class Game(Texts):
             raise UsageError(f"a game of TextArena has only the option num_players, not {sorted(given)}.")
         if n_players is None:
             self._n_players = n_players = self._least_number_of_players(seed)
+        each = self.env
+        while each is not None:  # wrappers of TextArena 0.7 keep what players have read, and add the next game to it
+            getattr(each, "full_observations", {}).clear()
+            each = getattr(each, "env", None)
         self.env.reset(num_players=n_players, seed=seed)
         return self._turn(), {}
 
@@ -133,17 +138,10 @@ class Questions(Texts):
 
 
 class TextEnvironment(GymnasiumEnvironment):
-    """The group of one environment of texts."""
+    """The group of one environment of texts: a game of TextArena, or what has Gymnasium's methods."""
 
-    @classmethod
-    def game(cls, env: Any) -> TextEnvironment:
-        """Return the group of a game of TextArena."""
-        return cls([Game(env)], infos=True)
-
-    @classmethod
-    def texts(cls, env: Any) -> TextEnvironment:
-        """Return the group of an environment that has Gymnasium's methods."""
-        return cls([Texts(env)], infos=True)
+    def __init__(self, env: Any) -> None:
+        super().__init__([Game(env) if "textarena.core.Env" in base_names(env) else Texts(env)], infos=True)
 
     @property
     def subject(self) -> Any:

@@ -324,10 +324,8 @@ def _construction_problem(failure: Failure) -> Finding:
 
 
 def _reset_findings(played: Playthrough) -> Iterator[Finding]:
-    failure = played.failure
-    if failure is not None and failure.phase == "reset":
-        advice = _advice(failure, _fitting(failure.path))
-        yield Finding("reset", "problem", f"reset(): {failure.text}.", advice, failure.evidence)
+    if played.failure is not None and played.failure.phase == "reset":
+        yield _failure_finding(played, "reset()", _fitting(played.failure.path))
         return
     mismatches = played.of_phase("reset")
     for _, mismatch in mismatches:
@@ -350,8 +348,7 @@ def _step_findings(played: Playthrough, facts: Facts | None) -> Iterator[Finding
         if not mismatch.is_known:
             yield Finding("steps", "problem", f"In step {at_step} {mismatch.text}.", _fitting(mismatch.path))
     if failure is not None and failure.phase == "step":
-        text = f"Step {played.n_steps + 1}: {failure.text}."
-        yield Finding("steps", "problem", text, _advice(failure, _fitting(failure.path)), failure.evidence)
+        yield _failure_finding(played, f"Step {played.n_steps + 1}", _fitting(failure.path))
     elif not mismatches and not casts:
         text = f"{played.n_steps} steps with random actions gave what the spec says, finite and within its bounds."
         yield Finding("steps", "ok", text)
@@ -370,8 +367,7 @@ def _episode_findings(played: Playthrough, facts: Facts | None) -> Iterator[Find
     lengths, failure = played.episode_lengths, played.failure
     advice = "The reset() that follows an episode's end must return a first observation as the very first one does."
     if failure is not None and failure.phase == "restart":
-        text = f"reset() after an episode's end, in step {played.n_steps + 1}: {failure.text}."
-        yield Finding("episodes", "problem", text, _advice(failure, advice), failure.evidence)
+        yield _failure_finding(played, f"reset() after an episode's end, in step {played.n_steps + 1}", advice)
         return
     mismatches = played.of_phase("restart")
     for at_step, mismatch in mismatches:
@@ -434,11 +430,7 @@ def _cause_of(where: str, drawn: list[str], *, is_lasting: bool, is_by_hash: boo
 
 def _late_failure(played: Playthrough, where: str) -> Finding:
     """Return the finding for the failure of ``played``, which did not occur in the first playthrough."""
-    failure = played.failure
-    assert failure is not None
-    questions = {"reset": "reset", "step": "steps", "restart": "episodes"}
-    text = f"{_place(played).replace('step', 'Step', 1)} {where}: {failure.text}."
-    return Finding(questions[failure.phase], "problem", text, _advice(failure, ""), failure.evidence)
+    return _failure_finding(played, f"{_place(played).replace('step', 'Step', 1)} {where}", "")
 
 
 def _array_findings(facts: Facts) -> Iterator[Finding]:
@@ -453,17 +445,21 @@ def _array_findings(facts: Facts) -> Iterator[Finding]:
         yield Finding("arrays", "ok", "It leaves observations that it has returned as they are.")
 
 
-def _advice(failure: Failure, on_mismatch: str) -> str:
-    """Return advice about a failure of a reset or step."""
+def _failure_finding(played: Playthrough, place: str, on_mismatch: str) -> Finding:
+    """Return the finding for the failure of ``played`` at ``place``. ``on_mismatch``: advice if a value did not fit."""
+    failure = played.failure
+    assert failure is not None
+    question = {"reset": "reset", "step": "steps", "restart": "episodes"}[failure.phase]
+    advice = "Mend it, or leave out the actions that it cannot take from its action space."
     if failure.kind == "mismatch":
-        return on_mismatch
-    if failure.kind == "timed out":
-        return f"{_IF_SLOW} A run replaces its worker."
-    if failure.kind == "died":
-        return "A run replaces its worker, and the episode is lost; the option `restarts` says how often."
-    if failure.phase != "step":
-        return "Mend it: every episode begins with a reset()."
-    return "Mend it, or leave out the actions that it cannot take from its action space."
+        advice = on_mismatch
+    elif failure.kind == "timed out":
+        advice = f"{_IF_SLOW} A run replaces its worker."
+    elif failure.kind == "died":
+        advice = "A run replaces its worker, and the episode is lost; the option `restarts` says how often."
+    elif failure.phase != "step":
+        advice = "Mend it: every episode begins with a reset()."
+    return Finding(question, "problem", f"{place}: {failure.text}.", advice, failure.evidence)
 
 
 def _describe(specs: BehaviorSpecs) -> str:

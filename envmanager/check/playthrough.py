@@ -149,15 +149,13 @@ class ArrayWatch:
             result = call(*args, **kwargs)
             self._look(result)
             if isinstance(result, tuple) and len(result) == 5 and all(isinstance(each, Mapping) for each in result):
-                self._look_at_agents(list(getattr(subject, "agents", ())), result[2], result[3])
+                agents = list(getattr(subject, "agents", ()))
+                ended = [agent for agent in agents if result[2].get(agent) or result[3].get(agent)]
+                self.lingering.update(dict.fromkeys(agent for agent in ended if agent in self._have_ended))
+                self._have_ended = ended if len(ended) < len(agents) else ()  # after the end of all, the next begins
             return result
 
         return watched
-
-    def _look_at_agents(self, agents: Sequence[Any], terminated: Any, truncated: Any) -> None:
-        ended = [agent for agent in agents if terminated.get(agent) or truncated.get(agent)]
-        self.lingering.update(dict.fromkeys(agent for agent in ended if agent in self._have_ended))
-        self._have_ended = ended if len(ended) < len(agents) else ()  # after the end of all, the next episode begins
 
     def _look(self, result: Any) -> None:
         numbers = [(array, copy) for array, copy in self._kept if array.dtype.kind != "O"]

@@ -46,6 +46,7 @@ from envmanager.subprocess_env_manager import SubprocessEnvManager
 _CANNOT_BE_SEEDED = ".*cannot be seeded"
 """Pattern of the warning that an adapter, such as dm_env's, gives for an environment that cannot be seeded."""
 _LAST_CALL = "last-call"
+"""Name of the file that says ``"step"`` during a step, and ``"reset"`` from the call of a reset on, also in a step."""
 LEAST_S, MOST_S = 5.0, 60.0
 """Bounds of a call's deadline. A call without an earlier one to compare it with has the greater."""
 TIMES = 10
@@ -161,7 +162,8 @@ class Trial:
             self._end_worker()
             result = _end_of(error)
         if name == "advance" and isinstance(result, Failure):
-            result = attrs.evolve(result, phase="restart" if self._last_call() == "reset" else "step")
+            with open(os.path.join(self._folder, _LAST_CALL), encoding="utf-8") as file:
+                result = attrs.evolve(result, phase="restart" if file.read().strip() == "reset" else "step")
         return result
 
     def _limit_s(self, name: str) -> float:
@@ -174,11 +176,6 @@ class Trial:
             return self._timeout_s or MOST_S
         longest_s = max(self._longest_s.get(each, 0.0) for each in compared)
         return min(MOST_S, max(LEAST_S, TIMES * longest_s))
-
-    def _last_call(self) -> str:
-        """Return ``"step"`` during a step, and ``"reset"`` from the call of a reset on, also of one in a step."""
-        with open(os.path.join(self._folder, _LAST_CALL), encoding="utf-8") as file:
-            return file.read().strip()
 
     def _end_worker(self) -> None:
         if self._manager is not None:
@@ -225,7 +222,7 @@ class Subject(Hosted):
         self._player: Any = None  # a Player while there is an environment
         self._is_watched = False
         self._after_reset: dict[int | None, dict[str, bytes]] = {}
-        """States of the global generators after the first reset with a seed."""
+        """Pickled states of the global random generators after the first reset with a seed."""
         self._drawn: dict[str, None] = {}
 
     def _note(self, call: str) -> None:
@@ -262,7 +259,10 @@ class Subject(Hosted):
         ``seed`` seeds the random actions of the following steps.
         """
         moment = self._moment(lambda: self._player.reset(env_seed, seed), is_reset=True)
-        states = _states_of_generators()
+        found = {"random": random.getstate(), "numpy.random": np.random.get_state()}
+        if "torch" in sys.modules:
+            found["torch"] = sys.modules["torch"].get_rng_state()
+        states = {name: pickle.dumps(state) for name, state in found.items()}
         before = self._after_reset.setdefault(env_seed, states)
         self._drawn.update(dict.fromkeys(name for name, state in states.items() if state != before.get(name, state)))
         return moment
@@ -301,14 +301,6 @@ class Subject(Hosted):
         self._last_call.close()
         if self._player is not None:
             self._player.group.close()
-
-
-def _states_of_generators() -> dict[str, bytes]:
-    """Return the pickled state of each global random generator of this process, by name."""
-    found = {"random": random.getstate(), "numpy.random": np.random.get_state()}
-    if "torch" in sys.modules:
-        found["torch"] = sys.modules["torch"].get_rng_state()
-    return {name: pickle.dumps(state) for name, state in found.items()}
 
 
 def _tried(act: Callable[[], Any]) -> Any:

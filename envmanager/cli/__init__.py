@@ -5,6 +5,7 @@ If Typer or Rich cannot be imported, every command prints why, or how to install
 
 from __future__ import annotations
 
+import gc
 import sys
 
 from envmanager.cli.loading import EXIT_INTERRUPTED, loading
@@ -23,3 +24,5 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    finally:
+        gc.freeze()  # else Python's exit visits all that PyTorch has made: 0.1 instead of 0.9 s after a SIGTERM

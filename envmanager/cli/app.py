@@ -24,6 +24,7 @@ from rich.console import Console
 from envmanager import __version__
 from envmanager.cli.check import check
 from envmanager.cli.config_files import (
+    FORMS,
     LONGEST_NUMBER,
     RUN_TABLES,
     TABLES_OF,
@@ -93,7 +94,7 @@ class Flags:
     manager: str | None = typer.Option(
         None, metavar="KIND", help="auto, subprocess, simple, …", show_default="subprocess"
     )
-    n_envs: int | None = typer.Option(None, metavar="N", help="Number of environments.", show_default="1")
+    n_envs: str | None = typer.Option(None, metavar="N|auto", help="Number of environments.", show_default="1")
     n_workers: str | None = typer.Option(
         None,
         "--n-workers",
@@ -148,7 +149,7 @@ class Flags:
         own: dict[str, Any] = {
             "env": self.env,
             "kind": self.manager,
-            "n_envs": self.n_envs,
+            "n_envs": _number_or_text(self.n_envs),
             "n_workers": _number_or_text(self.n_workers),
             "wait": self.wait,
             "record": None if self.record is None else str(self.record),
@@ -195,7 +196,7 @@ def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> i
         sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
     exit_code: Any = 0
     try:
-        exit_code = commands(_with_port(arguments), standalone_mode=False)
+        exit_code = commands(_with_values(arguments), standalone_mode=False)
     except SystemExit as exit:
         exit_code = exit.code
     except _ClickException as error:
@@ -219,12 +220,17 @@ def run_command_line(arguments: Sequence[str], commands: typer.Typer = app) -> i
     return exit_code if isinstance(exit_code, int) else int(bool(exit_code))
 
 
-def _with_port(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with port 0 after a ``--serve`` without one, as Typer knows no optional values."""
+_OPTIONAL = {"--serve": (r"(\S+:)?\d+", "0"), "--resume": ("auto", "yes")}
+"""Pattern of the values of options that may have none, and the value that stands for none."""
+
+
+def _with_values(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a value after each option that may have none, as Typer knows no optional values."""
     completed = []
+    optional = {} if arguments[:1] == ["evaluate"] else _OPTIONAL  # whose --resume has a value
     for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        takes_none = word == "--serve" and not re.fullmatch(r"(\S+:)?\d+", following)
-        completed.append("--serve=0" if takes_none else word)
+        pattern, value = optional.get(word, ("", ""))
+        completed.append(f"{word}={value}" if value and not re.fullmatch(pattern, following) else word)
     return completed
 
 
@@ -370,10 +376,23 @@ def train_command(
         Path | None,
         typer.Option("--dir", metavar="DIR", help="The folder of the training; runs/NAME OF CONFIG or GAME if unset."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[auto]",
+            help="Continue from the last checkpoint; with auto begin if there is none.",
+            show_default="",
+        ),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Start over; an earlier training run in DIR is renamed to DIR.1.")
     ] = False,
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEPS|TIME", help="Agent steps, or time such as 10m, between checkpoints; if unset only the last."
+        ),
+    ] = None,
     board: Annotated[
         str | None, typer.Option("--tensorboard", metavar="DIR", help="Write scalars for TensorBoard to this folder.")
     ] = None,
@@ -386,30 +405,29 @@ def train_command(
     The exit code is 0 when all steps were taken, 1 after an error, 2 after a
     usage error, such as a DIR that already holds a training run, 3 when a file cannot
     be written (the last checkpoint remains). After Ctrl-C (130) or SIGTERM (143)
-    the step in progress is completed and a checkpoint is written.
+    a checkpoint is written at once, with the steps in flight.
     """
     end = EndOfInput() if until_eof else None
     tables, declaration = _training_tables(config, flags)
+    every = _number_or_text(checkpoint_every)
     metrics = _with_tensorboard(tables["training"].get("metrics"), board)
-    tables["training"] = _with(tables["training"], {"steps": steps, "seed": seed, "metrics": metrics})
+    tables["training"] = _with(
+        tables["training"], {"steps": steps, "seed": seed, "metrics": metrics, "checkpoint_every": every}
+    )
     check_out(flags.out, ".json")
     with loading():
         train = importlib.import_module("envmanager.cli.train")  # PyTorch takes a second to import
     located: Any = contextlib.nullcontext if declaration is None else functools.partial(declaration.located, tables)
     with located():
-        plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=resume, force=force)
+        goes_on = "auto" if resume == "auto" else resume is not None
+        plan = train.TrainingPlan.parse(tables, directory or run_folder_of(config), resume=goes_on, force=force)
         train.check_tables(plan.trainers)
-    _hide_from_editor(plan.directory)
+    if any((parent / "project.godot").is_file() for parent in plan.directory.resolve().parents):
+        with contextlib.suppress(OSError):  # the training says that it cannot write there
+            plan.directory.mkdir(parents=True, exist_ok=True)
+            (plan.directory / ".gdignore").touch()  # so that the project's editor does not import the tables of the run
     display = train.TrainDisplay(output_for(plain=flags.plain), serve=address_of(flags.serve))
     raise typer.Exit(train.train(plan, display, out=flags.out, verbose=flags.verbose, end=end, located=located))
-
-
-def _hide_from_editor(directory: Path) -> None:
-    """Keep Godot's editor from importing the tables of a run whose folder is inside a project."""
-    if any((parent / "project.godot").is_file() for parent in directory.resolve().parents):
-        with contextlib.suppress(OSError):  # the training says that it cannot write there
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / ".gdignore").touch()
 
 
 def _training_tables(config: Path, flags: Flags) -> tuple[dict[str, dict[str, Any]], Declaration | None]:
@@ -432,6 +450,60 @@ def _training_tables(config: Path, flags: Flags) -> tuple[dict[str, dict[str, An
         return flags.applied_to(tables), None
     declaration = declared(env, engine)
     return flags.applied_to(declaration.under(tables)), declaration
+
+
+@app.command("serve-env")
+def serve_env_command(
+    env: Annotated[
+        str,
+        typer.Argument(
+            metavar="ENV|CONFIG",
+            help="A Gymnasium id, module:id, or module:callable that makes one; a config of `run` or `train`, whose "
+            "table manager is used; or a Godot game: a folder, a .pck, or demo:NAME.",
+        ),
+    ],
+    *,
+    port: Annotated[str, typer.Option(metavar="[HOST:]PORT", help="Where to listen; 0 is a free port.")] = "8000",
+    sessions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Number of sessions at once.", show_default="1")
+    ] = None,
+    n_workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers", metavar="N|auto", help="Number of workers, which share the sessions.", show_default="one each"
+        ),
+    ] = None,
+    manager: Annotated[
+        str | None, typer.Option(metavar="KIND", help="subprocess, asyncio, simple, …", show_default="subprocess")
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name",
+            metavar="HOST",
+            help="A host name under which clients reach it. May be repeated.",
+            show_default="those of this machine",
+        ),
+    ] = None,
+    assignments: SetOption = None,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve environments by OpenEnv's protocol: a supervised one for each session.
+
+    Requests from this machine alone are answered, unless HOST says otherwise; then they need the token of the printed
+    address. The variable ENVMANAGER_SERVE_TOKEN sets it.
+    The exit code is 130 after Ctrl-C, 143 after SIGTERM, 1 after an error, 2 after a usage error.
+    """
+    path = Path(env)
+    if path.suffix.lower() in FORMS:
+        table = load_config(path, (*RUN_TABLES, *TRAINING_TABLES[1:]))["manager"]
+    else:
+        table = {"env": env, "kind": "godot"} if is_game(path) else {"env": env}
+    table = override({"manager": table}, assignments or ())["manager"]
+    table = _with(table, {"n_envs": sessions, "n_workers": _number_or_text(n_workers), "kind": manager})
+    with loading():
+        served = importlib.import_module("envmanager.cli.served")
+    raise typer.Exit(served.serve_until_stopped(table, port, names or (), verbose=verbose))
 
 
 app.command("evaluate")(evaluate_command)

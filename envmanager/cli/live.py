@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,13 @@ def show_live(
         difference = _difference(_first(place.steps), _first(steps))
         output.line("equal" if difference is None else f"different: {difference}")
         subject, number, is_equal = group.subjects[0], 0, difference is None
-        for actions, recorded in later:
+        for calls, actions, recorded in later:
             if render:
                 group.render([0])
             if debugger and not number:
                 _stop(subject, actions)
+            for call in calls:
+                group.repeat(0, call)
             steps, number = group.step(actions), number + 1
             difference = _difference(recorded, steps)
             if difference is not None and is_equal:
@@ -106,13 +109,20 @@ def _led_to(group: EnvGroup, place: Place) -> Steps:
     """Let the environment do what it did since the beginning. Return its last steps. Raises UsageError if it cannot."""
     begin = place.begin
     assert begin is not None
+    for name, value in place.held.items():
+        group.set_attr(name, [value], [0])
     if place.begins_itself and begin.actions is None:
         steps = group.reset(seeds=[begin.seed], options=begin.options)
-        for actions in place.actions:
-            steps = group.step(actions)
+        calls = deque(place.calls)
+        for number, actions in enumerate([*place.actions, None]):
+            while calls and calls[0][0] == number:
+                group.repeat(0, calls.popleft()[1])
+            steps = steps if actions is None else group.step(actions)
         return steps
     taken = joined_actions([begin.actions, *place.actions]) or {}
-    steps = group.reset_on_demand([Begin(0, True, begin.seed, begin.options, begin.task, taken)])
+    steps = group.reset_on_demand(
+        [Begin(0, True, begin.seed, begin.options, begin.task, taken, calls=place.calls_so_far())]
+    )
     for _, step, error in group.not_begun.values():
         why = "the episode ended" if error is None else f"{type(error).__name__}: {error}"
         raise UsageError(f"the environment did not come there: at action {step} of its episode, {why}.") from error

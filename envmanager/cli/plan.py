@@ -103,13 +103,13 @@ def set_policies(manager: EnvManager, make_policy: Callable[[str, BehaviorSpec],
     return len(specs)
 
 
-def address_of(serve: str | None) -> tuple[int, str] | None:
-    """Return the port and host of the option ``--serve``, such as ``"8000"`` or ``"0.0.0.0:8000"``."""
+def address_of(serve: str | None, option: str = "--serve") -> tuple[int, str] | None:
+    """Return the port and host of an option such as ``--serve``: ``"8000"`` or ``"0.0.0.0:8000"``."""
     if serve is None:
         return None
     host, _, port = serve.rpartition(":")
     if not port.isdecimal() or len(port) > 5:
-        raise ConfigError(f"--serve takes PORT or HOST:PORT, not {serve!r}.")
+        raise ConfigError(f"{option} takes PORT or HOST:PORT, not {serve!r}.")
     return int(port), host.strip("[]") or "127.0.0.1"
 
 

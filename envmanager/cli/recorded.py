@@ -93,6 +93,8 @@ def _told(path: Path, worker: int, step: int, read_apart: Callable[[Apart], Any]
                 f"worker {worker_id} step {number}: actions {_short(actions)}{versions}",
                 (worker_id, number) == (worker, step),
             )
+        elif what == "again":
+            yield f"worker {worker_id} step {sent[worker_id] - 1}: sent again", False
         elif what in ("take", "get"):
             time_ns, responses = content
             began_ns = began_ns or time_ns

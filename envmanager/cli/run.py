@@ -150,6 +150,7 @@ class EndOfInput:
 
 
 HINT = "its episode is lost, the others go on; --verbose shows the evidence."
+HINT_KEPT = "its episode goes on in the next one, if it can be repeated; --verbose shows the evidence."
 HINT_IN_RESET = "no episode had begun; --verbose shows the evidence."
 
 
@@ -176,8 +177,8 @@ class Notices(LibraryLog):
             elif isinstance(event, events.Failed):
                 self._show("note", self.format(record))
             if self._hints and isinstance(event, events.Restarted):
-                self._hints = False
-                self._show("note", HINT_IN_RESET if event.cause.phase in ("start", "reset") else HINT)
+                self._hints, hint = False, HINT_KEPT if event.policy.keep_episodes else HINT
+                self._show("note", HINT_IN_RESET if event.cause.phase in ("start", "reset") else hint)
         except Exception:  # like logging's own handlers, so that a closed terminal does not interrupt a step
             self.handleError(record)
 

@@ -1,6 +1,6 @@
 """``envmanager train``: train the policies of a config, show the progress, and write checkpoints.
 
-The first Ctrl-C or SIGTERM ends the training after the step in progress, and writes a checkpoint. The second ends the
+The first Ctrl-C or SIGTERM ends the training, and writes a checkpoint with the steps in flight. The second ends the
 command at once.
 """
 
@@ -55,8 +55,9 @@ def train(
     to ConfigErrors where a value comes from.
     """
     run = TrainingRun(plan, display)
+    signals = Stopping(run)
     try:
-        with Notices(display.show_notice, verbose=verbose), Stopping(run) as signals, display.drawing():
+        with Notices(display.show_notice, verbose=verbose), signals, display.drawing():
             if end is not None:
                 end.then(signals.stop)
             with located():
@@ -66,8 +67,8 @@ def train(
         if exit_code_of(error) == EXIT_FAILED and run.controller is not None and run.controller.n_steps:
             print_text(_what_is_left(run), sys.stderr)
         return exit_code_of(error)
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt:  # a second signal
+        return 128 + (signals.number or signal.SIGINT)
     print_pairs(summary_lines(plan, result))
     if out is not None:
         write_json(out, json_safe(result.to_json()))
@@ -86,22 +87,26 @@ def _what_is_left(run: TrainingRun) -> str:
 
 
 class Stopping(StopSignals):
-    """A context in which the first SIGINT or SIGTERM makes ``run`` save and stop. A second raises KeyboardInterrupt."""
+    """A context in which the first SIGINT or SIGTERM makes ``run`` save and stop. A second raises KeyboardInterrupt.
+
+    The first does so too while the environments start, when there is nothing to save.
+    """
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
         self.number: int | None = None
 
     def _stop(self, signum: int, frame: FrameType | None) -> None:
-        if self.number is not None:
+        is_first, self.number = self.number is None, self.number or signum
+        if not (is_first and self._run.is_begun):
             raise KeyboardInterrupt
-        self.number = signum
         self._run.stop()
 
     def stop(self) -> None:
         """Do what a first SIGINT does, unless a signal has come. Any thread may call this."""
         if self.number is None:
-            self._stop(signal.SIGINT, None)
+            self.number = signal.SIGINT
+            self._run.stop()
 
 
 class TrainDisplay(Report):
@@ -242,7 +247,8 @@ def summary_lines(plan: TrainingPlan, result: TrainingResult) -> list[tuple[str,
         ("result", {"done": "all steps taken", "stopped": "stopped; resume with --resume"}[result.ended]),
         ("steps", f"{taken}, {result.n_steps:,} with those before" if result.n_steps_before else taken),
     ]
-    loses = result.stats.restarts and not plan.manager.restarts.keep_episodes
+    keeps = plan.manager.restarts.keep_episodes
+    loses = result.stats.restarts and (not keeps or (keeps == "if_possible" and not result.stats.episodes_kept))
     for behavior, mean in result.mean_return_of.items():
         whose = of_behavior(behavior, result.mean_return_of)
         without = " (lost ones, which are mostly long, do not count)" if loses else ""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
+from envmanager.adapters.recipes import RECIPE_OPTIONS
 from envmanager.cli.config_files import options_of
 from envmanager.cli.display import EpisodeProgress, describe_returns, evaluation_lines, of_behavior, write_json
 from envmanager.cli.loading import loading
@@ -114,6 +115,13 @@ def evaluate_command(
         Path | None,
         typer.Option(metavar="FILE.csv|FILE.json", help="Write all episodes as a table or JSON; no file if unset."),
     ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Go on from this file if it is there, and keep in it what was played; no file if unset.",
+        ),
+    ] = None,
     plain: PlainOption = False,
     verbose: VerboseOption = False,
     until_eof: UntilEofOption = False,
@@ -154,7 +162,11 @@ def evaluate_command(
                     raise _without_tasks(options)
                 if restarts is not None:
                     options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, max_restarts=restarts))
-                courses.append(_Course(training, options))
+                if resume is not None:
+                    options = attrs.evolve(options, restarts=attrs.evolve(options.restarts, keep_episodes=True))
+                number = "" if not courses else f".{len(courses) + 1}"
+                file = None if resume is None else resume.with_name(resume.name + number)
+                courses.append(_Course(training, options, file))
             _play(courses, None if given is None else seeded(given, seed), n_episodes, seed, output, prints=not as_json)
     finally:
         if any(course.evaluation is not None for course in courses):  # then all are
@@ -177,10 +189,14 @@ def evaluate_command(
 
 @attrs.define
 class _Course:
-    """A training that is evaluated in a manager with ``options``. The evaluation is None until it has been played."""
+    """A training that is evaluated in a manager with ``options``. The evaluation is None until it has been played.
+
+    ``file``: the file from which it goes on if it was killed, or None.
+    """
 
     training: SavedTraining
     options: ManagerOptions
+    file: Path | None = None
     evaluation: Evaluation | None = None
 
 
@@ -213,6 +229,7 @@ def _play(
             alike = [course for course in courses if course.options == options]
             if alike[0] is not first:
                 continue
+            label = [str(getattr(options, name)) for name in ("env", "engine", *RECIPE_OPTIONS)]
             what = f"checkpoint {first.training.path}" if len(alike) == 1 else f"{len(alike)} checkpoints"
             start = f"{options.env_name}: {what}, {count(options.n_envs, 'environment')}, manager {options.kind}"
             output.line(start) if prints else print_text(start, sys.stderr)
@@ -224,7 +241,8 @@ def _play(
                     played: Mapping[str, Any] = {"tasks": tasks}
                     if tasks is None:
                         played = episodes_for(made, n_episodes, seed, course.training.curriculum(seed=seed))
-                    evaluation = evaluate_until(progress.show, made, policies, **played, on_cut=partial(store, course))
+                    played = {**played, "resume": course.file, "label": label, "on_cut": partial(store, course)}
+                    evaluation = evaluate_until(progress.show, made, policies, **played)
                     assert evaluation is not None
                     store(course, evaluation)
                     progress.n_before += n_episodes

@@ -26,7 +26,8 @@ from envmanager.adapters.rows import flag
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, Begin, Steps, only_agents
 from envmanager.data.trees import Tree, snapshot
-from envmanager.environment import EnvGroup, OnDemand
+from envmanager.environment import EnvGroup, OnDemand, check_repeated
+from envmanager.errors import ServerFull
 from envmanager.hosts.hosting import GroupFactory
 
 BEHAVIOR = "default"
@@ -36,6 +37,10 @@ _NONE_GIVEN = np.zeros(0, np.int64)
 
 class Runner(Protocol):
     """The interface of a session, which runs an environment, for its group."""
+
+    @property
+    def returns_full(self) -> bool:
+        """Whether an episode that finds its server full is not begun."""
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the environment, in its thread if it has one. Return the result, or an awaitable of it."""
@@ -110,7 +115,13 @@ class AwaitedEnvironment(EnvGroup):
                 begin = begins[0]
                 if begin.actions is not None:
                     return await self._after_actions(begin, begin.actions)
-                return await self._begun(begin.seed, begin.options)
+                try:
+                    return await self._begun(begin.seed, begin.options)
+                except ServerFull as error:
+                    if not self.runner.returns_full:
+                        raise
+                    self._could_not_begin(begin, 0, error)
+                    return shared.rows.joined([], _NONE_GIVEN)  # type: ignore[no-any-return]
             if not chosen:
                 return shared.rows.joined([], _NONE_GIVEN)  # type: ignore[no-any-return]
         (action,) = shared.rows.actions_of(actions)
@@ -141,25 +152,44 @@ class AwaitedEnvironment(EnvGroup):
 
     async def _after_actions(self, begin: Begin, actions: Mapping[str, Tree]) -> Steps:
         """Begin an episode and take its actions. Return its first steps, which are none if it could not begin."""
-        rows, step = self._shared.rows, 0
+        rows, step, rewards, calls = self._shared.rows, 0, list[Any](), self._calls_of(begin)
         try:
-            obs, info = await self.runner.run_reset(self._reset, begin.seed, begin.options)
+            await self._repeated(calls, -1, None)
+            result = await self.runner.run_reset(self._reset, begin.seed, begin.options)
+            obs, info = await self._repeated(calls, 0, result)
             n = begin.n_repeated
             for step, action in enumerate(rows.actions_of(actions, np.arange(n)) if n else (), 1):
                 result = self.runner.run(self._env.step, action)
                 while result.__class__ is not tuple and inspect.isawaitable(result):
                     result = await result
-                obs, _, _, _, info = result
+                obs, reward, _, _, info = result
+                rewards.append(reward)
                 if _has_ended(result, rows.casting):
                     self._could_not_begin(begin, step, None)
                     break
+                if calls:
+                    obs, info = await self._repeated(calls, step, (obs, info))
             else:
+                check_repeated(calls)
+                self._has_repeated(begin, rewards)
                 return self._first((obs, info))
         except ConnectionError:  # the server is gone, not the episode
             raise
         except Exception as error:
             self._could_not_begin(begin, step, error)
         return rows.joined([], _NONE_GIVEN)  # type: ignore[no-any-return]
+
+    async def _repeated(self, calls: dict[int, list[Callable[[], Any]]], after: int, seen: Any) -> Any:
+        """Await the calls that came after so many actions. Return what was ``seen`` before, a copy if there are any."""
+        if after in calls:
+            seen = snapshot(seen)
+            for call in calls.pop(after):
+                result = self.runner.run(call)
+                result = await result if inspect.isawaitable(result) else result
+                for each in result or ():
+                    if inspect.isawaitable(each):
+                        await each
+        return seen
 
     def _reset(self, seed: int | None, options: Mapping[str, Any] | None) -> Any:
         given = None if options is None else dict(options)
@@ -191,8 +221,13 @@ class SessionFactory(GroupFactory):
     known: list[SharedRows] = attrs.field(factory=list, kw_only=True)
 
     def build(self, made: list[Any], env_ids: list[int]) -> EnvGroup:
-        """Return an AwaitedEnvironment for what is like a Gymnasium environment, else the group of its adapter."""
+        """Return an AwaitedEnvironment for what is like a Gymnasium environment, else the group of its adapter.
+
+        An awaitable of an environment is returned unchanged: the session awaits it.
+        """
         (env,) = made
+        if inspect.isawaitable(env):
+            return env  # type: ignore[return-value]
         names = base_names(env)
         is_other = any(name in names for name in (*ADAPTERS, *VECTORS, "envmanager.environment.Environment"))
         has_methods = callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
@@ -204,10 +239,3 @@ class SessionFactory(GroupFactory):
             shared = SharedRows(env, infos=self.infos, check_values=self.check_values)
             self.known.append(shared)
         return AwaitedEnvironment(env, env_ids[0], shared)
-
-
-def is_coroutine(group: EnvGroup) -> bool:
-    """Return whether the environment runs on the loop, because one of its methods is a coroutine function."""
-    return isinstance(group, AwaitedEnvironment) and any(
-        inspect.iscoroutinefunction(getattr(group.subjects[0], name)) for name in ("reset", "step")
-    )

@@ -27,8 +27,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
 from types import CoroutineType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import attrs
+
+from envmanager.observe.events import LoopBlocked
 from envmanager.system.interrupts import defer_interrupts
 
 logger = logging.getLogger("envmanager")
@@ -47,23 +50,15 @@ _REST_S = 0.2
 """Time (s) in which tasks that environments have left behind may end after they were cancelled."""
 
 _RUN = asyncio.Handle._run.__code__  # calls every callback, and so each part of a task
-_abandoned: set[asyncio.Task[Any]] = set()
+abandoned: set[asyncio.Task[Any]] = set()
 """Tasks that did not end when they were cancelled. They are kept, because Python reports pending ones that it frees."""
-
-
-class Blocked(NamedTuple):
-    """Code that blocks the loop: the worker of its member (-1 if unknown), file and line, and for how long."""
-
-    worker_id: int
-    where: str
-    for_s: float
-    is_over: bool
 
 
 class Member(Protocol):
     """A user of a loop, which the end of the loop ends."""
 
     worker_id: int
+    generation: int
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
         """Return whether a task belongs to the member."""
@@ -99,8 +94,8 @@ class LoopThread:
         """Ids of the environments of members, no two of which may be the same. Only the loop's thread uses the set."""
         self.shared: list[Any] = []
         """Objects that the members share. Other loops must not use them, because their threads would."""
-        self.blocked: Blocked | None = None
-        """Code that blocks the loop, as ``watch`` has found."""
+        self.blocked: LoopBlocked | None = None
+        """What ``watch`` has found of code that blocks the loop."""
         self._suspect: Any = None
         """Frame of the code that ``watch`` has found last."""
         self._asked_at: float | None = None
@@ -137,8 +132,8 @@ class LoopThread:
             else:
                 self.loop.call_soon_threadsafe(self._take_posted)
 
-    def watch(self, now: float) -> Blocked | None:
-        """Look whether code blocks the loop. Return what is to be told: once if it takes long, and when it is over.
+    def watch(self, now: float) -> LoopBlocked | None:
+        """Look whether code blocks the loop. Return the event to add: once if it takes long, and when it is over.
 
         Call this regularly, with the time of ``time.monotonic()``. Code blocks the loop if it is found twice while the
         loop gives no sign of life. If it is found only once, there are many tasks, each of which takes little time.
@@ -147,11 +142,13 @@ class LoopThread:
             blocked, self.blocked, self._suspect = self.blocked, None, None
             after_s, self._asked_at = self._answered_after_s, now
             self.post(self._answer)
-            return None if blocked is None else blocked._replace(for_s=after_s, is_over=True)
+            if blocked is None:
+                return None
+            return attrs.evolve(blocked, blocked_s=after_s, is_over=True, at_s=time.perf_counter())
         blocked_s = now - self._asked_at
         if self.blocked is not None:
-            is_news = self.blocked.for_s < _LONG_S <= blocked_s
-            self.blocked = self.blocked._replace(for_s=blocked_s)
+            is_news = self.blocked.blocked_s < _LONG_S <= blocked_s
+            self.blocked = attrs.evolve(self.blocked, blocked_s=blocked_s, at_s=time.perf_counter())
             return self.blocked if is_news else None
         frame = sys._current_frames().get(self.thread.ident or 0)
         if frame is None or frame.f_code.co_filename == selectors.__file__:
@@ -163,8 +160,11 @@ class LoopThread:
         if frame is not None and frame is self._suspect and frame.f_code.co_filename != __file__:
             where = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_name})"
             task = asyncio.current_task(self.loop)
-            owners = [each.worker_id for each in list(self.members) if task is not None and each.owns(task)]
-            self.blocked = Blocked(owners[0] if owners else -1, where, blocked_s, is_over=False)
+            owners = [each for each in list(self.members) if task is not None and each.owns(task)]
+            who, generation = (owners[0].worker_id, owners[0].generation) if owners else (-1, 0)
+            self.blocked = LoopBlocked(
+                worker_id=who, generation=generation, blocked_s=blocked_s, where=where, is_over=False
+            )
         self._suspect = frame
         return None
 
@@ -244,11 +244,11 @@ class LoopThread:
         try:
             await wait([member.end() for member in list(self.members)], close_s)
             own = asyncio.current_task()
-            left = [task for task in asyncio.all_tasks() if task is not own and task not in _abandoned]
+            left = [task for task in asyncio.all_tasks() if task is not own and task not in abandoned]
             for task in left:
                 task.cancel()
             await wait(left, max(0.0, min(_REST_S, deadline - time.monotonic())))
-            _abandoned.update(task for task in left if not task.done())
+            abandoned.update(task for task in left if not task.done())
             await wait([self.loop.create_task(self.loop.shutdown_asyncgens())], _REST_S)
         finally:
             self._is_over = True
@@ -259,12 +259,6 @@ async def wait(tasks: list[asyncio.Task[Any]], timeout_s: float) -> None:
     """Wait until all tasks are done, at most ``timeout_s`` seconds. No task is cancelled, and no error is raised."""
     if tasks:
         await asyncio.wait(tasks, timeout=timeout_s)
-
-
-def abandon(task: asyncio.Task[Any]) -> None:
-    """Keep a task that does not end although it was cancelled."""
-    _abandoned.add(task)
-    task.add_done_callback(_abandoned.discard)
 
 
 def _log_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -6,7 +6,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from envmanager.adapters.factories import EnvFactory, factories_for
+import attrs
+
+from envmanager.adapters.factories import EnvFactory, count_envs, factories_for
 from envmanager.coroutines.environment import SessionFactory
 from envmanager.coroutines.session import Session, SessionQueue
 from envmanager.data.steps import EnvironmentResponse, StartReport
@@ -14,12 +16,23 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.hosts.life import State, WorkerPlan
 from envmanager.kernel.host import EnvWorker, HostContext, WorkerHost, start_report
-from envmanager.options import KindOptions, ResetConfig, takes
+from envmanager.options import EnvCount, KindOptions, ResetConfig, at_least, count_or_auto, plain_numbers, takes
 from envmanager.system.interrupts import defer_interrupts
 from envmanager.system.machine import advice
 
 _COUNT_AFTER = 127
 """Bit mask for the number of steps after which the times of a session are counted: seldom takes more memory."""
+
+
+@attrs.frozen(field_transformer=plain_numbers)
+class SessionOptions(KindOptions):
+    """The options of AsyncioEnvManager."""
+
+    n_envs: EnvCount = attrs.field(default=1, converter=count_or_auto, validator=at_least(1, or_auto=True))
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.n_envs, int):
+            super().__attrs_post_init__()
 
 
 class AsyncioEnvManager(EnvManager):
@@ -32,11 +45,13 @@ class AsyncioEnvManager(EnvManager):
 
     A step that takes longer than ``timeouts.step_s`` is cancelled, and its environment is replaced. Code that does not
     await blocks all environments. A thread that is late is abandoned. ``worker_env`` has no effect, and ``log_dir`` is
-    only passed on to the environments.
+    only passed on to the environments. ``n_envs="auto"`` is for ``{openenv: …}``: as many as its servers have sessions.
     """
 
-    @takes(KindOptions)
-    def __init__(self, env_factory: EnvFactory, options: KindOptions) -> None:
+    @takes(SessionOptions)
+    def __init__(self, env_factory: EnvFactory, options: SessionOptions) -> None:
+        if not isinstance(options.n_envs, int):
+            options = attrs.evolve(options, n_envs=count_envs(env_factory))
         if options.n_workers not in (None, "auto", options.n_envs):
             raise UsageError(
                 f"n_workers={options.n_workers} does not exist with kind asyncio: each of the n_envs={options.n_envs} "

@@ -3,12 +3,13 @@
 ::
 
     trainer's thread                         loop's thread
-    Session.send ── post ──▶ Session._take ── a task ──▶ _serve: the environment obeys, one command after the other
+    Session.send ── post ──▶ Session._take ──▶ _serve, one task: the environment obeys, one command after the other
     SessionQueue.pump ◀── arrived, and a ring ──────────┘
 
 The life of a session (state, tickets, deadlines) belongs to the trainer's thread, its tasks to the loop's thread. The
 trainer finds the sessions that are late by looking at all of them at the earliest deadline. A session that
-is late, or that failed for good, is ended on the loop: its task is cancelled, and its environment is closed.
+is late, or that failed for good, is ended on the loop: its task is cancelled, and closes the environment. So whatever
+``reset`` has entered is left in the task that entered it, unless that task does not end when it is cancelled.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import inspect
 import math
 import os
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -29,17 +31,17 @@ from typing import Any
 
 from envmanager.adapters.choosing import SAME_ENVIRONMENT, innermost
 from envmanager.coroutines import environment
-from envmanager.coroutines.environment import AwaitedEnvironment, is_coroutine
-from envmanager.coroutines.loop import LoopThread, OwnThread, abandon, logger, wait
+from envmanager.coroutines.environment import AwaitedEnvironment
+from envmanager.coroutines.loop import LoopThread, OwnThread, abandoned, logger, wait
 from envmanager.coroutines.servers import Servers
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvGroup
-from envmanager.errors import ConnectionLost, ManagerClosed, UsageError
+from envmanager.errors import ConnectionLost, ManagerClosed, ServerFull, UsageError
 from envmanager.hosts.hosting import COMMANDS, GroupFactory, failed, take_not_begun
 from envmanager.hosts.life import Alarm, State, WorkerLife, WorkerPlan
 from envmanager.kernel.host import ResponseSource
 from envmanager.kernel.table import Entry
-from envmanager.observe.events import Abandoned, EventLog, LoopBlocked
+from envmanager.observe.events import Abandoned, EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.options import Timeouts
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
@@ -59,6 +61,8 @@ _TRY_S = 0.002
 _LASTING_S = 10.0
 """Time (s) that a connection lasts at least if its loss says nothing of its environment, but of the server."""
 _LAST_TRY_S = 1.0
+
+_CANCELLED = "its task was cancelled, perhaps by a task group that it has entered and that has failed"
 
 _OUR_FILES = (__file__, environment.__file__)
 """Files whose frames lie between the loop and an environment's code."""
@@ -91,10 +95,16 @@ class Session(WorkerLife):
         # On the loop.
         self.task: asyncio.Task[None] | None = None
         self.ending: asyncio.Task[None] | None = None
+        self._idle: asyncio.Future[Order] | None = None
+        """Future of the next command, which the task awaits. None while it carries one out, or closes."""
+        self._is_closing = False
+        """Whether the environment is being closed, or was."""
+        self._broken: Exception | None = None
+        """Error for all commands, once the environment had to be closed because its task was cancelled."""
         self.group: EnvGroup | None = None
         self._guest = 0
         """Id of the environment; 0 before it was made."""
-        self._orders: deque[Order] | None = None
+        self._orders = deque[Order]()
         self._thread: OwnThread | None = None
         self._n_reported = 0
 
@@ -180,43 +190,60 @@ class Session(WorkerLife):
 
     def _take(self, order: Order) -> None:
         """Carry out a command, after those that came before."""
-        if self.task is not None:
-            self._orders = self._orders or deque()
+        if self.ending is not None:
+            return
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(order)
+        elif self._broken is not None:
+            self._queue.put((self, order[0], self._failed(self._broken, order[1]), 0, time.perf_counter_ns()))
+        else:
             self._orders.append(order)
-        elif self.ending is None:
-            self.loop.members.add(self)
-            task = self.loop.loop.create_task(self._serve(order))
-            self.task = None if task.done() else task  # an environment may have made the loop's tasks eager
+            if self.task is None:
+                self.loop.members.add(self)
+                self.task = self.loop.loop.create_task(self._serve())
 
-    async def _serve(self, order: Order) -> None:
-        """Carry out commands until there are none left. Put each response, a failure if one raised, on the queue."""
+    async def _serve(self) -> None:
+        """Carry out commands until the session ends, then close the environment. The only task of the session."""
         try:
-            while True:
-                ticket, command, payload, begins = order
-                group = self.group
-                began_ns = time.perf_counter_ns()
-                try:
-                    if command is _STEP and begins is None and group.__class__ is AwaitedEnvironment:
-                        step = group.step(payload)
-                        del order, payload  # a step may take long, and there may be many
-                        response = EnvironmentResponse(_STEP, self.worker_id, await step)
-                    else:
-                        response = await self._respond(command, payload, begins)
-                except BaseException as error:
-                    is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
-                    is_freed = (
-                        isinstance(error, GeneratorExit) and asyncio.current_task(self.loop.loop) is not self.task
-                    )
-                    if is_end or is_freed:
-                        raise
-                    response = self._failed(error, command)
-                ended_ns = time.perf_counter_ns()
-                self._queue.put((self, ticket, response, ended_ns - began_ns, ended_ns))
-                if not self._orders:
-                    return
-                order = self._orders.popleft()
-        finally:
-            self.task = None
+            while self.ending is None:
+                if self._orders:
+                    await self._carry_out(self._orders.popleft())
+                else:
+                    self._idle = self.loop.loop.create_future()
+                    await self._carry_out(await self._idle)
+        except asyncio.CancelledError as error:
+            if self.ending is None:  # by a task group that the environment has entered: it cancels until it is left
+                idle, self._idle, self._broken = self._idle, None, RuntimeError(_CANCELLED)
+                self._broken.__cause__ = error
+                if idle is not None and not idle.cancelled():  # a command came at the same moment
+                    self._take(idle.result())
+            elif sys.version_info >= (3, 11) and self.task is not None:
+                self.task.uncancel()  # else timeouts and task groups in ``close`` would take it for theirs
+        if not self._is_closing:
+            self._is_closing = True
+            await self._close()
+
+    async def _carry_out(self, order: Order) -> None:
+        """Carry out a command. Put its response, a failure if it raised, on the queue."""
+        self._idle = None
+        ticket, command, payload, begins = order
+        group = self.group
+        began_ns = time.perf_counter_ns()
+        try:
+            if command is _STEP and begins is None and group.__class__ is AwaitedEnvironment:
+                step = group.step(payload)
+                del order, payload  # a step may take long, and there may be many
+                response = EnvironmentResponse(_STEP, self.worker_id, await step)
+            else:
+                response = await self._respond(command, payload, begins)
+        except BaseException as error:
+            is_end = isinstance(error, asyncio.CancelledError) and self.ending is not None
+            is_freed = isinstance(error, GeneratorExit) and asyncio.current_task(self.loop.loop) is not self.task
+            if is_end or is_freed:
+                raise
+            response = self._failed(error, command)
+        ended_ns = time.perf_counter_ns()
+        self._queue.put((self, ticket, response, ended_ns - began_ns, ended_ns))
 
     async def _respond(self, command: CommandName, payload: Any, begins: Any) -> EnvironmentResponse:
         """Carry out a command and return its response."""
@@ -241,7 +268,11 @@ class Session(WorkerLife):
     async def _start(self, factory: GroupFactory) -> StartReport:
         """Make the environment in a thread, because a factory may block. A coroutine needs the thread no more."""
         thread = self._thread = OwnThread(self.loop, f"envmanager-env-{self.env_ids[0]}")
-        report: StartReport = await thread.run(self._make, factory)
+        made = await thread.run(self._make, factory)
+        if inspect.isawaitable(made):
+            build = partial(factory.build, [await made], list(self.env_ids))
+            made = await thread.run(self._make, build)
+        report: StartReport = made
         group = self.group
         assert group is not None
         subject = id(innermost(group.subjects[0]))
@@ -251,10 +282,15 @@ class Session(WorkerLife):
         self.loop.guests.add(subject)
         if isinstance(group, AwaitedEnvironment):
             group.runner = self
-            if is_coroutine(group):
-                self._thread = None
+            if any(inspect.iscoroutinefunction(getattr(group.subjects[0], name)) for name in ("reset", "step")):
+                self._thread = None  # it runs on the loop
                 thread.stop()
         return report
+
+    @property
+    def returns_full(self) -> bool:
+        """Whether an episode that finds its server full is not begun."""
+        return self._queue.returns_full
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the environment, in its thread if it has one. Return the result, or an awaitable of it."""
@@ -287,7 +323,7 @@ class Session(WorkerLife):
                 while inspect.isawaitable(result):
                     result = await result
             except ConnectionError as error:
-                if self._begun_at is not None:
+                if self._begun_at is not None or (isinstance(error, ServerFull) and self.returns_full):
                     raise
                 await self._await_server(error)
             else:
@@ -327,25 +363,28 @@ class Session(WorkerLife):
         """Cancel the task of the session, then close its environment, within ``close_s``. Abandon what does not end."""
         close_s = self._timeouts_s[CommandName.CLOSE]
         tasks = [] if self.task is None else [self.task]
-        for task in tasks:
+        for task in () if self._is_closing else tasks:
             task.cancel()
         await wait(tasks, 0.4 * close_s)
-        closing = self.loop.loop.create_task(self._close())
+        if not self._is_closing:
+            self._is_closing = True
+            tasks.append(self.loop.loop.create_task(self._close()))
+        closing = tasks[-1]
         await wait([closing], 0.5 * close_s)
         self._is_late = not closing.done()
         closing.cancel()
-        tasks = [task for task in (*tasks, closing) if not task.done()]
         await wait(tasks, 0.1 * close_s)
         left = [task for task in tasks if not task.done()]
         for task in left:
-            abandon(task)
+            abandoned.add(task)
+            task.add_done_callback(abandoned.discard)
         if self._thread is not None:
             self._thread.stop()
         if left or (self._is_late and self._thread is not None):
             what = "coroutine" if self._thread is None else "thread"
             event = Abandoned(worker_id=self.worker_id, generation=self.generation, what=what)
             self._queue.tell(self, self._events.add, event)
-        self._orders = None
+        self._orders.clear()
         if not self._is_late:
             self.group = None
         self._queue.waiting.discard(self)
@@ -362,9 +401,13 @@ class Session(WorkerLife):
 
     # In the thread of the environment, or on the loop if there is none.
 
-    def _make(self, factory: GroupFactory) -> StartReport:
-        self.group = factory()
-        report: StartReport = COMMANDS[_START](self.group, None)
+    def _make(self, factory: Callable[[], Any]) -> Any:
+        """Make the environment, and return the report of it. Return an awaitable of the environment unchanged."""
+        group = factory()
+        if inspect.isawaitable(group):
+            return group
+        self.group = group
+        report = COMMANDS[_START](group, None)
         self._n_reported = len(report.specs)
         return report
 
@@ -403,9 +446,10 @@ class SessionQueue(ResponseSource):
         self.alarm = Alarm()
         self.waiting: set[Session] = set()
         """Sessions whose first reset is to be tried again. Only loops use the set."""
-        self._entries, self._events = entries, events
+        self._events = events
         self.servers = Servers(entries, events, timeouts.start_s)
         self._watch_at = 0.0
+        self.start_s = timeouts.start_s
         self._close_s = timeouts.close_s
         self._owner_pid = os.getpid()
         self._arrived: deque[Arrived] = deque()
@@ -552,10 +596,7 @@ class SessionQueue(ResponseSource):
         for loop in self._loops:
             found = loop.watch(now)
             if found is not None:
-                worker_id, where, for_s, is_over = found
-                generation = 0 if worker_id < 0 else self._entries[worker_id].generation
-                who = {"worker_id": worker_id, "generation": generation}
-                self._events.add(LoopBlocked(**who, blocked_s=for_s, where=where, is_over=is_over))
+                self._events.add(found)
 
     def _wait(self, n_wanted: int, left_s: float) -> None:
         """Wait until ``n_wanted`` responses have arrived, or one that is urgent, at most ``left_s`` seconds."""

@@ -55,7 +55,12 @@ class EnvIndex:
         ]
 
     def grouped(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[int, list[EnvsOfWorker]]:
-        """Return the number of ``env_ids``, and the ids grouped by worker. Raises ``error`` for invalid ids."""
+        """Return the number of ``env_ids``, and the ids grouped by worker. Raises ``error`` for invalid ids.
+
+        A pool passes one of ``each_alone``.
+        """
+        if env_ids.__class__ is EnvsOfWorker:
+            return 1, [env_ids]
         everything = self.all_env_ids
         if (  # an array of all ids in order, which is what most callers pass
             env_ids.__class__ is np.ndarray
@@ -71,6 +76,14 @@ class EnvIndex:
                 EnvsOfWorker(env_id, row_0, slice(place, place + 1)) for place, env_id in enumerate(numbers)
             ]
         return len(numbers), self.by_worker(ids.astype(np.int64, copy=False))  # uint64 less int64 would be float64
+
+    def each_alone(self) -> list[EnvsOfWorker]:
+        """Return a group of its own for each environment."""
+        return [
+            EnvsOfWorker(worker_id, np.array([row]), slice(0, 1))
+            for worker_id, block in enumerate(self.blocks)
+            for row in range(len(block))
+        ]
 
     def checked(self, env_ids: Any, error: type[BadAction] | type[UsageError]) -> tuple[np.ndarray, list[int]]:
         """Return ``env_ids`` as an array of any integer dtype, and as a list.

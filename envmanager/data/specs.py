@@ -141,11 +141,7 @@ def describe_spec(spec: Tree) -> str:
 class _Plain(str):
     """A string that is printed without quotes inside a dict or tuple."""
 
-    def __new__(cls, value: object) -> _Plain:
-        return super().__new__(cls, str(value))
-
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = str.__str__
 
 
 def describe_value(value: Any) -> str:

@@ -13,7 +13,7 @@ episode. ``obs`` has the observations to act on next. ``final_obs`` has the last
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -22,7 +22,7 @@ import numpy as np
 from envmanager.data.seeding import seed_of_series
 from envmanager.data.specs import BehaviorSpecs, zeros
 from envmanager.data.trees import Tree, concat_rows, copy_tree, leaves, take_rows, with_rows
-from envmanager.errors import EnvManagerError, WorkerError
+from envmanager.errors import WorkerError
 
 AGENT_BITS = 32
 """Number of bits below the env_id in an agent_id. Agent k of an environment has the id ``env_id << AGENT_BITS | k``."""
@@ -88,14 +88,15 @@ class EnvironmentResponse:
     The payload is ``{behavior: AgentSteps}`` after a step or reset. The response to a failed command has the name
     "failed" and the error as its payload. ``specs`` has the specs of all behaviors if a new behavior has appeared since
     the last response, else None. ``not_begun`` has the errors, by env_id, of episodes that could not begin with their
-    actions, else None. Their environments rest, and have no rows.
+    actions, else None. Their environments rest, and have no rows. Where ``Begin.counted_from`` asks for it, it has the
+    return and the length of each agent instead, by agent_id.
     """
 
     name: CommandName
     worker_id: int
     payload: Any
     specs: BehaviorSpecs | None
-    not_begun: Mapping[int, EnvManagerError] | None
+    not_begun: Mapping[int, Any] | None
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class EnvironmentResponse:
         worker_id: int,
         payload: Any = None,
         specs: BehaviorSpecs | None = None,
-        not_begun: Mapping[int, EnvManagerError] | None = None,
+        not_begun: Mapping[int, Any] | None = None,
     ) -> None:
         self.name = name if name.__class__ is CommandName else CommandName(name)
         self.worker_id = worker_id
@@ -126,6 +127,21 @@ class StartReport:
     takes_actions: bool = False
 
 
+class Call(NamedTuple):
+    """What a manager's ``call`` or ``set_attr`` did to an environment amid an episode, to do it again.
+
+    ``after``: number of the episode's actions that came before, all agents' together; -1 for before its reset.
+    ``command``: "call", "set_attr", whose value is the only one of ``args``, or "unset_attr", which gives an attribute
+    the value that it had before any ``set_attr``.
+    """
+
+    after: int
+    command: str
+    name: str | Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] | None = None
+
+
 class Begin(NamedTuple):
     """An episode to begin on demand in the environment at ``row`` of a worker.
 
@@ -133,6 +149,9 @@ class Begin(NamedTuple):
     ``task`` is the index of its task, which only recordings need. ``actions``, if not None, are taken right after the
     reset: by behavior, a row for each action of an agent, in the order in which the agents act. It needs ``at_once``.
     ``series``: if not None, the arguments of ``seed_of_series`` for its seed; the next episode begins by itself.
+    ``counted_from``: number of the ``actions`` after which steps count in the return and the length that the response
+    has for each agent; None: it has none.
+    ``calls``: what is repeated amid the actions, in order. With any, ``actions`` is not None.
     """
 
     row: int
@@ -142,6 +161,8 @@ class Begin(NamedTuple):
     task: int = -1
     actions: Mapping[str, Tree] | None = None
     series: tuple[int, int] | None = None
+    calls: Sequence[Call] = ()
+    counted_from: int | None = None
 
     @property
     def n_repeated(self) -> int:
@@ -268,10 +289,6 @@ class AgentSteps:
             self.info,
             self.reset_info,
         )
-
-    def with_final(self, final_obs: Tree) -> AgentSteps:
-        """Return steps with ``final_obs`` and without infos. The result shares all other arrays with ``self``."""
-        return AgentSteps(self.agent_id, self.obs, self.reward, self.terminated, self.truncated, final_obs, self.acting)
 
     def as_first(self) -> AgentSteps:
         """Return the steps as the first of an episode: without rewards and ends, and without agents that have left."""
@@ -473,13 +490,23 @@ Actions = Mapping[str, ActionInfo]
 
 @attrs.frozen
 class Lost:
-    """The reason for lost episodes. ``cause``: error of the old worker. ``generation``: generation of the new worker.
+    """The loss of the episodes in ``env_ids``. ``cause``: error of the old worker. ``generation``: that of the new one.
 
-    If a healthy worker was replaced due to ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
+    They are all environments of the worker, unless episodes are kept. If the causes differ, ``cause`` is the first. If
+    a healthy worker was replaced due to ``RestartPolicy.recycle_after_steps``, ``cause.phase`` is ``"recycled"``.
     """
 
     cause: WorkerError
     generation: int
+    env_ids: tuple[int, ...]
+
+    def holds(self, agent_id: np.ndarray) -> np.ndarray:
+        """Return whether the environment of each agent is one of ``env_ids``: bool[n]."""
+        return np.isin(agent_id >> AGENT_BITS, self.env_ids)
+
+    def agents(self, agent_ids: Iterable[int]) -> list[int]:
+        """Return those of ``agent_ids`` whose environment is one of ``env_ids``."""
+        return [agent_id for agent_id in agent_ids if agent_id >> AGENT_BITS in self.env_ids]
 
 
 class Transitions(NamedTuple):
@@ -506,10 +533,10 @@ class StepInfo:
     """One step of a worker, with the previous steps, the actions chosen for them, and the current steps.
 
     Right after a reset, ``previous`` and ``actions`` are None. Later, ``previous`` *is* the ``current`` of the
-    worker's preceding StepInfo. If the worker was replaced, ``lost`` is set, ``actions`` is None and there are no
-    transitions. With ``zero_copy`` the arrays are valid until the next StepInfo of the same worker is delivered; use
-    ``copy()`` to keep them. ``specs``: the manager's specs, which ``transitions`` needs for shapes. ``of_tasks``:
-    ``tasks`` and ``final_tasks``.
+    worker's preceding StepInfo. If episodes were lost, ``lost`` says which: their agents have no transitions, the rows
+    of others are ordinary steps. If the worker has lost all, ``actions`` is None. With ``zero_copy`` the arrays are
+    valid until the next StepInfo of the same worker is delivered; use ``copy()`` to keep them. ``specs``: the manager's
+    specs, which ``transitions`` needs for shapes. ``of_tasks``: ``tasks`` and ``final_tasks``.
     """
 
     previous: Steps | None
@@ -523,6 +550,11 @@ class StepInfo:
     """Actions before the last, with the rewards so far, of agents that have neither ended nor acted again since."""
     still_waiting: Mapping[str, Transitions] = attrs.field(default=_NOTHING, init=False, repr=False)
     """``waiting`` of the worker's next StepInfo, set when the policies are called."""
+
+    @property
+    def is_step(self) -> bool:
+        """Whether an environment of the worker has taken a step: it was not a reset, and not all episodes were lost."""
+        return self.previous is not None and (self.lost is None or self.actions is not None)
 
     @property
     def tasks(self) -> Mapping[int, int]:
@@ -544,7 +576,7 @@ class StepInfo:
         """Return the transitions of one behavior that are complete now: their agents act again, or have ended.
 
         While an agent waits for its turn, its rewards are added to its last action. An agent that leaves without an
-        end is truncated. There are 0 rows right after a reset, and if the worker was replaced.
+        end is truncated. There are 0 rows right after a reset, and none of lost episodes.
         """
         made, is_complete = self._joined(behavior)
         return made if is_complete is None else _rows_of(made, is_complete)
@@ -557,7 +589,7 @@ class StepInfo:
 
     def _joined(self, behavior: str) -> tuple[Transitions, np.ndarray | None]:
         """Return the actions of one behavior with what came of them, and which of them are complete (None: all)."""
-        before = None if self.previous is None or self.lost is not None else self.previous.get(behavior)
+        before = self.previous.get(behavior) if self.previous is not None and self.is_step else None
         taken = None if self.actions is None else self.actions.get(behavior)
         now, waiting = self.current.get(behavior), self.waiting.get(behavior)
         if before is None or taken is None or (now is None and waiting is None):
@@ -565,7 +597,8 @@ class StepInfo:
         obs, action, earned = before.obs, taken.action, None
         now = before.take(np.zeros(0, np.int64)) if now is None else now
         all_act = before.acting is None and now.acting is None
-        if not all_act or waiting is not None or not np.array_equal(before.agent_id, now.agent_id):
+        is_same = self.lost is None and np.array_equal(before.agent_id, now.agent_id)
+        if not all_act or waiting is not None or not is_same:
             acted = before.acting_rows
             ids, obs, earned = before.agent_id[acted], take_rows(obs, acted), np.zeros(len(acted), np.float32)
             if waiting is not None:
@@ -573,6 +606,8 @@ class StepInfo:
                 ids, earned = np.append(ids, waiting.agent_id), np.append(earned, waiting.reward)
                 obs = concat_rows([obs, waiting.obs]) if len(acted) else waiting.obs
                 action = concat_rows([action, waiting.action]) if len(acted) else waiting.action
+            if self.lost is not None:
+                now = now.take(np.flatnonzero(~self.lost.holds(now.agent_id)))
             place = {agent_id: row for row, agent_id in enumerate(now.agent_id.tolist())}
             joined = [(k, place[agent_id]) for k, agent_id in enumerate(ids.tolist()) if agent_id in place]
             in_acted, in_now = np.array(joined, np.int64).reshape(-1, 2).T

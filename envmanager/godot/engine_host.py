@@ -56,7 +56,7 @@ class EngineHost(LinkHost[EngineLink]):
     """The host of a GodotEnvManager. The workers are engines that play the same game; each arena is an environment."""
 
     steps_some_rows = False
-    moves_all = True
+    repeats_one = moves_all = True
     rewrites_arrays = False  # each answer comes in new arrays
     link_class: ClassVar[type[EngineLink]] = EngineLink
 

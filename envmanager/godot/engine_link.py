@@ -19,7 +19,8 @@ import attrs
 from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import STEPPING, Begin, CommandName, EnvironmentResponse, StartReport, Steps, phase_of
-from envmanager.errors import EnvManagerError, EnvRaised
+from envmanager.data.trees import leaves, take_rows
+from envmanager.errors import EnvManagerError, EnvRaised, EpisodeNotBegun, Where
 from envmanager.godot import messages
 from envmanager.godot.channel import EngineChannel
 from envmanager.godot.codec import StepsDecoder, bad_numbers, encode_step
@@ -85,9 +86,6 @@ class AttachedGame:
         if self.pidfd != descriptors.CLOSED:
             os.eventfd_write(self.pidfd, 1)
 
-    def core_wait_ns(self) -> int:
-        return 0
-
     def exit_name(self) -> str:
         return "EOF"
 
@@ -121,6 +119,8 @@ class EngineLink(Link):
         """Error in the last answer if a script's null may be its cause, else None."""
         self.declared: Mapping[str, Any] = {}  # what the scene declares about its training, once the engine has started
         self._n_called = self._n_busy = 0
+        self._again: Begin | None = None  # episode that the engine begins again, with the actions that are left
+        self._is_repeating = False  # whether the answer to a "reset" is that to such an action
         with contextlib.ExitStack() as undo:
             self._log = EngineLog(None if engine.attach else options.log_dir, plan.worker_id, plan.generation)
             undo.callback(self._log.close)
@@ -161,7 +161,9 @@ class EngineLink(Link):
             )
         elif command is _RESET:
             parameters, kind = self._plan.options.engine.parameters, Kind.RESET
+            self._again, self._is_repeating = None, False
             if payload.__class__ is list:  # of Begin: from now on, episodes begin on demand
+                self._again = next((begin for begin in payload if begin.actions is not None), None)
                 body = messages.begin_body(payload, parameters, seeds=None, arenas=None)
             else:
                 config = ResetConfig.of(payload)
@@ -183,6 +185,30 @@ class EngineLink(Link):
             self.process.signal()
 
     # Responses.
+
+    def first_response(self, response: EnvironmentResponse) -> EnvironmentResponse | None:
+        """Repeat the actions of a kept episode, one after the other, before the first response of a replacement."""
+        again, steps = self._again, response.payload
+        if again is None or response.name is not _RESET:
+            return super().first_response(response)
+        acting = {name: n for name, each in steps.items() if (n := len(each.acting_rows))}
+        actions = again.actions or {}
+        own = {name: take_rows(actions[name], slice(n)) for name, n in acting.items() if name in actions}
+        if again.n_repeated and acting:
+            if {name: len(leaves(tree)[0]) for name, tree in own.items()} == acting:
+                rest = {name: take_rows(tree, slice(acting.get(name, 0), None)) for name, tree in actions.items()}
+                self._again, self._is_repeating = again._replace(actions=rest), True
+                self.send(_STEP, own)
+                self.await_response(self.ticket, _RESET, self.awaited.deadline)
+                return None
+            response.payload = {}  # other agents act: it is another episode
+        elif acting:
+            response.payload = {name: each.as_first() for name, each in steps.items()}
+        else:
+            where = Where(worker_id=self.worker_id, env_ids=self.env_ids, phase="begin")
+            ended = EpisodeNotBegun(task=again.task, step=again.n_repeated, **where)
+            response.payload, response.not_begun = {}, {self.env_ids[0]: ended}
+        return super().first_response(response)
 
     def response(self, message: Message, asked: CommandName, slot: int = 0) -> EnvironmentResponse:
         """Decode a message. Return the response, or a failure if a script printed an error or the message is invalid.
@@ -236,7 +262,7 @@ class EngineLink(Link):
         if message.code != _ANSWERS.get(asked, Kind.VALUE):
             raise BadFrame(f"a {Kind(message.code).name.lower()} frame in answer to {asked}")
         if asked is _STEP or asked is _RESET:
-            steps, busy_us = self._steps.decode(message.data, after_reset=asked is _RESET)
+            steps, busy_us = self._steps.decode(message.data, after_reset=asked is _RESET and not self._is_repeating)
             message.busy_ns = busy_us * 1000
             return self._stepped(self._steps.specs, steps, asked)
         if asked is _START:

@@ -20,7 +20,7 @@ from envmanager.data.seeding import derive_seeds
 from envmanager.data.specs import SpecMismatch
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvContext, EnvGroup
-from envmanager.errors import EnvManagerError, EpisodeNotBegun, ImportFailed, UsageError, Where
+from envmanager.errors import EpisodeNotBegun, ImportFailed, UsageError, Where
 from envmanager.hosts.wire import describe_failure, env_raised
 from envmanager.importing import import_failure, is_missing
 from envmanager.options import KindOptions, ResetConfig
@@ -121,17 +121,20 @@ def make_group(env_factory: Any, worker_id: int) -> EnvGroup:
     return made if isinstance(made, EnvGroup) else build_group([made], [worker_id])
 
 
-def take_not_begun(group: EnvGroup, worker_id: int) -> dict[int, EnvManagerError] | None:
-    """Return the errors, by env_id, of the episodes that could not begin in the last command, or None. Forget them."""
+def take_not_begun(group: EnvGroup, worker_id: int) -> dict[int, Any] | None:
+    """Return the ``not_begun`` of the response to the last command. Forget it."""
     if not group.not_begun:
         return None
     taken, group.not_begun = group.not_begun, {}
-    errors: dict[int, EnvManagerError] = {}
+    told: dict[int, Any] = {}
     for env_id, (begin, step, error) in taken.items():
+        if isinstance(error, dict):
+            told[env_id] = error
+            continue
         where = Where(worker_id=worker_id, env_ids=(env_id,), phase="begin")
         failure = None if error is None else describe_failure(error, **where)
-        errors[env_id] = EpisodeNotBegun(task=begin.task, step=step, failure=failure, **where)
-    return errors
+        told[env_id] = EpisodeNotBegun(task=begin.task, step=step, failure=failure, **where)
+    return told
 
 
 def _reset(group: EnvGroup, config: Any) -> Any:
@@ -146,12 +149,7 @@ COMMANDS: dict[CommandName, Callable[[EnvGroup, Any], Any]] = {
     CommandName.START: lambda group, _: StartReport(
         dict(group.behavior_specs),
         dict(group.max_agents),
-        group.partial_actions,
-        group.steps_some_rows,
-        group.batch_size,
-        group.begins_on_demand,
-        group.begins_when_ready,
-        group.takes_actions,
+        *(getattr(group, flag.name) for flag in attrs.fields(StartReport)[2:]),
     ),
     CommandName.RESET: _reset,
     CommandName.STEP: lambda group, actions: group.step(actions),

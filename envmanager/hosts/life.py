@@ -45,33 +45,29 @@ def _limits_s(timeouts: Timeouts) -> Mapping[CommandName, float]:
     return {each: getattr(timeouts, f"{phase_of(each)}_s", timeouts.call_s) for each in CommandName}
 
 
+@attrs.define(eq=False)
 class Await:
     """A command whose response is awaited. A worker has two, which its commands rewrite, so a step makes no object."""
 
-    __slots__ = ("command", "deadline", "ticket")
-
-    def __init__(self) -> None:
-        self.ticket = 0
-        """Ticket of the command; 0 if no response is awaited, or only the worker's end."""
-        self.command: CommandName | None = None
-        self.deadline = math.inf
-        """Time (monotonic seconds) at which the worker counts as hung."""
+    ticket: int = 0
+    """Ticket of the command; 0 if no response is awaited, or only the worker's end."""
+    command: CommandName | None = None
+    deadline: float = math.inf
+    """Time (monotonic seconds) at which the worker counts as hung."""
 
     def clear(self) -> None:
         """Await no response. One that arrives afterwards is discarded."""
         self.ticket, self.command, self.deadline = 0, None, math.inf
 
 
+@attrs.define(eq=False)
 class Alarm:
     """The time at which a poller next checks its workers, and a flag for unread messages. Its workers share one."""
 
-    __slots__ = ("at", "has_unread")
-
-    def __init__(self) -> None:
-        self.at = math.inf
-        """Time (monotonic seconds) of the next check for late responses. Never later than the earliest deadline."""
-        self.has_unread = False
-        """Whether a worker's ``recv`` may have read messages that the poller has not taken."""
+    at: float = math.inf
+    """Time (monotonic seconds) of the next check for late responses. Never later than the earliest deadline."""
+    has_unread: bool = False
+    """Whether a worker's ``recv`` may have read messages that the poller has not taken."""
 
 
 @attrs.frozen(kw_only=True)
@@ -116,7 +112,9 @@ class WorkerLife(ABC):
         self.alarm = Alarm()
         self._events = events
         self._launched_ns = self._ready_ns = time.perf_counter_ns()
-        self._timeouts_s = _limits_s(plan.timeouts)
+        self._timeouts_s, self._restore_s = _limits_s(plan.timeouts), plan.timeouts.restore_s
+        self._repeating_s = 0.0
+        """Time that the last reset may take beside its limit."""
 
     def move(self, to: State) -> None:
         """Change the state. Raises RuntimeError for an invalid transition."""
@@ -145,12 +143,16 @@ class WorkerLife(ABC):
     # Waits.
 
     def repeating_s(self, begins: Any) -> float:
-        """Return the time that actions may take with which episodes begin, beside that of the command itself.
+        """Return the time that actions and calls may take with which episodes begin, beside that of the command itself.
 
         ``begins``: a list of Begin, or another payload of a "reset" or step.
         """
-        n_repeated = sum(each.n_repeated for each in begins) if begins.__class__ is list else 0
-        return n_repeated * self._timeouts_s[CommandName.STEP]
+        limits_s, own_s = self._timeouts_s, 0.0
+        for each in begins if begins.__class__ is list else ():
+            counts = (CommandName.STEP, each.n_repeated), (CommandName.CALL, len(each.calls))
+            own_s += sum(n * limits_s[command] for command, n in counts if n)  # 0 times infinity is NaN
+        self._repeating_s = own_s if self._restore_s is None else min(own_s, self._restore_s)
+        return self._repeating_s
 
     def await_response(self, ticket: int, command: CommandName, deadline: float) -> None:
         """Make the poller wait for a response until ``deadline`` (monotonic seconds)."""
@@ -200,7 +202,8 @@ class WorkerLife(ABC):
     def timed_out(self, during: CommandName) -> EnvManagerError:
         """Kill a worker that did not respond in time. Return the error to report."""
         self.kill()
-        return WorkerTimedOut(**self._facts(during), timeout_s=self._timeouts_s[during], output=self.output_tail())
+        limit_s = self._timeouts_s[during] + (self._repeating_s if during is CommandName.RESET else 0.0)
+        return WorkerTimedOut(**self._facts(during), timeout_s=limit_s, output=self.output_tail())
 
     def _facts(self, during: CommandName | None) -> dict[str, Any]:
         """Return the arguments common to all errors about this worker. ``during`` is the awaited command or None."""

@@ -22,6 +22,7 @@ from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message,
 from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import allow_interrupts
+from envmanager.system.machine import core_wait_ns
 
 SIGKILL = getattr(signal, "SIGKILL", 9)
 """Number of the signal SIGKILL. Windows does not define it; there ``WorkerProcess.signal`` accepts the number."""
@@ -43,9 +44,6 @@ class WorkerProcess(Protocol):
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if possible. SIGKILL also kills the processes that the worker started."""
-
-    def core_wait_ns(self) -> int:
-        """Return the total time (ns) that the process has waited for a free core; 0 if unknown."""
 
     def exit_name(self) -> str:
         """Return a name for how the process ended, such as ``SIGSEGV`` or ``EXIT(3)``."""
@@ -177,7 +175,7 @@ class Link(WorkerLife):
             if is_first:
                 self.move(State.RUNNING)
         if is_first:
-            self._core_wait_ns = self.process.core_wait_ns()
+            self._core_wait_ns = self.core_wait_ns()
             self.note_start(message.ended_ns, self.process.pid)
         elif message.code != self.FAILED:
             self.times.responded(command, message.busy_ns, message.ended_ns)
@@ -190,9 +188,13 @@ class Link(WorkerLife):
         self.times.stepped(message.busy_ns, message.ended_ns)
         return response
 
+    def core_wait_ns(self) -> int:
+        """Return the total time (ns) that the process has waited for a free core; 0 if unknown."""
+        return 0 if self.process.pid is None else core_wait_ns(self.process.pid)
+
     def core_wait_share(self) -> float:
         """Return the fraction of the time since the worker became ready that it has spent waiting for a free core."""
-        waited_ns = self.process.core_wait_ns() - self._core_wait_ns
+        waited_ns = self.core_wait_ns() - self._core_wait_ns
         return min(1.0, max(0.0, waited_ns / max(1, time.perf_counter_ns() - self._ready_ns)))
 
     # The end.

@@ -20,7 +20,7 @@ import attrs
 
 from envmanager.adapters.factories import check_travel
 from envmanager.data.steps import CommandName, EnvironmentResponse, StartReport
-from envmanager.errors import ManagerClosed, UsageError
+from envmanager.errors import ManagerClosed, UsageError, WorkerError
 from envmanager.hosts import descriptors
 from envmanager.hosts.hosting import GroupFactory
 from envmanager.hosts.life import State, WorkerPlan
@@ -41,6 +41,8 @@ in the portable transport, the worker's standard input and the kernel's pidfd.""
 _MORE_DESCRIPTORS = 32
 """Number of all other descriptors: those of the manager and of the process that starts its workers, those that are open
 while a process starts, and some in reserve."""
+_HURRIED_S = 0.3
+"""Seconds that workers have to end once their manager was told to stop."""
 
 
 class Resources(Generic[AnyLink]):
@@ -54,7 +56,7 @@ class Resources(Generic[AnyLink]):
         """Store the functions ``give_back``, which release the shared resources once the workers have ended."""
         self.poller = poller
         self._more_to_give_back = give_back
-        self._close_s = close_s
+        self.close_s = close_s
         self._owner_pid = os.getpid()
         self._is_stopped = self._is_closed = False
         self._links: set[AnyLink] = set()
@@ -113,11 +115,11 @@ class Resources(Generic[AnyLink]):
         """Stop all workers within ``close_s`` seconds, but release nothing. Wait if another thread is stopping them."""
         with self._lock:
             self._is_stopped = True
-            links, deadline = list(self._links), time.monotonic() + self._close_s
+            links, deadline = list(self._links), time.monotonic() + self.close_s
             for link in links:
                 link.ask_to_close()
             for number, share in ((signal.SIGTERM, 0.6), (SIGKILL, 0.9)):
-                for link in _wait_for_ends(links, deadline - (1 - share) * self._close_s):
+                for link in _wait_for_ends(links, deadline - (1 - share) * self.close_s):
                     link.process.signal(number)
             _wait_for_ends(links, deadline)
 
@@ -180,7 +182,15 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             self._resources.retire(self.workers[worker_id])
         elif generation > 0:
             self.workers[worker_id].close_quietly()
-        return self.make_worker(worker_id)
+        return self.make_worker(worker_id) if generation > 0 else self._make_first(worker_id)
+
+    def _make_first(self, worker_id: int) -> Any:
+        while True:
+            try:
+                return self.make_worker(worker_id)
+            except WorkerError as error:
+                if not self.context.starts_again(error):
+                    raise
 
     def care_for(self, make: Callable[[], AnyLink]) -> AnyLink:
         """Make a worker, register it with the poller, and send the command "start". Return the worker."""
@@ -200,7 +210,15 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         return kind(**who, timeouts=self.options.timeouts, **more)
 
     def await_start(self) -> dict[int, StartReport]:
-        return {worker.worker_id: start_report(worker.recv()) for worker in self._links()}
+        return {worker_id: self._await_start_of(worker_id) for worker_id in range(self._n_links)}
+
+    def _await_start_of(self, worker_id: int) -> StartReport:
+        while True:
+            response = self.workers[worker_id].recv()
+            if response.name is not CommandName.FAILED or not self.context.starts_again(response.payload):
+                return start_report(response)
+            self._resources.drop(self.workers[worker_id])
+            self.workers[worker_id] = self._make_first(worker_id)
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         if worker_id >= self._n_links:
@@ -223,11 +241,12 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         in_use = 0 if pid is None else memory_bytes(pid)
         return attrs.evolve(known, pid=pid, core_wait_share=worker.core_wait_share(), memory_bytes=in_use)
 
-    def _links(self) -> list[AnyLink]:
-        return self.workers[: self._n_links]
-
     def wake(self) -> None:
         self._resources.poller.wake()
+
+    def hurry(self) -> None:
+        self._resources.close_s = min(self._resources.close_s, _HURRIED_S)
+        self.wake()
 
     def stop(self) -> None:
         self._resources.stop()

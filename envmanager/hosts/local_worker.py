@@ -9,7 +9,6 @@ exception in a step is not raised by the call that sends the actions.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import time
@@ -21,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import (
     LEAST_LENT_BYTES,
     STEPPING,
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 _logger = logging.getLogger("envmanager")
-_STEP, _STEP_ROWS, _FAILED = CommandName.STEP, CommandName.STEP_ROWS, CommandName.FAILED
+_STEP, _FAILED = CommandName.STEP, CommandName.FAILED
 
 _MAX_KEPT = 3
 """Maximum number of buffers that are kept for reuse. The trainer may hold any number of older ones."""
@@ -117,7 +115,9 @@ class LocalWorker:
     """Response to every step that succeeds."""
     _stepped: EnvironmentResponse | None = attrs.field(default=None, init=False)
     """Response to a step that has ended, not yet returned."""
-    _next_buffer: Callable[[], RowBuffer] | None = attrs.field(default=None, init=False)
+    slot: int = attrs.field(default=0, init=False)
+    """Index of the buffer into which the environments have written last."""
+    _buffers: Sequence[RowBuffer] = attrs.field(default=(), init=False)
     _lent: LentBuffers | None = attrs.field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -141,20 +141,19 @@ class LocalWorker:
             make = partial(RowBuffer.empty, spec.observation, only_agents(self.group.env_ids))
             if self._lends and n_bytes >= LEAST_LENT_BYTES and not any(part.is_object for part in parts):
                 self._lent = LentBuffers(make)
-                self._next_buffer = self._lent.next
             elif self._rotates:
-                self._next_buffer = itertools.cycle([make() for _ in range(3)]).__next__
+                self._buffers = [make() for _ in range(3)]
         return report
 
     def attach(self, worker_rows: Any) -> None:
         """Make the environments write into the buffers of ``worker_rows`` in turn. Do nothing if it has no buffers."""
         if None not in worker_rows.buffers:
-            self._next_buffer = itertools.cycle(worker_rows.buffers).__next__
+            self._buffers = worker_rows.buffers
 
     @property
     def lends(self) -> bool:
         """Whether delivered observations need no copy, because they stay unchanged while the trainer holds them."""
-        return self._lent is not None or (self._next_buffer is None and self.group.returns_new_arrays)
+        return self._lent is not None or (not self._buffers and self.group.returns_new_arrays)
 
     def close_quietly(self) -> None:
         """Close the environments. Log errors instead of raising them."""
@@ -201,10 +200,7 @@ class LocalWorker:
             response = self._failed(error, name)
         else:
             response = EnvironmentResponse(name, self.worker_id, result)
-            if group.not_begun:
-                response.not_begun = take_not_begun(group, self.worker_id)
-            if len(group.behavior_specs) != self._n_reported:
-                response.specs = self._all_specs()
+            self._add_news(response)
         ended_ns = time.perf_counter_ns()
         self.times.responded(name, ended_ns - began_ns, ended_ns)
         if lent is not None and response.name is not _FAILED:
@@ -225,8 +221,11 @@ class LocalWorker:
                 response = self._failed(KeyboardInterrupt(), name)
             else:
                 group = self.group
-                if self._next_buffer is not None:  # before _has_begun, because a MemoryError here cuts no step short
-                    group.offer_rows(self._next_buffer())
+                if self._buffers:
+                    self.slot = (self.slot + 1) % len(self._buffers)
+                    group.offer_rows(self._buffers[self.slot])
+                elif self._lent is not None:  # before _has_begun, because a MemoryError here cuts no step short
+                    group.offer_rows(self._lent.next())
                 self._has_begun = True
                 n_levels, began_ns = 0, time.perf_counter_ns()
                 if levels[-1] and thread_id() == state.main_thread:  # allow_interrupts, in line
@@ -247,10 +246,8 @@ class LocalWorker:
                         del levels[n_levels:]
                     response = self._answer  # a step is delivered before the next one is sent
                     response.name, response.payload, response.specs, response.not_begun = _STEP, result, None, None
-                    if group.not_begun:
-                        response.not_begun = take_not_begun(group, self.worker_id)
-                    if len(group.behavior_specs) != self._n_reported:
-                        response.specs = self._all_specs()
+                    if group.not_begun or len(group.behavior_specs) != self._n_reported:
+                        self._add_news(response)
                 ended_ns = time.perf_counter_ns()
                 self.times.stepped(ended_ns - began_ns, ended_ns)
             self._stepped, self._step, self._has_begun = response, None, False
@@ -259,14 +256,16 @@ class LocalWorker:
         self._stepped = None
         return (response,)
 
-    def _all_specs(self) -> BehaviorSpecs:
-        self._n_reported = len(self.group.behavior_specs)
-        return dict(self.group.behavior_specs)
+    def _add_news(self, response: EnvironmentResponse) -> None:
+        response.not_begun, specs = take_not_begun(self.group, self.worker_id), self.group.behavior_specs
+        if len(specs) != self._n_reported:
+            response.specs, self._n_reported = dict(specs), len(specs)
 
     def _failed(self, error: BaseException, name: CommandName) -> EnvironmentResponse:
         return failed(error, name, worker_id=self.worker_id, env_ids=self.group.env_ids, group=self.group)
 
 
+@attrs.define(eq=False, slots=False)
 class LocalStepQueue(ResponseSource):
     """The step queue of a manager with a local worker. Responses of worker processes usually come first.
 
@@ -276,11 +275,10 @@ class LocalStepQueue(ResponseSource):
 
     steps_when_asked = True
 
-    def __init__(self, workers: list[Any], worker_id: int = 0, others: ResponseSource | None = None) -> None:
-        self._workers = workers
-        self._worker_id = worker_id
-        self._others = others
-        self._n_of_others = 0
+    _workers: list[Any]
+    _worker_id: int = 0
+    _others: ResponseSource | None = None
+    _n_of_others: int = attrs.field(default=0, init=False)
 
     def take(self) -> Sequence[EnvironmentResponse]:
         """Return ready responses of worker processes and, once all have responded, the local worker's step response."""

@@ -193,10 +193,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._stop_watching(link, channel.fd)
         self._take_messages(link)
         if channel.broken and link.state is not State.GONE:
-            if link in self.retiring:
-                link.kill()  # the pidfd reports its end later
-            else:
-                self._note_end(link, link.broke_protocol)
+            self._note_end(link, link.broke_protocol)
 
     def _take_messages(self, link: AnyLink) -> None:
         """Add a step response or a first observation to ``arrived``. Reset a replacement that has just started."""
@@ -239,6 +236,9 @@ class Poller(ResponseSource, Generic[AnyLink]):
             self._note_timeouts(now)
 
     def _note_end(self, link: AnyLink, describe: Callable[[Any], EnvManagerError]) -> None:
+        if link in self.retiring:
+            link.kill()  # the pidfd reports its end later
+            return
         during = link.awaited.command
         self.forget(link)
         self.arrived.append(link.failed(describe(during)))
@@ -257,11 +257,7 @@ class Poller(ResponseSource, Generic[AnyLink]):
         for link in [*self.links.values(), *self.retiring]:
             if link.awaited.deadline <= now:
                 self.pump(link)
-            if link.awaited.deadline > now:
-                continue
-            if link in self.retiring:
-                link.kill()  # the pidfd reports its end later
-            else:
+            if link.awaited.deadline <= now:
                 self._note_end(link, link.timed_out)
         deadlines = (link.awaited.deadline for link in (*self.links.values(), *self.retiring))
         self._alarm.at = min(deadlines, default=math.inf)

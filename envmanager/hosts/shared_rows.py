@@ -32,7 +32,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -42,7 +41,7 @@ from envmanager.data.specs import BehaviorSpec
 from envmanager.data.steps import COLUMNS, AgentSteps, CommandName, RowBuffer, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, take_rows
 from envmanager.errors import UsageError
-from envmanager.system.machine import advice
+from envmanager.system.machine import advice, words_of
 
 IN_MEMORY = 8
 """Message flag: the rows of the step (in a command, the actions) are in the block."""
@@ -235,10 +234,7 @@ def _readable(size_bytes: int) -> str:
 
 def available_bytes() -> int:
     """Return the machine's available memory in bytes, or its total memory if /proc/meminfo does not report it."""
-    try:
-        words = Path("/proc/meminfo").read_text(encoding="utf-8").split()
-    except OSError:
-        words = []
+    words = words_of("/proc/meminfo")
     if "MemAvailable:" in words:
         return int(words[words.index("MemAvailable:") + 1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
@@ -329,7 +325,8 @@ class SharedRows:
             if not n_ended:
                 return self.full[slot]
             ((name, full),) = self.full[slot].items()  # only a worker of one behavior has full steps
-            return {name: full.with_final(take_rows(self._finals[slot][name], slice(n_ended)))}
+            ends = full.reward, full.terminated, full.truncated, take_rows(self._finals[slot][name], slice(n_ended))
+            return {name: AgentSteps(full.agent_id, full.obs, *ends)}
         found = {}
         for index, each in self._behaviors:
             n, m, has_acting = self._block.counts[slot, self._worker_id, index].tolist()
@@ -347,6 +344,8 @@ class SharedRows:
             if action.__class__ is np.ndarray and len(action) == len(plain[1]):
                 plain[1][...] = action
                 return IN_MEMORY | FULL
+        if rows is not None and not len(actions) == len(self._row_numbers) == 1:
+            return 0
         for name, action in actions.items():
             if _n_rows(action) > self._capacities.get(name, -1):
                 return 0

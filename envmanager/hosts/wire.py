@@ -72,7 +72,7 @@ def dumps(value: Any) -> bytes:
         return pickled(value)
 
 
-NotBegun = Mapping[int, EnvManagerError] | None
+NotBegun = Mapping[int, Any] | None
 
 
 def step_message(

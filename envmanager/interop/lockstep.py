@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
+from envmanager.data.specs import ArraySpec, SpecMismatch, as_array, check_structure, describe_value
 from envmanager.data.steps import Batch
-from envmanager.data.trees import Tree, is_foreign, leaves, map_tree
+from envmanager.data.trees import Tree, is_foreign, leaves, map_tree, snapshot
 from envmanager.env_manager import EnvManager
 from envmanager.errors import BadAction, EnvRaised, UsageError
 from envmanager.interop.spaces import batch_of, final_reader, spaces_of
@@ -39,7 +39,12 @@ class Lockstep:
         manager.set_episodes(episodes)
         self.manager = manager
         self.n_envs = manager.n_envs
-        self._spec = _only_spec(manager)
+        if len(manager.behavior_specs) != 1:
+            raise UsageError(
+                "a bridge needs environments with one agent each; these have the behaviors "
+                f"{sorted(manager.behavior_specs)}. Use step() of the manager."
+            )
+        (self._spec,) = manager.behavior_specs.values()
         self.observation_space, self.action_space = spaces_of(manager, self._spec)
         self.batch_obs = partial(batch_of, self.observation_space)
         self._read_final = final_reader(self.observation_space)
@@ -51,6 +56,27 @@ class Lockstep:
         self._acting = None
         self.manager.reset({"seed": seeds, "options": options})
         return self._complete(self.manager.recv(Wait.all()), np.arange(self.n_envs))
+
+    def state(self, mode: str, **own: Any) -> dict[str, Any]:
+        """Return the manager's state and a bridge's ``own``, for ``mode``. Raises UsageError amid a step."""
+        self._require_no_pending_step()
+        return {"mode": mode, "manager": self.manager.state(), **snapshot(own)}
+
+    def restore(self, state: Mapping[str, Any], mode: str) -> dict[str, Any]:
+        """Let the manager go on from what ``state`` has returned. Return a copy of it. Discards a pending step.
+
+        Raises UsageError if it is of another mode, or of the manager alone.
+        """
+        if not isinstance(state, Mapping) or state.get("mode") != mode:
+            raise UsageError(
+                f"reset(state=…) in mode {mode} takes what state() of such a bridge has returned, not of the manager "
+                "alone or of a bridge in another mode."
+            )
+        infos = self.manager.reset(state=state["manager"])
+        self._acting = None
+        if any(len(steps) for info in infos for steps in info.current.values()):
+            self.manager.recv(Wait.all())  # the rows, which the bridge has
+        return snapshot(dict(state))  # type: ignore[no-any-return]
 
     def begin(self, tasks: Mapping[int, Task]) -> list[Batch]:
         """Begin an episode in each environment in ``tasks``, by env_id. Return all batches up to their first rows.
@@ -179,13 +205,3 @@ def _dropped(env_ids: list[int]) -> UsageError:
         f"the environments {env_ids} were dropped with their worker, but a vector environment must keep all of its "
         'environments: use RestartPolicy(then="raise").'
     )
-
-
-def _only_spec(manager: EnvManager) -> BehaviorSpec:
-    specs = list(manager.behavior_specs.values())
-    if len(specs) != 1:
-        raise UsageError(
-            "a bridge needs environments with one agent each; these have the behaviors "
-            f"{sorted(manager.behavior_specs)}. Use step() of the manager."
-        )
-    return specs[0]

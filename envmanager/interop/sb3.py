@@ -7,7 +7,7 @@ When an episode ends, ``info["terminal_observation"]`` is its last observation, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ with needed_by("as_sb3_vec_env", extra=None):
     from stable_baselines3.common.vec_env import VecEnv
 
 Indices = int | Iterable[int] | None
+_MODE = "VecEnv"
 _OF_AN_END = ("episode", "terminal_observation")  # which a lost step must not have again
 
 
@@ -56,14 +57,33 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             raise UsageError("set_options: a manager gives the same options to all environments.")
         super().set_options(options)
 
-    def reset(self) -> Any:
-        """Begin a new episode in all environments and return the first observations. Discards a pending step."""
+    def reset(self, state: Mapping[str, Any] | None = None) -> Any:
+        """Begin a new episode in all environments and return the first observations. Discards a pending step.
+
+        ``state`` is what ``state()`` has returned, perhaps in another process: the episodes go on where they stood, and
+        the observations are those that the trainer had. Wrappers pass no argument on: ``vec_env.unwrapped.reset(…)``.
+        """
+        if state is not None:
+            own = self._lockstep.restore(state, _MODE)
+            self._obs, self._seeds, self._options = own["obs"], own["seeds"], own["options"]
+            infos: list[list[Info]] = [[{} for _ in own["seeds"]] for _ in range(2)]
+            self.reset_infos, self._last_infos = infos
+            return self._lockstep.batch_obs(self._obs)
         seeds = None if all(seed is None for seed in self._seeds) else self._seeds
         batch = self._lockstep.reset(seeds, self._options[0] or None)
         self.reset_infos = self._last_infos = list(step_infos(batch).values())
         self._reset_seeds()
         self._reset_options()
+        self._obs = batch.obs
         return self._lockstep.batch_obs(batch.obs)
+
+    def state(self) -> dict[str, Any]:
+        """Return where the environments stand as plain data, with which ``reset(state)`` of another one goes on.
+
+        The manager needs ``restarts=RestartPolicy(keep_episodes=True)``. Infos are not in it. Raises UsageError before
+        a reset, between ``step_async`` and ``step_wait``, and after a step that was interrupted or has raised.
+        """
+        return self._lockstep.state(_MODE, obs=self._obs, seeds=self._seeds, options=self._options)
 
     def step_async(self, actions: Any) -> None:
         """Start a step of all environments. Raises BadAction if actions do not fit, UsageError if a step is pending."""
@@ -91,6 +111,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
             infos[env_id]["terminal_observation"] = obs
         for env_id, info in reset_infos(batch).items():
             self.reset_infos[env_id] = info
+        self._obs = batch.obs
         return self._lockstep.batch_obs(batch.obs), batch.reward, batch.terminated | batch.truncated, infos
 
     def close(self) -> None:
@@ -99,7 +120,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
 
     def has_attr(self, attr_name: str) -> bool:
         """Return whether all environments have the attribute. The value is not sent, so it need not be picklable."""
-        return all(self.manager.call(has_attribute, attr_name))
+        return all(self.manager.call(has_attribute, attr_name, repeat=None))
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Return the attribute of each env in ``indices`` (default: all). Raises AttributeError if it is missing."""
@@ -120,7 +141,7 @@ class ManagerVecEnv(VecEnv):  # type: ignore[misc]
 
         Classes are compared by name, so that a worker need not import ``wrapper_class``.
         """
-        names = self.manager.call(names_of_wrappers, env_ids=self._env_ids(indices))
+        names = self.manager.call(names_of_wrappers, env_ids=self._env_ids(indices), repeat=None)
         return [full_name(wrapper_class) in of_env for of_env in names]
 
     def get_images(self) -> Sequence[np.ndarray | None]:

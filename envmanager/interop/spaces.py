@@ -12,7 +12,7 @@ import numpy as np
 
 from envmanager.adapters.rows import RowReader
 from envmanager.adapters.spaces import behavior_spec, row_reader
-from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.specs import BehaviorSpec
 from envmanager.data.trees import Tree
 from envmanager.env_manager import EnvManager
 from envmanager.errors import EnvRaised, UsageError
@@ -47,18 +47,13 @@ def to_space(spec: Tree) -> Any:
     if spec.shape == () and spec.dtype == np.int64 and spec.whole_bounds is not None:
         low, high = spec.whole_bounds
         return spaces.Discrete(high - low + 1, start=low)
-    return spaces.Box(*_bounds(spec), shape=spec.shape, dtype=spec.dtype.type)
-
-
-def _bounds(spec: ArraySpec) -> tuple[Any, Any]:
-    kind = spec.dtype.kind
-    widest = (False, True) if kind == "b" else (-np.inf, np.inf)
-    if kind in "iu":
+    widest: tuple[Any, Any] = (False, True) if spec.dtype.kind == "b" else (-np.inf, np.inf)
+    if spec.dtype.kind in "iu":
         limits = np.iinfo(spec.dtype)
         widest = (limits.min, limits.max)
     given = zip((spec.minimum, spec.maximum), widest, strict=True)
-    low, high = (np.full(spec.shape, default if bound is None else bound, spec.dtype) for bound, default in given)
-    return low, high
+    bounds = [np.full(spec.shape, default if bound is None else bound, spec.dtype) for bound, default in given]
+    return spaces.Box(*bounds, shape=spec.shape, dtype=spec.dtype.type)
 
 
 def final_reader(space: Any) -> RowReader:

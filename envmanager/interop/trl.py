@@ -15,9 +15,10 @@ import asyncio
 import functools
 import inspect
 import logging
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -95,6 +96,8 @@ class _Portal:
         """Lock held while the thread starts, while it gets something to do, and while it begins to end. The collector
         may find an instance while its thread holds the lock."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.is_trainer_checked = False
+        """Whether the reward functions of the trainer that resets the instances were looked at."""
         self._end: ManagerClosed | UsageError | None = None
         """Error that says why the thread has ended, if it has."""
 
@@ -227,8 +230,9 @@ def supervised(env_class: type, pool: Pool, *, attempts: int = 3) -> type:
     ``ToolEnvironment(env_class())``. Other attributes are those of the environment, until the next ``reset``.
 
     An episode that is lost ends no training: its tools raise LostEpisode, whose text the agent receives, and its
-    ``get_reward`` returns None, so that it counts for nothing. A ``reset`` whose worker fails begins in others, up to
-    ``attempts`` times. An instance holds its environment until its next ``reset``, or its end.
+    ``get_reward`` returns None. It counts for nothing if every other reward function is wrapped in ``unless_lost``; the
+    first ``reset`` warns of those that are not. A ``reset`` whose worker fails begins in others, up to ``attempts``
+    times. An instance holds its environment until its next ``reset``, or its end.
     """
     portal = _Portal(pool, attempts)
     methods: dict[str, Any] = {
@@ -247,12 +251,62 @@ def supervised(env_class: type, pool: Pool, *, attempts: int = 3) -> type:
     return type(env_class.__name__, (_Supervised,), methods)
 
 
+def unless_lost(reward_func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a reward function for TRL, or coroutine function, whose reward is None for each rollout that was lost.
+
+    TRL leaves a rollout out only if all functions return None; otherwise the lost reward counts as 0.
+    """
+
+    def masked(rewards: Sequence[Any], environments: Sequence[Any] | None) -> list[Any]:
+        if environments is None:
+            return list(rewards)
+        lost = [isinstance(each, _Supervised) and each._player.lost is not None for each in environments]
+        return [None if is_lost else reward for reward, is_lost in zip(rewards, lost, strict=True)]
+
+    @functools.wraps(reward_func)
+    async def awaited(*args: Any, **kwargs: Any) -> list[Any]:
+        return masked(await reward_func(*args, **kwargs), kwargs.get("environments"))
+
+    @functools.wraps(reward_func)
+    def called(*args: Any, **kwargs: Any) -> list[Any]:
+        return masked(reward_func(*args, **kwargs), kwargs.get("environments"))
+
+    is_async = any(inspect.iscoroutinefunction(each) for each in (reward_func, type(reward_func).__call__))
+    wrapped: Any = awaited if is_async else called
+    wrapped.skips_lost = True
+    return wrapped  # type: ignore[no-any-return]
+
+
+def _check_trainer() -> None:
+    """Warn of reward functions of the trainer that calls this that are not wrapped in ``unless_lost``."""
+    frame = sys._getframe()
+    while frame is not None:
+        is_method = frame.f_code.co_varnames[:1] == ("self",)  # to look at its variables keeps them until it returns
+        trainer = frame.f_locals.get("self") if is_method else None
+        reward_funcs = getattr(trainer, "reward_funcs", None)
+        if isinstance(reward_funcs, list):
+            own = {each.__module__ for each in type(trainer).__mro__}  # where TRL calls get_reward
+            bare = [each for each in reward_funcs if not hasattr(each, "skips_lost") and each.__module__ not in own]
+            if bare:
+                names = ", ".join(getattr(each, "__name__", type(each).__name__) for each in bare)
+                _logger.warning(
+                    "The reward functions %s score lost rollouts too: TRL then trains on them, with the reward of the "
+                    "environment as 0. Wrap each: GRPOTrainer(reward_funcs=[unless_lost(…)]).",
+                    names,
+                )
+            return
+        frame = frame.f_back  # type: ignore[assignment]
+
+
 def _resetting(method: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def reset(self: _Supervised, /, **row: Any) -> Any:
         signature.bind(self, **row)  # else it would fail in all workers
+        if not self._portal.is_trainer_checked:
+            self._portal.is_trainer_checked = True
+            _check_trainer()
         return self._portal.result_of(self._portal.begin(self._player, Task(options=row)))
 
     return reset

@@ -28,17 +28,14 @@ from envmanager.importing import needed_by
 from envmanager.interop.lockstep import LOST, Elsewhere, Info, Lockstep, reset_infos, step_infos
 from envmanager.interop.remote import call_or_get
 from envmanager.options import ResetConfig
-from envmanager.tasks import Task
+from envmanager.tasks import ExactTask
 
 with needed_by("as_vector_env", extra="gymnasium"):
     from gymnasium.vector import AutoresetMode, VectorEnv
     from gymnasium.vector.utils import batch_space
 
+_OF_STATE = ("shown", "obs", "restarting", "cut")
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, Info]
-
-
-class _ExactTask(Task):
-    inherits = False
 
 
 class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
@@ -58,7 +55,11 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
 
     def __init__(self, manager: EnvManager, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP) -> None:
         self.manager = manager
-        self.autoreset_mode = _mode(autoreset_mode)
+        try:
+            self.autoreset_mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            known = ", ".join(f'"{mode.value}"' for mode in AutoresetMode)
+            raise UsageError(f"autoreset_mode must be one of {known}, not {autoreset_mode!r}.") from None
         is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
         self._lockstep = lockstep = Lockstep(manager, "on_demand" if is_disabled else "automatic")
         self.num_envs = lockstep.n_envs
@@ -74,6 +75,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         """Whether each environment's episode was lost in a reset of others, which the next step says: bool[n_envs]."""
         self._obs: Tree = None
         """Newest observation of each environment; in NEXT_STEP, of the new episode if the environment is restarting."""
+        self._shown: Tree = None
+        """Observations that the last call has returned, before ``batch_obs``."""
         self._first_infos: dict[int, Info] = {}
         """Infos of the first observations that have not been returned yet, by env_id."""
 
@@ -91,7 +94,11 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         return self.get_attr("np_random_seed")
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        state: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Info]:
         """Begin new episodes, by default in all environments. Return ``(observations, infos)``.
 
@@ -99,8 +106,18 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         Automatic resets reuse the ``options`` of the last reset of all environments. If ``autoreset_mode`` is DISABLED,
         the option ``reset_mask`` (``bool[n_envs]``, not all False) selects the environments to reset. In the other
         modes, it must be all True. Other masks raise UsageError. If a reset fails, reset all environments.
+
+        ``state``, given alone, is what ``state()`` has returned, perhaps in another process: the episodes go on where
+        they stood, and the observations are those that the trainer had. What differs is lost with the next step.
         """
-        seeds, mask = self._seeds(seed), self._mask(options)
+        if state is not None:
+            if seed is not None or options is not None:
+                raise UsageError("reset(state=…) takes no seed and no options: the state has them.")
+            return self._restored(state)
+        mask = self._mask(options)
+        seeds: Any = seed
+        if seed is not None and not hasattr(seed, "__len__"):
+            seeds = [operator.index(seed) + env_id for env_id in range(self.num_envs)]
         if mask is not None and options is not None:
             options = {key: value for key, value in options.items() if key != "reset_mask"}
         if mask is not None and not mask.all():
@@ -110,6 +127,22 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         self._first_infos = {}
         self._obs = batch.obs
         return self._returned(batch.obs), self._join(step_infos(batch)) if batch.info else {}
+
+    def state(self) -> dict[str, Any]:
+        """Return where the environments stand as plain data, with which ``reset(state=…)`` of another one goes on.
+
+        The manager needs ``restarts=RestartPolicy(keep_episodes=True)``. Infos are not in it. Raises UsageError before
+        a reset, and after a step that was interrupted or has raised.
+        """
+        own = {name: getattr(self, f"_{name}") for name in _OF_STATE}
+        return self._lockstep.state(self.autoreset_mode.value, **own)
+
+    def _restored(self, state: Mapping[str, Any]) -> tuple[Any, Info]:
+        state = self._lockstep.restore(state, self.autoreset_mode.value)
+        for name in _OF_STATE:
+            setattr(self, f"_{name}", state[name])
+        self._first_infos = {env_id: {} for env_id in range(self.num_envs)}
+        return self._returned(self._shown), {}
 
     def step(self, actions: Any) -> StepResult:
         """Step all environments and return ``(obs, rewards, terminations, truncations, infos)``.
@@ -171,11 +204,6 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         """Close the wrapped manager, within ``Timeouts.close_s``. Keyword arguments are ignored."""
         self.manager.close()
 
-    def _seeds(self, seed: Any) -> Sequence[int | None] | None:
-        if seed is None or hasattr(seed, "__len__"):
-            return seed  # type: ignore[no-any-return]
-        return [operator.index(seed) + env_id for env_id in range(self.num_envs)]
-
     def _mask(self, options: Any) -> np.ndarray | None:
         if not isinstance(options, Mapping) or "reset_mask" not in options:
             return None
@@ -200,7 +228,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         ResetConfig.of({"seed": seeds, "options": options}, n_envs=self.num_envs)
         if self._obs is None:
             raise UsageError("the first reset must be of all environments: call reset() without a reset_mask.")
-        tasks = {row: _ExactTask(None if seeds is None else seeds[row], options) for row in env_ids.tolist()}
+        tasks = {row: ExactTask(None if seeds is None else seeds[row], options) for row in env_ids.tolist()}
         infos: dict[int, Info] = {}
         for batch in self._lockstep.begin(tasks):
             self._obs = with_rows(self._obs, batch.env_ids, batch.obs)
@@ -211,6 +239,7 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
 
     def _returned(self, obs: Tree) -> Any:
         """Return observations as an element of ``observation_space``."""
+        self._shown = obs
         if self.autoreset_mode is AutoresetMode.DISABLED:
             obs = copy_tree(obs)  # the user may change it, and a later partial reset returns these rows again
         return self._lockstep.batch_obs(obs)
@@ -223,8 +252,8 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
                 if env_id in final_obs:
                     infos = self._add_info(infos, {"final_obs": final_obs[env_id], "final_info": info}, env_id)
                 infos = self._add_info(infos, of_resets.get(env_id, info), env_id)
-        obs = self._lockstep.batch_obs(batch.obs)
-        return obs, batch.reward.astype(np.float64), batch.terminated, batch.truncated, infos
+        rewards = batch.reward.astype(np.float64)
+        return self._returned(batch.obs), rewards, batch.terminated, batch.truncated, infos
 
     def _join(self, infos: Mapping[int, Info]) -> Info:
         """Convert infos keyed by env_id to the dict of arrays and masks that a Gymnasium VectorEnv returns."""
@@ -232,11 +261,3 @@ class ManagerVectorEnv(VectorEnv):  # type: ignore[misc]
         for env_id in sorted(infos):
             joined = self._add_info(joined, infos[env_id], env_id)
         return joined
-
-
-def _mode(value: AutoresetMode | str) -> AutoresetMode:
-    try:
-        return AutoresetMode(value)
-    except ValueError:
-        known = ", ".join(f'"{mode.value}"' for mode in AutoresetMode)
-        raise UsageError(f"autoreset_mode must be one of {known}, not {value!r}.") from None

@@ -14,27 +14,30 @@ not the one that the trainer has seen last loses its episode, alone: the next st
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from envmanager.data.differences import differences
 from envmanager.data.seeding import derive_seed, seed_of_series
-from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse, Steps, concat_steps
-from envmanager.data.trees import Tree, take_rows
+from envmanager.data.steps import AgentSteps, Begin, Call, CommandName, EnvironmentResponse, Steps, concat_steps
+from envmanager.data.trees import Tree, snapshot, take_rows
 from envmanager.errors import UsageError, WorkerError
-from envmanager.keeping.log import EpisodeLog, joined_actions
+from envmanager.keeping.log import EpisodeLog, Rounds, calls_in, joined_actions, n_actions
 from envmanager.kernel.recovery import Recovery, followed_by, last_rows, lost
 from envmanager.kernel.seats import SeatState
-from envmanager.kernel.table import RECYCLED, Entry, Restore, WorkerState, WorkerTable
+from envmanager.kernel.table import CANCELLED, RECYCLED, Entry, Restore, WorkerState, WorkerTable
 from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy
 from envmanager.tasks import Task
 
 _MOST_IN_STEP, _MOST_REPEATING = 2, 8
 """Numbers of failures in one step of a worker, and outside of steps before it, from which on it is not repeated."""
-_CHECK_EVERY = 1024
+_CHECK_EVERY = 256
 """Number of steps of the manager after which the logs are looked through for episodes that are too long."""
 
 
@@ -43,13 +46,22 @@ class SeedSource:
 
     def __init__(self, seed: int | Sequence[int | None], base: int, numbers: dict[int, int]) -> None:
         """``numbers``: the number of the next episode by env_id, which this source counts on."""
-        self._seed, self._base, self._numbers = seed, base, numbers
+        self._first_seed = functools.cache(functools.partial(first_seed, seed, base))
+        self._numbers = numbers
 
     def next_task(self, env_id: int) -> Task:
         """Return the task of the next episode of an environment."""
         number = self._numbers.get(env_id, 0)
         self._numbers[env_id] = number + 1
-        return Task(seed=seed_of_series(first_seed(self._seed, self._base, env_id), number))
+        return Task(seed=seed_of_series(self._first_seed(env_id), number))
+
+    def state(self) -> list[list[int]]:
+        """Return the number of the next episode of each environment."""
+        return [list(pair) for pair in self._numbers.items()]
+
+    def restore(self, state: Sequence[Sequence[int]]) -> None:
+        """Go on from a state that ``state`` returned."""
+        self._numbers.update((env_id, number) for env_id, number in state)
 
 
 def first_seed(seed: int | Sequence[int | None], base: int, env_id: int) -> int:
@@ -66,12 +78,12 @@ class Keeper:
         self.n_kept = self.n_diverged = self.n_repeated = 0
         """Number of episodes that went on, of those that did not because they differed, and of steps repeated."""
         self.has_one_agent_each = True
-        self.loses_rows = True
-        """Whether an episode can be lost without the others of its worker: with ``recv``."""
         self.seed = seed
-        self._n_resets, self._numbers = 0, dict[int, int]()
+        self.n_resets, self._numbers = 0, dict[int, int]()
         self._table, self._recovery, self._policy = table, recovery, policy
-        self._until_check = _CHECK_EVERY
+        self._rounds, self._until_check = Rounds(), 1
+        self._n_bytes = -1
+        """Number of bytes of the actions of all environments; -1 if the last check or failure found one unusual."""
 
     def tasks(self, config: ResetConfig) -> SeedSource:
         """Return the source of tasks for a reset without tasks, of environments that begin no series by themselves."""
@@ -92,52 +104,106 @@ class Keeper:
 
     def begin_log(self, entry: Entry, *, is_seeded: bool) -> None:
         """Begin a log, for a reset. ``is_seeded``: whether the reset has a seed, else the seeds of episodes go on."""
-        before = None if is_seeded or entry.log is None else entry.log
-        entry.log = EpisodeLog(len(entry.env_ids), self._table.specs, is_single=self.has_one_agent_each)
+        self._rounds.share()
+        self._n_bytes, self._until_check = -1, 1
+        old = entry.log
+        entry.log = EpisodeLog(len(entry.env_ids), self._table.specs, self._rounds, is_single=self.has_one_agent_each)
+        for name, values, rows in entry.attributes.values():
+            for row, value in zip(rows, values, strict=True):
+                entry.log.held[row][name] = value
         entry.restore, entry.blame = None, (-1, (), 0)
-        if before is not None:
-            before.tidy()
-            entry.log.numbers = [number + 1 for number in before.numbers]
+        if old is not None:
+            entry.log.unsure = {row: names for row, names in old.unsure.items() if names}
+            entry.log.unkept = dict.fromkeys(entry.log.unsure, 0)
+        if old is not None and not is_seeded:
+            old.tidy()
+            entry.log.numbers = [number + 1 for number in old.numbers]
 
-    def next_seed(self) -> int:
-        """Return the seed of a reset without one."""
-        self._n_resets += 1
-        return derive_seed(self.seed, self._n_resets)
+    def seed_of_reset(self) -> int:
+        """Return the seed of the last reset, if it had none: the same for all workers."""
+        return derive_seed(self.seed, self.n_resets)
 
-    def log_step(self, entry: Entry, actions: Mapping[str, Tree]) -> None:
-        """Keep the actions that policies have chosen for the last StepInfo of a worker."""
+    def log_all(self, actions: Tree) -> bool:
+        """Keep the actions of a step, if they are those of all environments, in their order. Return whether so.
+
+        Called before steps are sent. If it returns False, ``log_step`` follows for each worker.
+        """
+        self._until_check -= 1
+        if not self._until_check:
+            self._check()
+        if actions.__class__ is not np.ndarray or actions.nbytes != self._n_bytes:
+            return False
+        self._rounds.held.append(actions.tobytes())
+        return True
+
+    def log_step(self, entry: Entry, actions: Mapping[str, Tree], rows: Mapping[str, np.ndarray] | None = None) -> None:
+        """Keep the actions of a worker's step. ``rows``: those of the environments, by default all that act."""
         log, info = entry.log, entry.previous_step
         if log is None or info is None:
             return
-        for own in actions.values() if log.n_packed > 0 else ():
-            if len(own) == log.n_packed and own.__class__ is np.ndarray and own.flags.c_contiguous:
-                log.extend(own)
-                return
-        current, first = info.current, entry.env_ids[0]
-        log.keep(actions, {name: current[name].env_id[current[name].acting_rows] - first for name in actions})
+        if rows is None and not (log.size and sum(map(len, actions.values())) == len(entry.env_ids)):
+            current, first = info.current, entry.env_ids[0]
+            rows = {name: current[name].env_id[current[name].acting_rows] - first for name in actions}
+        log.keep(actions, rows or {})
 
-    def limit_lengths(self) -> None:
-        """Now and then, give up what is longer than the policy's ``keep_at_most``. Called when steps were sent."""
+    def _check(self) -> None:
+        """Give up what is longer than the policy's ``keep_at_most``, and note whether anything is unusual."""
+        entries, self._until_check = self._table.entries, _CHECK_EVERY
+        self._rounds.share()
+        self._rounds.logs = logs = [entry.log for entry in entries if entry.log is not None]
+        is_nominal = not self._table.unusual and all(entry.restore is None for entry in entries)
+        is_usual = is_nominal and len(logs) == len(entries) and all(log.size for log in logs)
+        self._n_bytes = sum(log.size for log in logs) if is_usual else -1
+        for entry, log in [(entry, entry.log) for entry in entries if entry.log is not None]:
+            log.tidy()
+            most, n_calls = self._policy.keep_at_most, Counter(row for _, row, *_ in log.calls)
+            if n_calls or log.before or min(log.starts) < log.n_steps - most:
+                long = [row for row in log.playing() if max(log.length(row), n_calls[row]) > most]
+                self.leave_out(entry, long, f"it has more than keep_at_most={most:,} steps or calls")
+                log.tidy()
+
+    def asked(
+        self,
+        entries: Sequence[Entry],
+        name: CommandName,
+        payloads: Sequence[Any],
+        responses: Sequence[EnvironmentResponse],
+        gone: Collection[int],
+        *,
+        repeats: bool | None,
+    ) -> None:
+        """Keep a call or ``set_attr``, with which workers were asked, for the episodes in which it has succeeded.
+
+        ``responses``: fewer if an interrupt came. ``gone``: workers, by id, that have failed, and with them the call.
+        """
+        for number, (entry, payload) in enumerate(zip(entries, payloads, strict=True)):
+            what, rows, sets = f"{name}({payload[0]!r}, …)", payload[2], name is CommandName.SET_ATTR
+            if entry.log is None or entry.worker_id in gone or repeats is None:
+                continue
+            if not repeats:
+                self.leave_out(entry, rows, f"{what} is not to be repeated", is_called=True)
+            elif number >= len(responses) or responses[number].name is CommandName.FAILED:
+                self.leave_out(entry, rows, f"{what} has not succeeded, and may have changed it", is_called=True)
+                for row in rows if sets else ():
+                    entry.log.unsure.setdefault(row, set()).add(payload[0])
+            else:
+                for row, call in calls_in(name, payload):
+                    if sets and row in entry.log.unsure:
+                        entry.log.tidy()  # the present episode, which is not kept, began before
+                        entry.log.unsure[row].discard(payload[0])
+                    entry.log.note(row, snapshot((call,)))
         self._until_check -= 1
-        if self._until_check:
-            return
-        self._until_check = _CHECK_EVERY
-        for entry in self._table.entries:
-            log = entry.log
-            if log is not None:
-                log.tidy()
-                long = [row for row in log.playing() if log.n_steps - log.starts[row] > self._policy.keep_at_most]
-                self.leave_out(entry, long, f"it has more than keep_at_most={self._policy.keep_at_most:,} steps")
-                log.tidy()
+        if not self._until_check:
+            self._check()
 
-    def leave_out(self, entry: Entry, rows: Sequence[int], why: str) -> None:
-        """Do not keep the present episodes of these environments, and tell so."""
+    def leave_out(self, entry: Entry, rows: Sequence[int], why: str, *, is_called: bool = False) -> None:
+        """Do not keep the present episodes of these environments, and tell so. ``is_called``: as after a call."""
         if entry.log is None:
             return
         entry.log.tidy()
         new = [row for row in rows if row not in entry.log.unkept]
+        entry.log.leave_out(rows, is_called=is_called)
         if new:
-            entry.log.unkept.update(new)
             env_ids = tuple(entry.env_ids[row] for row in new)
             who: Any = {"worker_id": entry.worker_id, "generation": entry.generation}
             self._recovery.events.add(events.EpisodesNotKept(**who, env_ids=env_ids, why=why))
@@ -163,12 +229,25 @@ class Keeper:
         if row in log.unkept:
             raise UsageError(f"the position of env {seat.env_id} is not known: an event EpisodesNotKept says why.")
         begin = self._begin_of_series(entry, row) if book.is_automatic else seat.begun
-        stop = log.n_steps - (entry.state in (WorkerState.IN_FLIGHT, WorkerState.READY))
-        by_name = joined_actions([begin.actions, log.actions_of(row, stop)])
-        actions: Any = by_name
-        if by_name is not None and len(self._table.specs) == 1:
+        stop = log.stop(row, is_sent=entry.state in (WorkerState.IN_FLIGHT, WorkerState.READY))
+        by_name, calls = self._so_far(log, begin, stop)
+        actions: Any = by_name or None
+        if by_name and len(self._table.specs) == 1:
             (actions,) = by_name.values()
-        return Task(seed=begin.seed, options=begin.options, actions=actions)
+        return Task(seed=begin.seed, options=begin.options, actions=actions, calls=calls)
+
+    @staticmethod
+    def _so_far(log: EpisodeLog, begin: Begin, stop: int) -> tuple[Mapping[str, Tree] | None, list[Call]]:
+        """Return the actions and the calls of an episode before the step ``stop``, those of its beginning first."""
+        calls = log.calls_of(begin.row, stop, begin)
+        return joined_actions([begin.actions, log.actions_of(begin.row, stop)]) or ({} if calls else None), calls
+
+    def note_ends(self, entry: Entry, steps: AgentSteps, cuts: Sequence[tuple[Entry, Any, Sequence[int]]]) -> None:
+        """Note the ends that a worker's steps tell of, except those of ``cuts``: workers, causes and env_ids."""
+        assert entry.log is not None
+        lost = [env_id for _, _, env_ids in cuts for env_id in env_ids]
+        steps = steps.take(np.flatnonzero(~np.isin(steps.env_id, lost))) if lost else steps
+        entry.log.ended(steps, None if len(steps) == len(entry.env_ids) else steps.env_id - entry.env_ids[0])
 
     # Failures.
 
@@ -179,28 +258,36 @@ class Keeper:
         if log is None or book.is_resetting or is_lost or entry.state is WorkerState.REPLACING:
             return False
         log.tidy()
-        guilty = self._guilty(entry, error)
-        restore = entry.restore = entry.restore or Restore(error, self._recovery.host.now())
+        self._n_bytes = -1
+        if entry.restore is None:
+            is_sent = entry.state is WorkerState.IN_FLIGHT
+            entry.restore = Restore(error, self._recovery.host.now(), is_sent=is_sent)
+        guilty, restore = self._guilty(entry, error), entry.restore
         restore.left, restore.parts = [], []
         if entry.state is not WorkerState.READY:
             restore.told = ()
         rows = [seat.row for seat in book.seats.of_worker[entry.worker_id] if seat.state is not SeatState.RESTS]
-        self._lose(entry, rows if guilty is None else [*guilty, *(row for row in rows if row in log.unkept)], error)
+        self.lose(entry, rows if guilty is None else [*guilty, *(row for row in rows if row in log.unkept)], error)
         return not restore.lost.keys() >= set(rows)
 
     def keeps_all(self, entry: Entry) -> bool:
         """Return whether a healthy worker can be replaced without the loss of an episode."""
-        return entry.log is not None and not entry.log.unkept and entry.restore is None
+        if entry.log is None or entry.restore is not None:
+            return False
+        entry.log.tidy()
+        return not entry.log.unkept
 
     def _guilty(self, entry: Entry, error: WorkerError) -> set[int] | None:
         """Return the rows of the environments to which a failure is charged, perhaps none yet; None for all."""
-        assert entry.log is not None
-        step, restore = entry.log.n_steps, entry.restore
-        if error.phase == RECYCLED or getattr(error, "type_name", "") == "KeyboardInterrupt":
+        log, restore = _of(entry)
+        step = log.n_steps
+        if error.phase in (RECYCLED, "start") or getattr(error, "type_name", "") == "KeyboardInterrupt":
             return set()
         named = [entry.env_ids.index(env_id) for env_id in error.env_ids]
-        is_alone = restore is not None and restore.left
-        suspect = restore.left[0] if restore is not None and is_alone else named[0] if len(named) == 1 else -1
+        if error.phase == CANCELLED:
+            return set(named)
+        is_alone = bool(restore.left)
+        suspect = restore.left[0] if is_alone else named[0] if len(named) == 1 else -1
         in_step, n_repeating = entry.blame[1:] if entry.blame[0] == step else ((), 0)
         if entry.state is WorkerState.IN_FLIGHT and entry.replacement is None:
             in_step = (*in_step, suspect)
@@ -212,18 +299,18 @@ class Keeper:
         if in_step.count(suspect) < _MOST_IN_STEP and not is_alone:
             return set()
         entry.blame = step, (), 0
-        if suspect >= 0 or not self._loses_rows(entry):
+        lost, rows = restore.lost, log.last()[1].values()
+        none_takes_it = is_alone or all(row in lost for own in rows for row in own.tolist())
+        if suspect >= 0 or none_takes_it or not self._loses_rows(entry):  # if none takes it, a beginning has failed
             return None if suspect < 0 else {suspect}
-        entry.restore = restore = restore or Restore(error, self._recovery.host.now())
         restore.is_alone = True
         return set()
 
     def _loses_rows(self, entry: Entry) -> bool:
         """Return whether some environments of a worker can lose their episodes without the others."""
-        can_step_some = self.has_one_agent_each and self._recovery.host.steps_some_rows
-        return len(entry.env_ids) == 1 or (self.loses_rows and can_step_some)
+        return len(entry.env_ids) == 1 or (self.has_one_agent_each and self._recovery.host.steps_some_rows)
 
-    def _lose(self, entry: Entry, rows: Sequence[int], cause: WorkerError) -> None:
+    def lose(self, entry: Entry, rows: Sequence[int], cause: WorkerError) -> None:
         """Note that the episodes of these environments are lost; all of the worker's, if they can only be together."""
         if not rows or entry.restore is None or entry.log is None:
             return
@@ -232,17 +319,26 @@ class Keeper:
         new = sorted(set(rows) - entry.restore.lost.keys())
         if new:
             self._recovery.host.lost(entry.worker_id, cause, [entry.env_ids[row] for row in new])
+        entry.log.settle(new)
         for row in new:
             entry.restore.lost[row] = cause
             entry.log.numbers[row] += 1
-            entry.log.unkept.discard(row)
+            entry.log.unkept.pop(row, None)
 
-    def lose_all(self, entry: Entry) -> None:
-        """Note that all episodes of a worker are lost, and that others begin; in a reset with a seed first the same."""
+    def lose_all(self, entry: Entry, cause: Exception) -> None:
+        """Note that all episodes of a worker are lost, and that others begin; in a reset first the same once more."""
+        self._n_bytes, book = -1, self._table.book
+        if book.is_resetting and any(seat.state is SeatState.SENT for seat in book.seats.of_worker[entry.worker_id]):
+            entry.blame = -1, (), entry.blame[2] + 1
+            if entry.blame[2] >= _MOST_IN_STEP:
+                book.lose(entry, cause)
         if entry.log is not None:
             entry.log.tidy()
+            entry.log.settle(range(len(entry.env_ids)))
+            entry.log.unkept.clear()
+            entry.log.unsure.clear()
             for row in range(len(entry.env_ids)):
-                if not self._table.book.is_resetting:  # else the first episodes, which nobody has seen, begin once more
+                if not book.is_resetting:  # else the first episodes, which nobody has seen, begin once more
                     entry.log.numbers[row] += entry.restore is None or row not in entry.restore.lost
                 entry.log.begin(row)
         entry.restore = None
@@ -253,6 +349,7 @@ class Keeper:
         """Return what a replacement begins: the episodes that play, with their actions, and what is laid ready."""
         (log, restore), book = _of(entry), self._table.book
         log.tidy()  # the steps before are delivered now
+        log.unsure.clear()  # the new environments have what was set
         stop, begins, laid = log.n_steps - (entry.state is WorkerState.IN_FLIGHT), [], []
         for seat in book.seats.of_worker[entry.worker_id]:
             if seat.row in restore.lost:
@@ -262,11 +359,18 @@ class Keeper:
             else:
                 begin = seat.begun if seat.state is SeatState.PLAYS else None
             if begin is not None:
-                actions = joined_actions([begin.actions, log.actions_of(seat.row, stop)])
-                begins.append(begin._replace(at_once=True, actions=actions))
+                actions, calls = self._so_far(log, begin, stop)
+                begin = begin._replace(
+                    at_once=True, actions=actions, calls=calls, counted_from=n_actions(begin.actions)
+                )
+                if book.episodes is None or self._policy.keep_episodes == "unchecked":
+                    begin = begin._replace(counted_from=None)
+                else:
+                    restore.counts[seat.env_id] = book.episodes.running(seat.env_id)
+                begins.append(begin)
             if seat.is_laid and seat.told is not None:
                 laid.append(seat.told)
-        restore.begins, restore.last = begins, self._last(entry)
+        restore.begins, restore.last = begins, self.last(entry)
         return [*begins, *laid]
 
     def takes(self, entry: Entry, response: EnvironmentResponse) -> bool:
@@ -291,13 +395,14 @@ class Keeper:
             restore.left.pop(0)
             restore.parts.append({name: steps.copy() for name, steps in response.payload.items()})
             if restore.left:
-                self._send_rows(entry, restore.left[:1])
+                self._send_next(entry)
                 return True
         payload, name = self._with_losses(entry, _joined(restore.parts or [response.payload])), CommandName.STEP
-        if len(restore.told) == len(entry.env_ids):
+        if len(restore.told) == entry.n_envs_in_flight > 0:
             self._recovery.steps_lost += 1
             name = CommandName.RESET
         made = EnvironmentResponse(name, entry.worker_id, payload, None, response.not_begun)
+        restore.is_sent = False
         self._table.move([entry], WorkerState.READY, (made,))
         return True
 
@@ -308,12 +413,14 @@ class Keeper:
         kept, plays_on = list[int](), False
         for begin in restore.begins:
             env_id = entry.env_ids[begin.row]
-            failure = not_begun.get(env_id)
-            difference: Any = None
+            told, difference = not_begun.get(env_id), None
+            failure = None if isinstance(told, dict) else told
             if failure is not None:
                 difference = "the episode", "goes on", getattr(failure, "cause", str(failure))
             elif self._policy.keep_episodes != "unchecked":
                 difference = _difference(_of_envs(last, [env_id]), _of_envs(response.payload, [env_id]))
+                if difference is None and told is not None:
+                    difference = _miscounted(restore.counts[env_id], told)
             if difference is None:
                 kept.append(env_id)
                 continue
@@ -321,7 +428,7 @@ class Keeper:
             found: Any = {"step": begin.n_repeated, "path": path, "expected": expected, "got": got}
             recovery.events.add(events.EpisodesDiverged(**who, env_id=env_id, **found))
             self.n_diverged += 1
-            self._lose(entry, [begin.row], restore.cause)
+            self.lose(entry, [begin.row], restore.cause)
             plays_on |= failure is None
         if plays_on and not self._table.book.is_automatic:  # it is to rest, but plays there: begin the others alone
             recovery.replace_once_more(entry)
@@ -336,12 +443,12 @@ class Keeper:
         if not restore.lost and not restore.is_alone and entry.state is not WorkerState.IN_FLIGHT:
             entry.restore = None
 
-    def _last(self, entry: Entry) -> Steps:
+    def last(self, entry: Entry) -> Steps:
         """Return the rows of a worker's environments that were delivered last, by behavior."""
         book = self._table.book
         assert entry.previous_step is not None
         if not entry.batches:
-            return entry.previous_step.current
+            return {name: steps.copy() for name, steps in entry.previous_step.current.items()}
         acts = None if book.is_automatic else book.seats.acts
         return {name: last_rows(entry, acts) for name in self._table.specs}
 
@@ -355,31 +462,47 @@ class Keeper:
         actions, rows = log.last()
         taken = sorted({row for own in rows.values() for row in own.tolist()})
         restore.told = tuple(row for row in taken if row in restore.lost)
-        begins = [begin for begin in restore.held if not begin.at_once]
+        laid = [begin for begin in restore.held if not begin.at_once]
         if book.is_automatic:
-            begins += [self._begin_of_series(entry, row) for row in restore.told]
+            begins = [self._begin_of_series(entry, row) for row in restore.told]
         else:
             seats = book.seats.of_worker[entry.worker_id]
-            begins += [seat.told for seat in seats if seat.state is SeatState.SENT and seat.told is not None]
-        if begins:
-            worker.send(CommandName.BEGIN, begins)
+            begins = [seat.told for seat in seats if seat.state is SeatState.SENT and seat.told is not None]
         left = [row for row in taken if row not in restore.lost]
-        if restore.is_alone and left:
-            restore.left = left
-            self._send_rows(entry, restore.left[:1])
-        elif restore.told or not taken or len(taken) < book.seats.n_acting_in[entry.worker_id]:
+        is_alone = restore.is_alone and bool(left)
+        is_partial = len(taken) < book.seats.n_acting_in[entry.worker_id] or (not taken and len(self._table.specs) == 1)
+        if laid or (begins and not is_alone):
+            worker.send(CommandName.BEGIN, laid if is_alone else laid + begins)
+        if is_alone:
+            restore.left, restore.held = [*left, -1] if begins else left, begins
+            self._send_next(entry)
+        elif restore.told or is_partial:
             self._send_rows(entry, left)
         else:
-            worker.send(CommandName.STEP, actions)
+            self._send(entry, CommandName.STEP, actions)
             if not restore.lost:
                 entry.restore = None
+
+    def _send_next(self, entry: Entry) -> None:
+        """Send the step to the next environment that takes it alone; after all of them (-1) what is to begin."""
+        _, restore = _of(entry)
+        if restore.left[0] < 0:
+            self._recovery.host.workers[entry.worker_id].send(CommandName.BEGIN, restore.held)
+        self._send_rows(entry, restore.left[:1])
 
     def _send_rows(self, entry: Entry, chosen: Sequence[int]) -> None:
         assert entry.log is not None
         actions, rows = entry.log.last()
         own = {name: take_rows(tree, np.flatnonzero(np.isin(rows[name], chosen))) for name, tree in actions.items()}
-        payload = np.array(chosen, np.int64), own
-        self._recovery.host.workers[entry.worker_id].send(CommandName.STEP_ROWS, payload)
+        self._send(entry, CommandName.STEP_ROWS, (np.array(chosen, np.int64), own))
+
+    def _send(self, entry: Entry, name: CommandName, payload: Any) -> None:
+        _, restore = _of(entry)
+        host = self._recovery.host
+        if restore.is_sent:
+            host.reuse_rows(entry.worker_id)
+        restore.is_sent = True
+        host.workers[entry.worker_id].send(name, payload)
 
     def _with_losses(self, entry: Entry, payload: Steps) -> Steps:
         """Return the steps of a worker with the rows that end the lost episodes, in place of the first of new ones."""
@@ -395,6 +518,8 @@ class Keeper:
         """Return the losses that the next response tells of: causes with the environments. They are over then."""
         log, restore = _of(entry)
         causes: dict[WorkerError, list[int]] = {}
+        if entry.outbox[0].name is CommandName.STEP:
+            self._table.env_steps -= len(restore.told)  # the table counts all that were sent
         for row in restore.told:
             log.begin(row)
             causes.setdefault(restore.lost.pop(row), []).append(entry.env_ids[row])
@@ -441,6 +566,17 @@ def _difference(expected: Steps, got: Steps) -> tuple[str, Any, Any] | None:
             found = next(differences(take_rows(one.obs, row), take_rows(other.obs, row), "obs"), None)
             if found is not None:
                 return tuple(found)
+    return None
+
+
+def _miscounted(expected: Mapping[int, tuple[float, int]], got: Mapping[int, tuple[float, int]]) -> Any:
+    """Return the first difference of the returns and lengths of agents, as ``_difference`` does."""
+    for agent_id, (total, length) in expected.items():
+        own_total, own_length = got.get(agent_id, (0.0, 0))
+        if own_length != length:
+            return "the length", length, own_length
+        if own_total != total and not (math.isnan(own_total) and math.isnan(total)):
+            return "the return", total, own_total
     return None
 
 

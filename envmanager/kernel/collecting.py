@@ -16,16 +16,17 @@ import time
 from collections.abc import Sequence
 
 from envmanager.data.steps import CommandName, EnvironmentResponse
-from envmanager.errors import EnvManagerError, ManagerClosed, UsageError
+from envmanager.errors import CallStopped, EnvManagerError, ManagerClosed, UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import ResponseSource, WorkerHost
 from envmanager.kernel.recovery import Recovery
-from envmanager.kernel.table import Entry, WorkerState, WorkerTable
+from envmanager.kernel.table import RECYCLED, Entry, WorkerState, WorkerTable
 from envmanager.observe.timing import WaitTimes
 from envmanager.options import Wait
 
 _STEP, _IN_FLIGHT, _READY = CommandName.STEP, WorkerState.IN_FLIGHT, WorkerState.READY
 _ALL = Wait.all()
+_STOPPING_EVERY_S = 0.001
 
 
 class Collector:
@@ -35,6 +36,8 @@ class Collector:
         self.source: ResponseSource
         self.host: WorkerHost
         self.waits = WaitTimes()
+        self.stops_at = math.inf
+        """Time (monotonic seconds, not of a recording) from which a wait for steps raises CallStopped."""
         self._table = table
         self._recovery = recovery
         self._calls = calls
@@ -122,22 +125,33 @@ class Collector:
                 self.waits.add(began_ns)
             if not responses:
                 self._require_open()
-                if wake_at == math.inf:
+                if self.stops_at < math.inf:  # the source has been woken, and does not block any more
+                    if time.monotonic() >= self.stops_at:
+                        raise CallStopped("the wait for steps was stopped. The steps in flight come later.")
+                    time.sleep(_STOPPING_EVERY_S)
+                elif wake_at == math.inf:
                     raise RuntimeError("a step queue gave up without a timeout")
-                if wake_at == deadline:
+                elif wake_at == deadline:
                     return
             self.receive(responses)
 
     def await_replacements(self, entries: Sequence[Entry]) -> None:
         """Wait until none of these workers is being replaced: each has sent first observations, or was given up.
 
-        One that failed after a step that was not delivered cannot be made again before; its episodes are lost.
+        If episodes are kept, also wait for steps in flight, so that what is called comes after them. Then one that
+        failed after a step that was not delivered cannot be made again before: its error is raised.
         """
-        for entry in entries:
-            if entry.is_kept and entry.outbox:
-                self._recovery.keep_no_more(entry)
         self.receive(())
-        while any(entry.replacement is not None and not entry.replacement.has_begun for entry in entries):
+        while True:
+            held = [entry for entry in entries if entry.is_kept and entry.outbox]
+            for entry in held:
+                cause = None if entry.replacement is None else entry.replacement.cause
+                if cause is not None and cause.phase != RECYCLED:  # else the old one is still there
+                    raise cause.with_traceback(None)
+            replaced = [each for each in entries if each.replacement is not None and not each.replacement.has_begun]
+            in_flight = [each for each in entries if each.log is not None and each.state is _IN_FLIGHT]
+            if {*replaced, *in_flight} <= {*held}:
+                return
             responses = self.source.get(1, self._recovery.next_start_at())
             if not responses:
                 self._require_open()

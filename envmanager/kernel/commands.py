@@ -35,7 +35,7 @@ class Commands:
     _collector: Collector
     _env_rows: EnvIndex
     _calls: Calls
-    _seed: int | None
+    seed: int | None
     """Seed of the first reset if its config contains none."""
     host: WorkerHost = attrs.field(init=False)
 
@@ -52,8 +52,8 @@ class Commands:
                 )
             config = ResetConfig(seed, options)
         parsed = ResetConfig.of(config, n_envs=self._env_rows.n_envs)
-        if self._seed is not None and parsed.seed is None:
-            config = parsed = attrs.evolve(parsed, seed=self._seed)
+        if self.seed is not None and parsed.seed is None:
+            config = parsed = attrs.evolve(parsed, seed=self.seed)
         self.host.check_can_travel(parsed)
         self._require_some_worker()
         return config, parsed
@@ -82,6 +82,8 @@ class Commands:
         seed = recovery.last_config.seed if parsed.seed is None else parsed.seed
         recovery.last_config = attrs.evolve(parsed, seed=seed, options=snapshot(parsed.options))
         asked = []
+        if recovery.keeper is not None:
+            recovery.keeper.n_resets += 1
         for entry in table.entries:
             entry.previous_step, entry.keeps_seed, entry.is_old = None, parsed.seed is not None, False
             if recovery.keeper is not None:
@@ -99,7 +101,8 @@ class Commands:
             if responses[entry.worker_id].name is CommandName.FAILED:
                 error = responses.pop(entry.worker_id).payload
                 recovery.fail(entry, error)
-                book.lose(entry, error)
+                if entry.error is not None or recovery.keeper is None:  # else it begins the same tasks again
+                    book.lose(entry, error)
         replacements, failure = self._collector.drain()
         for entry in table.entries:
             entry.ignores_action = entry.keeps_seed = False
@@ -116,7 +119,7 @@ class Commands:
             table.entries[worker_id].previous_step = info = StepInfo(None, steps, None, worker_id, specs=table.specs)
             infos.append(info)
         table.begin_counting()
-        self._seed = None
+        self.seed = None
         return infos
 
     def ids(self, env_ids: Any) -> np.ndarray:
@@ -124,10 +127,18 @@ class Commands:
         rows = self._env_rows
         return rows.all_env_ids if env_ids is None else rows.checked(env_ids, UsageError)[0].astype(np.int64)
 
-    def ask(self, name: CommandName, env_ids: Any, payload: Callable[[list[int], list[int]], Any]) -> list[Any]:
+    def ask(
+        self,
+        name: CommandName,
+        env_ids: Any,
+        payload: Callable[[list[int], list[int]], Any],
+        *,
+        is_repeatable: bool | None = True,
+    ) -> list[Any]:
         """Send a command with ``payload(rows, places)`` to the workers that run ``env_ids``. Return one result per id.
 
         ``rows`` are indices of environments in the worker, ``places`` indices in ``env_ids``. Waits for replacements.
+        ``is_repeatable``: whether a call may be repeated, with episodes that are kept; None if it only reads.
         Raises a given-up worker's error before sending, or the first failure after all workers have responded.
         """
         with self._calls.named[name]:
@@ -138,10 +149,6 @@ class Commands:
                 entries[group.worker_id].require_alive()
             payloads = [payload(group.rows.tolist(), group.places.tolist()) for group in groups]
             self.host.check_can_travel(payloads)
-            if self._recovery.keeper is not None and name in (CommandName.CALL, CommandName.SET_ATTR):
-                for group in groups:
-                    why = "set_attr() or call() may have changed the environment, and is not repeated"
-                    self._recovery.keeper.leave_out(entries[group.worker_id], group.rows.tolist(), why)
             for group, own in zip(groups, payloads, strict=True):
                 workers[group.worker_id].send(name, own)
             learned = self._table.with_specs_learned
@@ -150,10 +157,15 @@ class Commands:
                 for group in groups:
                     responses.append(learned(workers[group.worker_id].recv()))
                     if name is CommandName.SET_ATTR and responses[-1].name is not CommandName.FAILED:
+                        self._table.book.note_begins(group.worker_id)
                         entries[group.worker_id].remember(*payloads[len(responses) - 1])
             finally:  # after an interrupt too, else recv() would wait for the step of a worker that has failed
                 failed = [response for response in responses if response.name is CommandName.FAILED]
                 gone = [(entries[each.worker_id], each.payload) for each in failed if self.host.is_gone(each.worker_id)]
+                if self._recovery.keeper is not None and name in (CommandName.CALL, CommandName.SET_ATTR):
+                    asked = [entries[group.worker_id] for group in groups]
+                    gone_ids = {entry.worker_id for entry, _ in gone}
+                    self._recovery.keeper.asked(asked, name, payloads, responses, gone_ids, repeats=is_repeatable)
                 if gone:
                     self._recovery.fail_quietly(gone)
             if failed:

@@ -12,6 +12,7 @@ A host reaches the manager only through its HostContext, so that it can be read 
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import time
 from abc import ABC, abstractmethod
@@ -22,6 +23,7 @@ import attrs
 
 from envmanager.data.specs import BehaviorSpecs
 from envmanager.data.steps import AgentSteps, CommandName, EnvironmentResponse, StartReport
+from envmanager.errors import WorkerError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog
@@ -54,6 +56,12 @@ class StepQueue(Protocol):
 
 class ResponseSource(ABC):
     """The base class of the objects from which a manager takes its workers' responses to steps."""
+
+    returns_full = False
+    """Whether an episode that finds its server full is not begun, so that the pool can begin it elsewhere."""
+
+    start_s = math.inf
+    """Time (s) for which a full server is waited for."""
 
     steps_when_asked = False
     """Whether ``take`` or ``get`` carries out steps that have been sent, in a worker in this process."""
@@ -134,6 +142,8 @@ class HostContext:
     events: EventLog
     seats: Callable[[], Seats]
     """Returns the seats since the last reset."""
+    starts_again: Callable[[WorkerError], bool]
+    """Returns whether to start a worker again that has failed with this error while it started for the first time."""
 
 
 class WorkerHost(ABC):
@@ -149,6 +159,8 @@ class WorkerHost(ABC):
     """Factories of all environments, for hosts whose workers run Python environments."""
     steps_some_rows = True
     """Whether a worker can step some of its environments without the others."""
+    repeats_one = False
+    """Whether a worker of one environment can begin a kept episode again, though it takes no other actions."""
     moves_all = False
     """Whether every step moves all environments of a worker, also those without an action."""
     accepts_device_arrays = False
@@ -193,6 +205,10 @@ class WorkerHost(ABC):
     def wake(self) -> None:  # noqa: B027  (a host without waits needs none)
         """Unblock any thread that waits on the step queue of a closed manager. That thread gets no response."""
 
+    def hurry(self) -> None:
+        """Unblock a thread as ``wake`` does, and let ``close`` wait for no worker longer than a moment."""
+        self.wake()
+
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         """Repeat the ``set_attr`` calls of a replacement that was just launched, and reset it with ``config``.
 
@@ -206,6 +222,9 @@ class WorkerHost(ABC):
                 return response
         worker.send(CommandName.RESET, config)
         return worker.recv()
+
+    def reuse_rows(self, worker_id: int) -> None:  # noqa: B027  (only shared rows have a place)
+        """Let a worker write its next step where its last one is, or was to be, because that is not delivered."""
 
     def is_gone(self, worker_id: int) -> bool:
         """Return whether a worker that failed cannot be reset, for instance because its process has ended."""

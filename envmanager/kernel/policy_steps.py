@@ -72,7 +72,7 @@ class PolicyStepper:
         with allow_interrupts():
             self._check_policies(infos)
             foreign = self.host.accepts_device_arrays
-            taken = call_policies(infos, self.policies, table.specs, self._check_values, foreign)
+            taken, of_all = call_policies(infos, self.policies, table.specs, self._check_values, foreign)
         self._calls.require_open("step")
         payloads = []
         for actions in taken:
@@ -83,6 +83,7 @@ class PolicyStepper:
         if table.has_objects:
             self.host.check_can_travel(payloads)
         workers, keeper = self.host.workers, self._recovery.keeper
+        is_logged = keeper is None or (len(of_all) == 1 and keeper.log_all(next(iter(of_all.values())).action))
         for entry, actions, payload in zip(idle, taken, payloads, strict=True):
             if entry.state is not _IDLE:  # the worker failed in a call that the policy made
                 self._recovery.discard_action(entry)
@@ -91,15 +92,13 @@ class PolicyStepper:
             worker = workers[entry.worker_id] if entry.restore is None else entry.restore
             if seats.untold:
                 book.send_begins(entry.worker_id, worker)
-            if keeper is not None:
+            if not is_logged:
                 keeper.log_step(entry, payload)
             worker.send(_STEP, payload)
             entry.state = _IN_FLIGHT
             table.n_waiting += 1
             if entry.restore is not None:
                 keeper.send_again(entry)
-        if keeper is not None:
-            keeper.limit_lengths()
         self._returned = dict.fromkeys(held_back)
 
     def _check_policies(self, infos: Sequence[StepInfo]) -> None:
@@ -117,31 +116,37 @@ class PolicyStepper:
 
     def infos_of(self, entries: Sequence[Entry]) -> list[StepInfo]:
         """Return a StepInfo for each entry's next response, and mark these responses as delivered."""
-        infos, specs = [], self._table.specs
+        infos, specs, book, keeper = [], self._table.specs, self._table.book, self._recovery.keeper
         not_begun: dict[int, EnvManagerError] = {}
+        cuts: list[tuple[Entry, EnvManagerError, Sequence[int]]] = []
+        notes_ends = keeper is not None and book.is_automatic
         for entry in entries:
-            before, actions = entry.previous_step, entry.actions
+            before, actions, lost = entry.previous_step, entry.actions, None
             cut = None if entry.replacement is None else self._recovery.cut(entry)
-            if entry.restore is not None and (told := self._recovery.keeper.tell(entry)):
-                cut = entry.outbox[0].payload, Lost(told[0][0], entry.generation)
             if cut is None:
-                current, lost = entry.outbox[0].payload, None
+                current = entry.outbox[0].payload
                 if self.host.rewrites_arrays:
                     current = {name: steps.copy() for name, steps in current.items()}
             else:
-                (current, lost), actions = cut, None
+                current, lost = cut
+                cuts.append((entry, lost.cause, lost.env_ids))
+            if entry.restore is not None and (told := keeper.tell(entry)):
+                cuts += [(entry, *each) for each in told]
+                env_ids = sorted(env_id for _, own in told for env_id in own)
+                lost = Lost(told[0][0], entry.generation, tuple(env_ids))
+            if lost is not None and entry.outbox[0].name is not _STEP:
+                actions = None
             if entry.outbox[0].not_begun is not None:
                 not_begun.update(entry.outbox[0].not_begun)
             info = StepInfo(None, current, actions, entry.worker_id, lost, specs)
             if before is not None:
                 info.previous, info.waiting = before.current, before.still_waiting
             infos.append(info)
-            if entry.log is not None and cut is None and self._table.book.is_automatic:
+            if notes_ends:
                 for steps in current.values():
-                    if steps.final_obs is not None:
-                        is_whole = len(steps.agent_id) == len(entry.env_ids)
-                        entry.log.ended(steps, None if is_whole else steps.env_id - entry.env_ids[0])
-        self._table.book.not_begun = not_begun
+                    if steps.final_obs is not None and entry.log is not None:
+                        keeper.note_ends(entry, steps, cuts)
+        book.cuts, book.not_begun = cuts, not_begun
         self._table.delivered(entries)
         self._returned.update(dict.fromkeys(entries))
         for entry, info in zip(entries, infos, strict=True):
@@ -155,13 +160,15 @@ def call_policies(
     specs: Mapping[str, BehaviorSpec],
     strict: bool = True,
     foreign: bool = False,
-) -> list[dict[str, ActionInfo]]:
+) -> tuple[list[dict[str, ActionInfo]], dict[str, ActionInfo]]:
     """Return a dict ``{behavior: ActionInfo}`` for each StepInfo in ``infos``, without behaviors that have no policy.
 
-    Calls each policy at most once, with the rows of all agents that need an action. Raises BadAction if a policy's
-    actions or outputs have a wrong shape, type or value. ``checked_actions`` explains ``strict`` and ``foreign``.
+    The second dict has the ActionInfos of all of them together. Calls each policy at most once, with the rows of all
+    agents that need an action. Raises BadAction if a policy's actions or outputs have a wrong shape, type or value.
+    ``checked_actions`` explains ``strict`` and ``foreign``.
     """
     shares: list[dict[str, ActionInfo]] = []
+    of_all: dict[str, ActionInfo] = {}
     members: dict[str, list[dict[str, ActionInfo]]] = {}
     parts: dict[str, list[AgentSteps]] = {}
     for info in infos:
@@ -176,7 +183,7 @@ def call_policies(
                     steps = steps.take(steps.acting_rows)
                 parts.setdefault(behavior, []).append(steps)
     for behavior, own in parts.items():
-        taken = _call(policies[behavior], behavior, own, specs.get(behavior), strict, foreign)
+        taken = of_all[behavior] = _call(policies[behavior], behavior, own, specs.get(behavior), strict, foreign)
         if len(own) == 1:
             members[behavior][0][behavior] = taken
             continue
@@ -184,7 +191,7 @@ def call_policies(
         for share, part in zip(members[behavior], own, strict=True):
             start, stop = stop, stop + len(part.agent_id)
             share[behavior] = taken.take(slice(start, stop))
-    return shares
+    return shares, of_all
 
 
 def _call(

@@ -18,6 +18,7 @@ step in flight once more; see ``Keeper``. For the trainer it was a slow step.
 
 from __future__ import annotations
 
+import errno
 import heapq
 import itertools
 import math
@@ -54,11 +55,13 @@ from envmanager.errors import (
     WorkerTimedOut,
 )
 from envmanager.kernel.host import WorkerHost
-from envmanager.kernel.table import RECYCLED, Entry, Replacement, WorkerState, WorkerTable
+from envmanager.kernel.table import CANCELLED, RECYCLED, Entry, Replacement, WorkerState, WorkerTable
 from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy
 
 LONGEST_BACKOFF_S = 30.0
+_KILLED = ("SIGKILL", "SIGTERM", "EXIT(?)")
+"""Ends of workers that are killed from outside; of the last the helper, which was killed too, has told nothing."""
 
 _FAILURES: dict[type[Exception], type[events.Failed]] = {
     WorkerDied: events.Died,
@@ -113,6 +116,8 @@ class Supervisor:
             return GiveUp(error)
         if isinstance(error, EnvRaised):
             error.leave_out_restarts()
+        if error.phase == CANCELLED:
+            return Replace(0.0, 0)
         if policy.max_restarts == 0:
             return GiveUp(error, drop=policy.then == "drop")
         if isinstance(error, ConnectionLost) and not error.is_charged:
@@ -236,6 +241,24 @@ class Recovery:
             who["generation"] += 1
             self.events.add(events.Restarted(**who, **attrs.asdict(verdict), cause=error, policy=self._policy))
 
+    def starts_again(self, error: WorkerError) -> bool:
+        """Return whether to start a worker again, at once, that failed while it started for the first time.
+
+        Only if it, or the process that starts it, was killed from outside, and a restart is left. Any other failure
+        then is most likely a mistake of the user, and others would follow.
+        """
+        is_cut_off = type(error) is WorkerError and getattr(error.__cause__, "errno", 0) == errno.ECONNRESET
+        if not is_cut_off and (not isinstance(error, WorkerDied) or error.exit not in _KILLED):
+            return False
+        verdict = self._supervisor.judge(error.worker_id, error, self.host.now())
+        if isinstance(verdict, Replace):
+            entry = self._table.entries[error.worker_id]
+            who: Any = {"worker_id": entry.worker_id, "generation": entry.generation}
+            self.events.add(_FAILURES[type(error)](**who, error=error))
+            self.events.add(events.Restarted(**who, **attrs.asdict(verdict), cause=error, policy=self._policy))
+            entry.restarts += 1
+        return isinstance(verdict, Replace)
+
     def lose(self, entry: Entry, error: Exception) -> None:
         """Note that the episodes in a worker are lost, and with them the step in flight or the next action."""
         self.host.lost(entry.worker_id, error)
@@ -244,15 +267,7 @@ class Recovery:
         elif entry.state is WorkerState.IN_FLIGHT:
             self.steps_lost += 1
         if self.keeper is not None:
-            self.keeper.lose_all(entry)
-
-    def keep_no_more(self, entry: Entry) -> None:
-        """Let a worker that is being replaced lose its episodes."""
-        replacement = entry.replacement
-        if replacement is not None and replacement.cause is not None:
-            replacement.keeps = False
-            self.lose(entry, replacement.cause)
-            self._table.set_pending(entry, *entry.outbox)
+            self.keeper.lose_all(entry, error)
 
     def excuse(self, entry: Entry, errors: Sequence[Exception]) -> None:
         """Do not count the restarts after ``errors``, for which a task that was lost in a worker accounts.
@@ -354,7 +369,7 @@ class Recovery:
             n_acting = self._table.book.seats.n_acting_in[entry.worker_id]
             last = {name: last_rows(entry, acts) for name in behaviors if n_acting}
         old = lost(last, with_new=replacement.cause.phase != RECYCLED)
-        return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, entry.generation)
+        return followed_by(old, entry.outbox[0].payload), Lost(replacement.cause, entry.generation, entry.env_ids)
 
     def _recycle_if_old(self, entry: Entry, response: EnvironmentResponse) -> None:
         """Count a step. Recycle an old worker when an episode ends; if they begin on demand, when its last one does."""
@@ -362,10 +377,13 @@ class Recovery:
         limit = self._policy.recycle_after_steps
         if limit is None or entry.steps_of_generation < limit:
             return
-        if self.keeper is not None and self.keeper.keeps_all(entry):
-            self.recycle(entry, response, keeps=True)
-            return
         book, parts = self._table.book, response.payload.values()
+        if self.keeper is not None and entry.log is not None:
+            if self.keeper.keeps_all(entry):
+                self.recycle(entry, response, keeps=True)
+                return
+            if book.is_automatic:
+                return  # what is not kept is not cut either: it ends first
         entry.is_old = not book.is_automatic
         if entry.is_old:
             n_ended = len({env_id for steps in parts for env_id in steps.env_id[steps.ended].tolist()})
@@ -385,10 +403,24 @@ class Recovery:
         else:
             self.host.lost(worker_id, cause)
             if self.keeper is not None:
-                self.keeper.lose_all(entry)
+                self.keeper.lose_all(entry, cause)
         self._schedule(entry, cause, self.host.now(), keeps=keeps)
         self._table.set_pending(entry, *responses)
         self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))
+
+    def abandon(self, entry: Entry, env_id: int) -> bool:
+        """Replace a worker in which a cancelled step of an environment goes on. Return whether that is possible."""
+        worker = self.host.workers[entry.worker_id]
+        is_usual = entry.state is WorkerState.IN_FLIGHT and entry.replacement is None and entry.restore is None
+        if not is_usual or not hasattr(worker, "kill"):
+            return False
+        worker.kill()
+        self.events.add(events.StepCancelled(worker_id=entry.worker_id, generation=entry.generation + 1, env_id=env_id))
+        cause = _error(entry, "was replaced, as a cancelled step went on", CANCELLED, "a cancelled step")
+        cause.env_ids = (env_id,)
+        self.fail(entry, cause)
+        self.start_due()
+        return True
 
     # Actions and resets.
 

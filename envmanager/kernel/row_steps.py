@@ -142,6 +142,7 @@ class BatchStepper:
         if begin is not None:
             begin()
         workers, keeper, n_sent = host.workers, self._recovery.keeper, 0
+        is_logged = keeper is None or keeper.log_all(actions if groups is rows_of.all_groups else None)
         try:
             for worker_id, rows, places in groups:
                 entry, n_rows, worker = entries[worker_id], len(rows), workers[worker_id]
@@ -151,15 +152,12 @@ class BatchStepper:
                 own = actions
                 if n_rows < n or places.__class__ is not slice:  # else all actions, in order
                     own = actions[places] if actions.__class__ is np.ndarray else take_rows(actions, places)
-                if keeper is not None and entry.restore is not None:
+                if not is_logged and entry.restore is not None:
                     worker = entry.restore
                 if seats.untold:
                     book.send_begins(worker_id, worker)
-                if keeper is not None and (log := entry.log) is not None:
-                    if n_rows == log.n_packed and own.__class__ is np.ndarray and own.flags.c_contiguous:
-                        log.extend(own)
-                    else:
-                        log.keep({behavior: own}, {behavior: rows})
+                if not is_logged:
+                    keeper.log_step(entry, {behavior: own}, {behavior: rows})
                 if 0 < n_rows == seats.n_acting_in[worker_id] and not entry.batch_size:
                     worker.send(_STEP, {behavior: own})
                 else:
@@ -168,12 +166,10 @@ class BatchStepper:
                         entry.rows_in_flight |= frozenset(rows.tolist())
                 entry.n_envs_in_flight, entry.state = n_rows, _IN_FLIGHT
                 n_sent += 1
-                if keeper is not None and entry.restore is not None:
+                if not is_logged and entry.restore is not None:
                     keeper.send_again(entry)
         finally:
             table.n_waiting += n_sent
-        if keeper is not None:
-            keeper.limit_lengths()
 
     def _acting(self, groups: Sequence[EnvsOfWorker], book: TaskBook) -> list[EnvsOfWorker]:
         """Return ``groups`` without the environments that rest. A worker without others is left out, unless it begins.
@@ -231,16 +227,16 @@ class BatchStepper:
         parts: list[AgentSteps] = []
         not_begun: dict[int, EnvManagerError] = {}
         for entry in entries:
-            response = entry.outbox[0]
+            response, told, cut = entry.outbox[0], (), None
             payload = response.payload
-            cut = None
             if entry.replacement is not None:
                 cut = self._recovery.cut(entry, book.seats.acts)
             if cut is not None:
                 payload = cut[0]
                 cuts.append((entry, cut[1].cause, entry.env_ids))
             elif keeper is not None and entry.restore is not None:
-                cuts += [(entry, *each) for each in keeper.tell(entry)]
+                told = keeper.tell(entry)
+                cuts += [(entry, *each) for each in told]
             steps = payload.get(self.behavior)
             if not book.is_automatic:
                 if steps is None:
@@ -255,7 +251,7 @@ class BatchStepper:
             elif entry.batch_size:
                 entry.n_envs_in_flight = len(steps)
                 entry.rows_in_flight -= frozenset((steps.env_id - entry.env_ids[0]).tolist())
-            elif steps is None or steps.agent_id is not entry.usual_ids or steps.acting is not None:
+            elif not told and (steps is None or steps.agent_id is not entry.usual_ids or steps.acting is not None):
                 self._check_rows(entry, steps, entry.n_envs_in_flight if response.name is _STEP else len(entry.env_ids))
             parts.append(steps)
         if len(parts) == 1:
@@ -268,11 +264,8 @@ class BatchStepper:
             batch.lost[:] = np.isin(batch.env_ids, [env_id for *_, env_ids in cuts for env_id in env_ids])
         book.cuts, book.not_begun = cuts, not_begun
         for entry, steps in zip(entries, parts, strict=True):
-            if keeper is not None and entry.log is not None and book.is_automatic and steps.final_obs is not None:
-                ended = (
-                    steps if not cuts else steps.take(np.flatnonzero(~batch.lost[np.isin(batch.env_ids, steps.env_id)]))
-                )
-                entry.log.ended(ended, None if len(ended) == len(entry.env_ids) else ended.env_id - entry.env_ids[0])
+            if steps.final_obs is not None and entry.log is not None and book.is_automatic:
+                keeper.note_ends(entry, steps, cuts)
             entry.batches = (batch,) if len(steps.agent_id) == len(entry.env_ids) else batches_with(entry, batch)
         table.delivered(entries)
         return batch

@@ -78,6 +78,8 @@ class Seat:
     """What its worker was told last to begin here."""
     begun: Begin | None = None
     """What its worker was told of the episode that plays."""
+    noted: Begin | None = None
+    """The last of these whose calls were taken note of."""
     ended: list[FinishedEpisode] = attrs.field(factory=list)
     """Episodes of agents that ended in the episode that it plays."""
 
@@ -146,6 +148,14 @@ class Seats:
         """Note that a reset begins an episode without a task in each of ``seats``, which rest."""
         for seat in seats:
             self._move(seat, _SENT)
+
+    def place(self, seat: Seat, to: SeatState, **fields: Any) -> None:
+        """Put a new seat where a seat of another manager was, whose state is restored."""
+        for name, value in fields.items():
+            setattr(seat, name, value)
+        if seat.next is not None and not seat.is_laid and to is not _SENT:
+            self.untold.setdefault(seat.worker_id, []).append(seat)
+        self._move(seat, to)
 
     def begin(self, seat: Seat) -> Drawn | None:
         """Note that the first row was delivered. Return the task of the episode that was cut, if any."""

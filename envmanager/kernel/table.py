@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -51,6 +51,8 @@ class WorkerState(enum.IntEnum):
 
 RECYCLED = "recycled"
 """``phase`` of the error that is stored as the cause of a recycled worker's replacement."""
+CANCELLED = "cancelled"
+"""``phase`` of that of a worker in which a cancelled step of a pool went on."""
 _S = WorkerState
 _MOVES = (
     {_S.IN_FLIGHT, _S.READY, _S.REPLACING, _S.DROPPED},  # from IDLE
@@ -86,10 +88,14 @@ class Restore:
     began_at: float
     lost: dict[int, WorkerError] = attrs.field(factory=dict)
     """Causes of the losses, by row of the environment, that the next step with an action for it tells."""
+    is_sent: bool = False
+    """Whether the step in flight was sent. If it is sent again, its rows are written to the same place."""
     told: tuple[int, ...] = ()
     """The rows whose loss the response in the outbox tells."""
     last: Steps = attrs.field(factory=dict)
     """The rows of its environments that were delivered last."""
+    counts: dict[int, Mapping[int, tuple[float, int]]] = attrs.field(factory=dict)
+    """By env_id, the return and the length of each agent, by agent_id, as counted when these rows were delivered."""
     begins: Sequence[Begin] = ()
     """The episodes that the present generation was asked to begin with their actions."""
     held: list[Begin] = attrs.field(factory=list)
@@ -97,7 +103,7 @@ class Restore:
     is_alone: bool = False
     """Whether the step in flight is taken by one environment after the other, as it has killed the worker twice."""
     left: list[int] = attrs.field(factory=list)
-    """Rows of the environments that have yet to take it. The first does now."""
+    """Rows of the environments that have yet to take it. The first does now. Last is -1 if others are to begin."""
     parts: list[Steps] = attrs.field(factory=list)
     """What the others have returned."""
 
@@ -170,9 +176,14 @@ class Entry:
 
     def remember(self, name: str, values: Sequence[Any], rows: Sequence[int]) -> None:
         """Store the arguments of a ``set_attr`` call. Values for the same rows take the place of those set before."""
-        for key in list(self.attributes):
-            if key[0] == name and set(key[1]) < set(rows):  # hidden by the new values
-                del self.attributes[key]
+        before, self.attributes = self.attributes, {}
+        for key, (each, old, own) in before.items():
+            left = [row for row in own if row not in rows]
+            if each != name or key[1] == tuple(rows):
+                self.attributes[key] = each, old, own
+            elif left:  # the others are hidden by the new values
+                own_values = [value for row, value in zip(own, old, strict=True) if row in left]
+                self.attributes[name, tuple(left)] = name, own_values, left
         self.attributes[name, tuple(rows)] = name, snapshot(values), rows
 
     def require_alive(self) -> None:
@@ -247,6 +258,8 @@ class WorkerTable:
         """Whether the specs contain Python objects, which may not be picklable."""
         self.takes_actions = False
         """Whether all workers obey ``Begin.actions``."""
+        self.has_several_agents = False
+        """Whether an environment of a worker may have more than one."""
         self.resting: set[int] = set()
         """Workers, by worker_id, whose environments rest and whose steps are delivered. ``slowest`` leaves them out."""
         self._slowest = 0

@@ -33,7 +33,7 @@ from envmanager.data.steps import AgentSteps, Batch, Begin, CommandName, StepInf
 from envmanager.errors import EnvManagerError, UsageError
 from envmanager.kernel.host import EnvWorker
 from envmanager.kernel.seats import Drawn, Seat, Seats, SeatState
-from envmanager.kernel.table import RECYCLED, Entry, WorkerState, WorkerTable
+from envmanager.kernel.table import CANCELLED, RECYCLED, Entry, WorkerState, WorkerTable
 from envmanager.observe.episodes import Episodes, FinishedEpisode
 from envmanager.observe.events import TaskLost
 from envmanager.system.interrupts import allow_interrupts, defer_one_interrupt, state
@@ -77,9 +77,11 @@ class Drawing:
         self.source, self.is_finite = source_of(tasks) if self.is_listed else (None, False)
         self._around_source: Any = allow_interrupts if self.source is tasks else defer_one_interrupt
         """Context in which the source gives a task. It may wait for long; an interrupt would end a generator."""
-        self._given: deque[Any] = deque()
+        self.given: deque[Any] = deque()
         """What the source has given and is not used, because an interrupt or an error came first."""
-        self._is_exhausted = not self.is_listed
+        self.n_given = 0
+        """Number of tasks that the source was asked for."""
+        self.is_exhausted = not self.is_listed
         self.is_paused = False
         """Whether the source gave no task when it was last asked, and no row was delivered since."""
         self._seats, self._table, self._recovery = seats, table, recovery
@@ -91,12 +93,12 @@ class Drawing:
         self.reserved: int | None = None
         """Worker in which nothing begins until all its environments rest, because a task is to begin alone there."""
         self.n_charged = 0
-        self.attempts, self._prefetch = 1, False
+        self.attempts, self.prefetch = 1, False
 
     @property
     def has_tasks(self) -> bool:
         """Whether there is a task to draw, or may be."""
-        return bool(not self._is_exhausted or self._given or self.queue)
+        return bool(not self.is_exhausted or self.given or self.queue)
 
     @property
     def may_give(self) -> bool:
@@ -106,12 +108,12 @@ class Drawing:
 
     def prepare(self, attempts: int, prefetch: bool | None) -> None:
         """Take the arguments of a reset; see ``EnvManager.reset``."""
-        self.attempts, self._prefetch = attempts, not self.is_finite if prefetch is None else prefetch
+        self.attempts, self.prefetch = attempts, not self.is_finite if prefetch is None else prefetch
         self.is_paused, self.reserved = False, None
 
     def may_draw(self, seat: Seat) -> None:
         """Let a seat get a task, if it has none that comes and may have one."""
-        if self.is_listed and seat.next is None and (self._prefetch or seat.state is SeatState.RESTS):
+        if self.is_listed and seat.next is None and (self.prefetch or seat.state is SeatState.RESTS):
             self.free[seat] = None
 
     def assign(self, seats: Sequence[Seat]) -> None:
@@ -133,11 +135,11 @@ class Drawing:
         bisect.insort(self.queue, drawn, key=lambda each: each.index)
 
     def checked(self, task: Task) -> Drawn:
-        """Return a task that has no number yet. Raises an error if its options or actions cannot be sent."""
+        """Return a task that has no number yet. Raises an error if its options, actions or calls cannot be sent."""
         drawn, host = Drawn(-1, task), self._recovery.host
         if task.options is not None:
             host.check_can_travel(task.options)
-        if task.actions is not None:
+        if task.actions is not None or task.calls:
             if not self._table.takes_actions:
                 raise UsageError(
                     "these environments cannot begin with the actions of a task: a worker would have to step one of "
@@ -145,9 +147,11 @@ class Drawing:
                     "environments, not a vector of them, PettingZoo's, dm_env's, or an Environment with can_rest. "
                     "Nothing was begun."
                 )
-            drawn.actions = actions_by_behavior(self._table.specs, task.actions, "the actions of a task")
-            if self._table.has_objects:
-                host.check_can_travel(drawn.actions)
+            drawn.actions = {}
+            if task.actions is not None:
+                drawn.actions = actions_by_behavior(self._table.specs, task.actions, "the actions of a task")
+            if self._table.has_objects or task.calls:
+                host.check_can_travel((drawn.actions, task.calls))
         return drawn
 
     def numbered(self, drawn: Drawn) -> Drawn:
@@ -191,26 +195,32 @@ class Drawing:
 
     def _ask(self, seats: Sequence[Seat]) -> None:
         """Ask the source for a task for each seat, unless it has given enough, none now, or the last."""
-        if self._is_exhausted or self.is_paused:
+        if self.is_exhausted or self.is_paused:
             return
-        given = self._given
+        given = self.given
         with self._around_source():
             for seat in itertools.islice(seats, len(given), None):
                 n_given = len(given)
                 given.extend(map(self.source.next_task, [seat.env_id]))  # in C: no interrupt can lose the task
-                self._is_exhausted = len(given) == n_given  # it has raised StopIteration
-                if self._is_exhausted or given[-1] is None:
+                self.is_exhausted = len(given) == n_given  # it has raised StopIteration
+                self.n_given += len(given) - n_given
+                if self.is_exhausted or given[-1] is None:
                     return
 
     def _next(self) -> Drawn | None:
         """Return the next of the tasks that the source has given, or None if there is none."""
-        if not self._given:
+        if not self.given:
             return None
-        given = self._given.popleft()
+        given = self.given.popleft()
         if given is None:
             self.is_paused = True
             return None
         return self.numbered(self.checked(given if given.__class__ is Task else Task.of(given)))
+
+
+_OF_DRAWING = ("n_drawn", "n_given", "is_exhausted", "is_paused", "queue", "reserved", "n_charged", "attempts")
+_OF_BOOK = ("_seed", "_options", "n_lost")
+"""Names of the attributes that a state of a manager has."""
 
 
 class TaskBook:
@@ -242,6 +252,8 @@ class TaskBook:
         """Errors, by env_id, of the tasks that could not begin, as what is delivered next tells."""
         self._results: deque[TaskResult] = deque(maxlen=None if self._drawing.is_finite else _KEPT)
         self.untold: deque[TaskResult] = deque()
+        self._again: np.ndarray | None = None
+        """Whether each environment's next row shows where a restored manager stands, by env_id; None after a reset."""
         if episodes is not None:
             episodes.of_tasks = None if self.is_automatic else self._episode_ended
 
@@ -271,6 +283,16 @@ class TaskBook:
         env_ids: dict[int, int | None] = dict.fromkeys([drawn.index for drawn in self._drawing.queue])
         env_ids.update((drawn.index, seat.env_id) for seat in self.seats.all for drawn in seat.tasks)
         return dict(sorted(env_ids.items()))
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the reset, if it was one number."""
+        return self._seed if isinstance(self._seed, int) else None
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether it goes on from a state."""
+        return self._again is not None
 
     @property
     def n_drawn(self) -> int:
@@ -311,15 +333,18 @@ class TaskBook:
         """Return what a worker is reset with: ``config``, or the episodes that it begins with.
 
         If ``begin`` begins the others, a reset begins one in each environment, from ``seed``. A replacement at any
-        other time begins none at once.
+        other time begins none at once; in a reset it does with kept episodes: those of its predecessor too.
         """
         keeper = self._recovery.keeper
         if self.is_automatic:
             return config if keeper is None else keeper.begins_of_series(entry)
         if self.kind is not _ON_CALL or not self.is_resetting:
-            return [] if is_replaced else self._begins_of(entry.worker_id)
+            if is_replaced and (keeper is None or not self.is_resetting):
+                return []
+            again = [seat.told for seat in self.seats.of_worker[entry.worker_id] if seat.state is SeatState.SENT]
+            return again + self._begins_of(entry.worker_id)
         if seed is None and keeper is not None:
-            seed = keeper.next_seed()
+            seed = keeper.seed_of_reset()
         seats, seeds = self.seats.of_worker[entry.worker_id], derive_seeds(seed, entry.env_ids, generation)
         self.seats.send(seats)
         for seat, own_seed in zip(seats, seeds, strict=True):
@@ -387,7 +412,8 @@ class TaskBook:
             seed, options = self._arguments(seat, drawn)
             if seed is None and keeper is not None:  # what is to be begun again needs one
                 seed = task_seed(keeper.seed, drawn.index)
-            seat.told = Begin(seat.row, at_once, seed, options, drawn.index, drawn.actions)
+            own = drawn.actions, None, drawn.task.calls
+            seat.told = Begin(seat.row, at_once, seed, options, drawn.index, *own)
             begins.append(seat.told)
         return begins
 
@@ -428,6 +454,8 @@ class TaskBook:
         plays = self.seats.acts[steps.env_id]
         for env_id, is_first in zip(steps.env_id.tolist(), plays.tolist(), strict=True):
             self.seats.set_first(self.seats.all[env_id], is_first)
+        if self._again is not None:
+            self._again[steps.env_id] = plays
         return steps if plays.all() else steps.take(np.flatnonzero(plays))
 
     def add_batch(self, behavior: str, batch: Batch) -> None:
@@ -436,13 +464,16 @@ class TaskBook:
         if self.not_begun:
             self._give_up_not_begun()
         seats, env_ids = self.seats, batch.env_ids
-        first = task = final = ended = None
+        first = again = task = final = ended = None
         if seats.n_first:
             first = seats.first[env_ids]
             for env_id in sorted(env_ids[first].tolist()):
                 self._begin(seats.all[env_id])
+            if self._again is not None:
+                again, self._again[env_ids] = self._again[env_ids], False
+                first &= ~again
         if self.episodes is not None:
-            ended = self.episodes.add_batch(behavior, batch, first)
+            ended = self.episodes.add_batch(behavior, batch, first, again)
         if not self.is_automatic:
             task = seats.index[env_ids]
             if ended is not None:
@@ -454,7 +485,7 @@ class TaskBook:
                     seat = seats.all[env_ids[place]]
                     if self._end(seat, terminated=bool(terminated[place])):
                         task[place] = seats.index[seat.env_id]
-            for entry, cause, lost in self.cuts:
+            for entry, cause, lost in sorted(self.cuts, key=lambda cut: cut[0].worker_id):
                 self.lose(entry, cause, lost)
         batch.of_tasks = first, task, final
 
@@ -470,16 +501,12 @@ class TaskBook:
             episodes.add(info, seats.n_first_in[worker_id])
             if self.is_automatic:
                 continue
-            tasks = seats.tasks_in(worker_id)
-            if info.lost is not None:
-                info.of_tasks = tasks, tasks
-                self.lose(self._table.entries[worker_id], info.lost.cause)
-                continue
+            lost = () if info.lost is None else info.lost.env_ids
             if seats.n_first_in[worker_id]:
                 for seat in seats.of_worker[worker_id]:
-                    if seats.first[seat.env_id]:
+                    if seats.first[seat.env_id] and seat.env_id not in lost:
                         self._begin(seat)
-                tasks = seats.tasks_in(worker_id)
+            tasks = seats.tasks_in(worker_id)
             resting, acting, terminated = set(), set(), set()
             if any(steps.ended.any() for steps in info.current.values()):
                 for steps in info.current.values():
@@ -487,22 +514,45 @@ class TaskBook:
                     acting.update(env_ids[steps.acting_rows].tolist())
                     resting.update(env_ids[steps.ended].tolist())
                     terminated.update(env_ids[steps.terminated].tolist())
-            final: dict[int, int] = {}
-            for env_id in sorted(resting):
+            final = {env_id: tasks[env_id] for env_id in lost if env_id in tasks}
+            for env_id in sorted(resting.difference(lost)):
                 seat = seats.all[env_id]
                 if env_id not in acting or seat.is_laid:
                     if env_id in tasks:
                         final[env_id] = tasks[env_id]
                     self._end(seat, terminated=env_id in terminated)
             info.of_tasks = {**final, **seats.tasks_in(worker_id)} if final else tasks, final
+            for entry, cause, own in self.cuts if lost else ():
+                if entry.worker_id == worker_id:
+                    self.lose(entry, cause, own)
 
     def _begin(self, seat: Seat) -> None:
         """Take note of the first row of an episode that was begun at once."""
+        is_new = seat.state is SeatState.SENT
         before = self.seats.begin(seat)
-        self._log_begin(seat)
+        if is_new:  # else its first row is delivered once more
+            self._log_begin(seat)
+            self._note_calls(seat)
         if before is not None:
             self._finish(seat, before, cut=True)
         self._has_changed(seat)
+
+    def note_begins(self, worker_id: int) -> None:
+        """Take note of what the calls of episodes that are begun have set, because a ``set_attr`` came after them."""
+        for seat in self.seats.of_worker[worker_id]:
+            if seat.state is SeatState.SENT:
+                self._note_calls(seat)
+
+    def _note_calls(self, seat: Seat) -> None:
+        entry, begin = self._table.entries[seat.worker_id], seat.told
+        if begin is None or not begin.calls or begin is seat.noted:
+            return
+        seat.noted = begin
+        for call in begin.calls:
+            if call.command == CommandName.SET_ATTR and call.after >= 0:
+                entry.remember(str(call.name), call.args, [seat.row])
+        if entry.log is not None:
+            entry.log.note(seat.row, begin.calls, is_of_begin=True)
 
     def _log_begin(self, seat: Seat) -> None:
         log = self._table.entries[seat.worker_id].log
@@ -528,12 +578,13 @@ class TaskBook:
         if self.is_automatic:
             return
         named = getattr(error, "env_ids", entry.env_ids)
-        is_planned = getattr(error, "phase", "") == RECYCLED
+        phase = getattr(error, "phase", "")
+        is_planned, is_cancelled = phase == RECYCLED, phase == CANCELLED
         is_charged = not is_planned and getattr(error, "type_name", "") != "KeyboardInterrupt"
         for seat in self.seats.of_worker[entry.worker_id]:
             if env_ids is not None and seat.env_id not in env_ids:
                 continue
-            is_left = self.is_on_call and (is_planned or seat.state is not SeatState.PLAYS)
+            is_left = self.is_on_call and (is_planned or is_cancelled or seat.state is not SeatState.PLAYS)
             playing, coming, was_begun = self.seats.vacate(seat)
             seat.is_new = True
             charge = is_charged and seat.env_id in named
@@ -544,6 +595,8 @@ class TaskBook:
             is_kept = entry.error is None and self.is_on_call and (is_planned or not self.begins_at_once)
             if coming is not None and is_kept:
                 self._drawing.come(seat, coming)
+            elif coming is not None and is_cancelled:
+                self._finish(seat, coming, cut=True)
             elif coming is not None:
                 self._take_back(seat, coming, error, charge=charge and was_begun, is_lost=was_begun)
             self._has_changed(seat)
@@ -599,11 +652,57 @@ class TaskBook:
         self, seat: Seat, drawn: Drawn, *, terminated: bool = False, error: Exception | None = None, cut: bool = False
     ) -> None:
         episodes = () if error is not None or cut else tuple(seat.ended)
-        task = attrs.evolve(drawn.task, options=None, actions=None) if self.is_on_call else drawn.task
+        task = attrs.evolve(drawn.task, options=None, actions=None, calls=()) if self.is_on_call else drawn.task
         result = TaskResult(drawn.index, task, seat.env_id, terminated, drawn.attempts, error, cut, episodes)
         self._results.append(result)
         if self._is_told:
             self.untold.append(result)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a state of the manager has, beside the seats. Raises UsageError if its place is not known."""
+        drawing = self._drawing
+        if self.is_automatic:
+            return {}
+        if self.kind is _POOL:
+            raise UsageError("the state of a manager that a pool uses cannot be taken: its coroutines are not data.")
+        has_place = callable(getattr(drawing.source, "state", None))
+        if drawing.is_listed and not (drawing.is_finite or has_place):
+            raise UsageError(
+                "the state of an iterator of tasks cannot be taken, because its place is not known: pass a list, or a "
+                "source of tasks with methods state() and restore(state)."
+            )
+        return {
+            **{name: getattr(self, name) for name in _OF_BOOK},
+            "untold": list(self.untold),
+            "results": list(self._results) if drawing.is_finite else [],
+            "drawing": {name: getattr(drawing, name) for name in _OF_DRAWING},
+            "given": list(drawing.given),
+            "prefetch": drawing.prefetch,
+            "free": [seat.env_id for seat in drawing.free],
+            "source": drawing.source.state() if has_place else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned, with a source that stands at its beginning. The seats are restored."""
+        self.is_resetting, self._again = False, np.zeros(self.seats.n_envs, np.bool_)
+        if self.is_automatic:
+            return
+        drawing = self._drawing
+        for owner, names, values in ((self, _OF_BOOK, state), (drawing, _OF_DRAWING, state["drawing"])):
+            for name in names:
+                setattr(owner, name, values[name])
+        self.untold.extend(state["untold"])
+        self._results.extend(state["results"])
+        drawing.given, drawing.prefetch = deque(state["given"]), state["prefetch"]
+        drawing.free = dict.fromkeys(self.seats.all[env_id] for env_id in state["free"])
+        if state["source"] is not None:
+            drawing.source.restore(state["source"])
+            return
+        try:
+            for _ in range(drawing.n_given):  # of a list
+                drawing.source.next_task(0)
+        except StopIteration:
+            raise UsageError(f"the state has drawn {drawing.n_given} tasks, but the list has fewer.") from None
 
     def tell(self) -> None:
         """Tell the source the results that it does not know, each once. Raises the errors of its methods."""

@@ -34,6 +34,7 @@ _KEPT_OF_A_MANAGER = 10_000
 _UNSEEN = -(1 << 62)
 """Initial length of an episode that began before counting. The length stays negative, so the episode is ignored."""
 _NO_INFO: Mapping[str, Any] = {}
+_COUNTS = ("env_steps", "worker_steps", "count", "lost", "_n_taken")
 
 
 class _EpisodeFields(NamedTuple):
@@ -126,36 +127,53 @@ class Episodes:
         """Count the step of one StepInfo, and the episodes that end in it.
 
         ``n_begun``: number of environments whose rows are no step, but the first of an episode that began on demand.
-        The first StepInfo after a reset or replacement is not a step. Episodes truncated in it count as ``lost``.
+        The first StepInfo after a reset or replacement is not a step. Episodes truncated by a loss count as ``lost``.
         """
-        before = self._owners_of.get(info.worker_id)
+        before, lost = self._owners_of.get(info.worker_id), info.lost
         owners = self._owners(info, before)
-        if info.previous is None or info.lost is not None:
-            self.lost += sum(int(np.count_nonzero(steps.truncated)) for steps in info.current.values())
+        if info.is_step:
+            assert info.previous is not None
+            self.worker_steps += 1
+            self.env_steps += len(owners.env_ids) - n_begun
+            for places, (behavior, steps) in zip(owners.places, info.current.items(), strict=True):
+                self._running[places] += steps.reward
+                self._lengths[_who_acted(info.previous.get(behavior), steps, places, is_same=owners is before)] += 1
+                ended = steps.terminated | steps.truncated
+                if lost is not None:
+                    ended &= ~lost.holds(steps.agent_id)
+                if np.count_nonzero(ended):  # cheaper than any()
+                    self._end_episodes(behavior, places[ended], _rows_of(steps.info, ended))
+        if info.previous is None or lost is not None:
             env_ids = owners.env_ids if before is None else owners.env_ids | before.env_ids
+            if lost is not None:
+                env_ids = env_ids.intersection(lost.env_ids)
+                truncated = [steps.truncated & lost.holds(steps.agent_id) for steps in info.current.values()]
+                self.lost += sum(map(int, map(np.count_nonzero, truncated)))
+                self.env_steps -= len(owners.env_ids & env_ids) if info.is_step else 0
             everywhere = [place for env_id in env_ids for place in self._places_of.get(env_id, {}).values()]
             self._forget(np.array(everywhere, np.intp))  # also of agents without rows
-            return
-        self.worker_steps += 1
-        self.env_steps += len(owners.env_ids) - n_begun
-        for places, (behavior, steps) in zip(owners.places, info.current.items(), strict=True):
-            self._running[places] += steps.reward
-            self._lengths[_who_acted(info.previous.get(behavior), steps, places, is_same=owners is before)] += 1
-            ended = steps.terminated | steps.truncated
-            if np.count_nonzero(ended):  # cheaper than any()
-                self._end_episodes(behavior, places[ended], _rows_of(steps.info, ended))
 
-    def begin_rows(self, n_envs: int) -> None:
-        """Begin a new episode in each of ``n_envs`` environments after a reset, to be counted with ``add_batch``."""
+    def begin_rows(self, n_envs: int, *, goes_on: bool = False) -> None:
+        """Begin a new episode in each of ``n_envs`` environments after a reset, to be counted with ``add_batch``.
+
+        ``goes_on``: whether the episodes that ``restore`` has restored go on instead.
+        """
         self._rows = np.array([self._place(env_id << AGENT_BITS) for env_id in range(n_envs)], np.intp)
-        self._forget(self._rows)
+        if not goes_on:
+            self._forget(self._rows)
 
-    def add_batch(self, behavior: str, batch: Batch, first: np.ndarray | None = None) -> np.ndarray | None:
+    def add_batch(
+        self, behavior: str, batch: Batch, first: np.ndarray | None = None, again: np.ndarray | None = None
+    ) -> np.ndarray | None:
         """Count the steps of a batch and the episodes that end in it. Return which rows ended, or None if none did.
 
-        ``first``: which rows are the first of an episode that a reset or a task began, and no steps.
+        ``first``: which rows are the first of an episode that a reset or a task began, and no steps. ``again``: which
+        rows were counted before, and show where a restored manager stands.
         """
         places = self._rows[batch.env_ids]
+        if again is not None:
+            self.env_steps -= int(np.count_nonzero(self._lengths[places[again]]))
+            self._lengths[places[again]] -= 1
         if first is not None:
             self._running[places[first]] = 0.0
             self._lengths[places[first]] = -1
@@ -181,6 +199,15 @@ class Episodes:
         self._lengths[self._rows] = _UNSEEN
 
     # Results.
+
+    def running(self, env_id: int) -> dict[int, tuple[float, int]]:
+        """Return the return and the length so far of each agent in an environment whose episode is counted."""
+        places = self._places_of.get(env_id, {}).items()
+        return {
+            agent_id: (float(self._running[place]), int(self._lengths[place]))
+            for agent_id, place in places
+            if self._lengths[place] >= 0
+        }
 
     def take(self) -> list[FinishedEpisode]:
         """Return the episodes finished since the last ``take``, oldest first, but no more than ``n_recent``."""
@@ -228,6 +255,41 @@ class Episodes:
         own = (episode for episode in reversed(self.recent) if behavior in (None, episode.behavior))
         return itertools.islice(own, RECENT)
 
+    # States.
+
+    def state(self) -> dict[str, Any]:
+        """Return what is counted so far, and the returns and lengths of running episodes, as plain data."""
+        running = {agent_id: place for own in self._places_of.values() for agent_id, place in own.items()}
+        places, recent = np.array(list(running.values()), np.intp), list(self.recent)
+        numbers = [dict(each.numbers) for each in recent]
+        return {
+            **{name: getattr(self, name) for name in _COUNTS},
+            "returns": [[agent_id, list(returns)] for agent_id, returns in self.returns.items()],
+            "recent": [each.behavior for each in recent],
+            "recent_numbers": numbers if any(numbers) else None,
+            "recent_ids": np.array([(each.agent_id, each.length, each.task) for each in recent]).reshape(-1, 3),
+            "recent_totals": np.array([each.total for each in recent]),
+            "running": list(running),
+            "totals": self._running[places],
+            "lengths": self._lengths[places],
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        for name in _COUNTS:
+            setattr(self, name, state[name])
+        self.returns = {agent_id: list(returns) for agent_id, returns in state["returns"]}
+        self.recent.clear()
+        numbers = state["recent_numbers"] or [_NO_INFO] * len(state["recent"])
+        ids, totals = state["recent_ids"].astype(np.int64).tolist(), state["recent_totals"].tolist()
+        for behavior, (agent_id, length, task), total, own in zip(state["recent"], ids, totals, numbers, strict=True):
+            episode = FinishedEpisode(behavior, agent_id, total, length)
+            episode.task, episode.numbers = task, own
+            self.recent.append(episode)
+        self._places_of, self._agent_at, self._free, self._owners_of = {}, [], [], {}
+        places = np.array([self._place(agent_id) for agent_id in state["running"]], np.intp)
+        self._running[places], self._lengths[places] = state["totals"], state["lengths"]
+
     # Internals.
 
     def _end_episodes(self, behavior: str, places: np.ndarray, infos: Iterable[Mapping[str, Any]]) -> None:
@@ -263,8 +325,12 @@ class Episodes:
             places = [np.array([self._place(each) for each in steps.agent_id.tolist()], np.intp) for steps in current]
             env_ids = frozenset(env_id for steps in current for env_id in steps.env_id.tolist())
             new = _RowOwners(agent_ids, tuple(places), env_ids)
-            if owners is not None:
-                self._forget_those_who_left(owners, new)
+            left = set() if owners is None else set().union(*(each.tolist() for each in owners.places))
+            for place in left.difference(*(each.tolist() for each in places)):
+                if self._running[place] == 0.0 and self._lengths[place] == 0:
+                    agent_id = self._agent_at[place]
+                    del self._places_of[agent_id >> AGENT_BITS][agent_id]
+                    self._free.append(place)
             owners = self._owners_of[info.worker_id] = new
         return owners
 
@@ -282,15 +348,6 @@ class Episodes:
             if self.keeps_returns:
                 self.returns.setdefault(agent_id, [])
         return own[agent_id]
-
-    def _forget_those_who_left(self, before: _RowOwners, now: _RowOwners) -> None:
-        """Free the array indices of agents that are no longer in the rows and whose episode has ended."""
-        left = set().union(*(places.tolist() for places in before.places))
-        for place in left.difference(*(places.tolist() for places in now.places)):
-            if self._running[place] == 0.0 and self._lengths[place] == 0:
-                agent_id = self._agent_at[place]
-                del self._places_of[agent_id >> AGENT_BITS][agent_id]
-                self._free.append(place)
 
 
 def means_of_measures(episodes: Sequence[FinishedEpisode], measures: Sequence[str]) -> dict[str, float]:

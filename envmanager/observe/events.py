@@ -122,6 +122,21 @@ class Restarted(Event):
 
 
 @attrs.frozen(kw_only=True)
+class PoolShrunk(Event):
+    """Event: a pool has lost the environments of a worker for good, and has ``n_left`` of ``n_envs`` left."""
+
+    LEVEL = logging.WARNING
+
+    error: WorkerError
+    n_left: int
+    n_envs: int
+
+    def __str__(self) -> str:
+        remedy = "A pool keeps them all with restarts left, and RestartPolicy(on_exception='restart') for exceptions"
+        return f"a pool has {self.n_left} of {self.n_envs} environments left: {self.error.headline}. {remedy}"
+
+
+@attrs.frozen(kw_only=True)
 class Recycled(Event):
     """Event: a healthy worker is replaced by its next ``generation`` after ``steps`` steps, under its RestartPolicy."""
 
@@ -131,6 +146,19 @@ class Recycled(Event):
 
     def __str__(self) -> str:
         return f"worker {self.worker_id} is recycled after {self.steps} steps, by generation {self.generation}"
+
+
+@attrs.frozen(kw_only=True)
+class StepCancelled(Event):
+    """Event: a cancelled step of ``env_id`` in a pool went on. ``generation`` replaces its worker, at no charge."""
+
+    LEVEL = logging.INFO
+
+    env_id: int
+
+    def __str__(self) -> str:
+        own = f"worker {self.worker_id} is replaced by generation {self.generation}"
+        return f"{own}: a step of env {self.env_id} was cancelled and has not ended"
 
 
 @attrs.frozen(kw_only=True)

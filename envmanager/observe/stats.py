@@ -134,7 +134,8 @@ def _verdict(stats: ManagerStats, measured: Sequence[WorkerStats]) -> str:
     usually_at_work = statistics.fmean(map(_at_work, measured))
     idle = f"the workers are idle {1.0 - usually_at_work:.0%} of the time{for_a_core}"
     shares = f"{idle}, the trainer waits {stats.wait_share:.0%}"
-    if _are_too_cheap(measured, stats.wait_share):
+    is_apart = len(measured) > 1 and all(worker.pid is not None for worker in measured)
+    if is_apart and _busy_share(measured) < 1.0 - _EVEN and _trainer_s(measured, stats.wait_share) < _MESSAGE_S:
         alone = f"one process would need {_busy_share(measured):.0%} of the time for all steps"
         cheap = f"too cheap for processes: {shares}; {alone}. "
         if not stats.restarts:
@@ -186,13 +187,6 @@ def _trainer_s(measured: Sequence[WorkerStats], wait_share: float) -> float:
     """Return the trainer's mean time per worker step, in seconds, excluding the time spent waiting."""
     total_s = max(worker.steps * worker.step_time_s / max(1e-9, 1.0 - worker.idle_share) for worker in measured)
     return (1.0 - wait_share) * total_s / max(1, sum(worker.steps for worker in measured))
-
-
-def _are_too_cheap(measured: Sequence[WorkerStats], wait_share: float) -> bool:
-    """Return whether one process could take the steps of all workers, and the trainer does little but pass messages."""
-    if len(measured) < 2 or any(worker.pid is None for worker in measured):
-        return False
-    return _busy_share(measured) < 1.0 - _EVEN and _trainer_s(measured, wait_share) < _MESSAGE_S
 
 
 def _busy_share(measured: Sequence[WorkerStats]) -> float:

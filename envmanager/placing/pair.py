@@ -261,7 +261,7 @@ def actions_for(
     for behavior, spec in specs.items():
         if behavior not in policies:
             policies[behavior] = make_policy(spec)
-    taken = call_policies([StepInfo(None, steps, None, 0)], policies, specs)[0]
+    (taken,), _ = call_policies([StepInfo(None, steps, None, 0)], policies, specs)
     return {behavior: info.action for behavior, info in taken.items()}
 
 

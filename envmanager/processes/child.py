@@ -28,6 +28,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 import cloudpickle
@@ -89,11 +90,12 @@ class TrainerConnection:
         self._n_reported = 0
         """Number of behaviors whose specs were sent with a response other than the one to "start"."""
         self._started_ns = time.perf_counter_ns()
+        self._has_come: Callable[[], Any] = bool
         if spin_ns:
-            self._poll = select.poll()
-            self._poll.register(self._fd, select.POLLIN)
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            self._has_come = partial(poll.poll, 0)
         self._spinner = Spinner(spin_ns)
-        self._header = b""
 
     def use_group(self, group: EnvGroup) -> None:
         """Set the worker's environments. They may write into shared memory, and responses report their new specs."""
@@ -110,10 +112,10 @@ class TrainerConnection:
     def recv(self) -> EnvironmentCommand:
         """Block until the next command arrives, and return it. Raises TrainerGone if the connection is closed."""
         while True:
-            if not (self._spinner.pays and self._try_header()) and not self._spinner.spin(self._try_header):
-                self._header = self._read(COMMAND.size)
+            has_come = (self._spinner.pays and self._has_come()) or self._spinner.spin(self._has_come)
+            header = self._read(COMMAND.size)
+            if not has_come:
                 self._spinner.slept()
-            header, self._header = self._header, b""
             if len(header) < COMMAND.size:
                 header = self._read_exactly(COMMAND.size, header)
             ticket, code, slot, flags, n_begins, length = COMMAND.unpack(header)
@@ -154,12 +156,6 @@ class TrainerConnection:
             if flags & IN_MEMORY:
                 return self._worker_rows.read_payload(name, flags)
         return pickle.loads(data) if data else None
-
-    def _try_header(self) -> bool:
-        """Store the bytes of a command's header that have arrived, without blocking. Return whether there were any."""
-        if self._poll.poll(0):
-            self._header = self._read(COMMAND.size)
-        return self._header != b""
 
     def _read_exactly(self, n_bytes: int, begun: bytes = b"") -> bytes:
         data = bytearray(begun)

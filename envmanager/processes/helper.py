@@ -59,8 +59,8 @@ from envmanager.processes.boot import Inheritance, end_group, end_with_trainer, 
 
 RESPONSE = struct.Struct("<q")
 """Format of both responses to a start: first a pid or a negative errno, later an exit code (negative: a signal)."""
-LOAD, FORK, EXECUTE = "load", "fork", "execute"
-"""Kinds of requests. FORK and EXECUTE are sent with descriptors."""
+FORK, EXECUTE = "fork", "execute"
+"""Kinds of requests."""
 _MOST_BYTES = 1 << 16
 _MOST_DESCRIPTORS = 64
 _COULD_NOT_EXECUTE = 127
@@ -187,8 +187,6 @@ class _Helper:
             self._poll.unregister(self._requests)
             return True
         self._load(request.modules)
-        if request.kind == LOAD:
-            return True
         if not request.fds:  # out of descriptors; a new helper will have some
             return False
         for fd in request.fds:

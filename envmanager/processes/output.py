@@ -65,12 +65,8 @@ def read_tail(fd: int, start: int) -> str:
     """Return the end of the text that follows offset ``start`` in a file, without the module list of a crash report."""
     size = os.fstat(fd).st_size
     start = max(start if size >= start else 0, size - _READ_BYTES)  # below ``start`` if the file was truncated
-    if hasattr(os, "pread"):
-        data = os.pread(fd, _READ_BYTES, start)
-    else:  # on Windows
-        os.lseek(fd, start, os.SEEK_SET)
-        data = os.read(fd, _READ_BYTES)
-    return _without_list(data)[-_TAIL_BYTES:].decode(errors="replace").strip()
+    os.lseek(fd, start, os.SEEK_SET)  # Windows has no pread
+    return _without_list(os.read(fd, _READ_BYTES))[-_TAIL_BYTES:].decode(errors="replace").strip()
 
 
 def enable_crash_report(fd: int | None, worker_id: int) -> int:

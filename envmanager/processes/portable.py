@@ -39,7 +39,7 @@ from envmanager.hosts.poller import Poller
 from envmanager.processes.boot import inheritance, python
 from envmanager.processes.process_host import LaunchPlan, ProcessHost, ProcessLink
 from envmanager.system.interrupts import blocked_in_children
-from envmanager.system.machine import core_wait_ns, exit_name, state_of
+from envmanager.system.machine import exit_name, state_of
 
 _REAP_S = 1.0
 """Maximum time in seconds to wait until a killed process has ended."""
@@ -159,10 +159,6 @@ class PortableProcess:
                         signal.pidfd_send_signal(self._kernel_fd, number)
             elif number != signal.SIGTERM:  # which Windows does not have
                 self._popen.kill()
-
-    def core_wait_ns(self) -> int:
-        """Return the time (ns) that the process's main thread has waited for a free core, or 0 if it is unknown."""
-        return core_wait_ns(self.pid)
 
     def exit_name(self) -> str:
         """Return how the process ended: ``SIGSEGV``, ``EXIT(3)``, or ``EXIT(?)`` if this is unknown after a second."""

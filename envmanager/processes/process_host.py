@@ -231,16 +231,23 @@ class ProcessHost(LinkHost[ProcessLink]):
 
     # Methods that the manager calls.
 
+    def launch(self, worker_id: int, generation: int) -> Any:
+        worker: Any = super().launch(worker_id, generation)
+        if generation > 0:  # the trainer may hold views of two slots of its predecessor
+            worker.slot = self.workers[worker_id].slot
+        return worker
+
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         worker = self.workers[worker_id]
         if worker_id < self._n_links:
-            # Only rows in the same slot can be returned as one view, so take the last slot that the others have used.
-            others = (each.slot for each in self._links() if each is not worker)
-            worker.slot = next(others, 0)
             worker.rows_to_attach = self._worker_rows[worker_id]
         else:
             worker.attach(self._worker_rows[worker_id])
         return super().begin_again(worker_id, config)
+
+    def reuse_rows(self, worker_id: int) -> None:
+        worker = self.workers[worker_id]
+        worker.slot = (worker.slot - 1) % self._n_slots
 
     def whole(self, behavior: str, parts: Sequence[AgentSteps]) -> AgentSteps | None:
         """Return one view of all workers' rows if it exists and all ``parts`` are in the same slot, else None."""

@@ -28,9 +28,9 @@ from typing import Any
 from envmanager.hosts import descriptors
 from envmanager.hosts.descriptors import register, wait_for
 from envmanager.processes.boot import THREAD_CAPS, inheritance, python
-from envmanager.processes.helper import EXECUTE, FORK, LOAD, RESPONSE, Birth, Request
+from envmanager.processes.helper import EXECUTE, FORK, RESPONSE, Birth, Request
 from envmanager.system.interrupts import allow_interrupts, blocked_in_children
-from envmanager.system.machine import after_fork_in_child, core_wait_ns, exit_name, state_of
+from envmanager.system.machine import after_fork_in_child, exit_name, state_of
 
 PRELOADABLE = {
     "gymnasium": "envmanager.adapters.gymnasium",
@@ -188,11 +188,6 @@ def _choose_helper() -> Helper | None:
     return chosen
 
 
-def load(*modules: str) -> None:
-    """Ask the helper to import modules that workers will need. Do not wait for the imports. May raise HelperGone."""
-    find_helper().ask(Request(LOAD, modules))
-
-
 class Process:
     """A process that was started through the helper, with its pid, its pidfd and its exit code."""
 
@@ -254,10 +249,6 @@ class Process:
             if not self._is_released:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self.pidfd, number)
-
-    def core_wait_ns(self) -> int:
-        """Return the time (ns) that the process's main thread has waited for a free core, or 0 if it is unknown."""
-        return core_wait_ns(self.pid)
 
     def exit_name(self) -> str:
         """Wait briefly for the process to end. Return how it ended, such as ``SIGSEGV``, or ``EXIT(?)`` if unknown."""

@@ -134,9 +134,6 @@ class ActorConnection(Channel):
             self._actor.kill()
             self._end()
 
-    def core_wait_ns(self) -> int:
-        return 0
-
     def exit_name(self) -> str:
         return self._exit_name
 
@@ -192,6 +189,9 @@ class ActorLink(Link):
         self.kill()
         worker_id, env_ids, limit_s = self.worker_id, self.env_ids, self._timeouts_s[CommandName.START]
         return NotPlaced(worker_id=worker_id, env_ids=env_ids, timeout_s=limit_s, **self._cluster.shortage())
+
+    def core_wait_ns(self) -> int:
+        return 0
 
     def output_tail(self) -> str:
         return self.channel.error

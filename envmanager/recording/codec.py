@@ -25,7 +25,7 @@ import numpy as np
 
 from envmanager import errors
 from envmanager.data.specs import ArraySpec, BehaviorSpec
-from envmanager.data.steps import AgentSteps, Begin, CommandName, EnvironmentResponse, StartReport
+from envmanager.data.steps import AgentSteps, Begin, Call, CommandName, EnvironmentResponse, StartReport
 from envmanager.data.trees import as_numpy, is_foreign, map_tree
 from envmanager.errors import UsageError
 from envmanager.options import ResetConfig, RestartPolicy, Wait
@@ -117,6 +117,8 @@ class _Writer(pickle.Pickler):
             return "complex", value.real, value.imag
         if kind is Begin:
             return "begin", *value
+        if kind is Call:
+            return "call", *value
         if _OWN.get(kind.__name__) is kind:
             fields = {field.name: getattr(value, field.name) for field in attrs.fields(kind) if field.init}
             if kind is ArraySpec:
@@ -177,10 +179,6 @@ def _objects(shape: Sequence[int], parts: list[Any]) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _scalar(dtype: str, data: bytes) -> Any:
-    return np.frombuffer(data, dtype)[0]
-
-
 def _checksum(leaf: Any) -> tuple[str, tuple[int, ...], int]:
     """Return what stands for an array of observations that is not recorded: dtype, shape and CRC-32."""
     array = np.asarray(leaf)
@@ -204,10 +202,11 @@ def _error(name: str, args: tuple[Any, ...], attributes: dict[str, Any]) -> Exce
 _MAKERS: dict[str, Callable[..., Any]] = {
     "array": _array,
     "begin": Begin,
+    "call": Call,
     "complex": complex,
     "error": _error,
     "objects": _objects,
     "own": lambda name, fields: _OWN[name](**fields),
-    "scalar": _scalar,
+    "scalar": lambda dtype, data: np.frombuffer(data, dtype)[0],
     "text": str,
 }

@@ -252,7 +252,7 @@ def _episodes_of(path: str, read_apart: Callable[[Apart], Any]) -> Iterator[Reco
                     worker.begin(answer)
             else:
                 if isinstance(asked, list) and worker.running:  # else they are lost
-                    worker.is_restored, worker.sent = True, {}
+                    worker.is_restored = True
                 elif isinstance(asked, list):
                     worker.begin(asked)
                 if answer is not None:

@@ -42,8 +42,8 @@ _LARGEST_WRITE = 1 << 20
 _MAGIC, _MAGIC_OF_1 = b"\x89EMREC%d\n" % FORMAT, b"\x89MCAP0\r\n"
 _RECORD = struct.Struct("<QQI")
 _CRC = struct.Struct("<I")
-_first_parts: dict[str, int] = {}
-"""Times of the first records of recordings whose next part ``further_part`` has returned, by the part's path."""
+_further_parts: dict[str, tuple[int, int]] = {}
+"""What ``further_part`` knows of the parts that it has returned, by path: ``part_of`` and ``n_steps`` of the writer."""
 
 
 class BadRecording(EnvManagerError):
@@ -86,8 +86,8 @@ class RecordWriter:
             os.set_blocking(self._file.fileno(), True)
         self.n_written = self._crc = 0
         """Number of bytes written so far, and the checksum that goes on from record to record."""
-        self.part_of = _first_parts.pop(self._path, 0)
-        """Time of the first record of the first part, if this is a further one, else 0."""
+        self.part_of, self.n_steps = _further_parts.pop(self._path, (0, 0))
+        """Time of the first record of the first part, if this is a further one, and agent steps before it; else 0."""
         self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
 
     def _opened(self, path: str) -> IO[bytes]:
@@ -222,13 +222,29 @@ def parts_of(path: str | Path) -> list[str]:
     return found
 
 
-def further_part(path: str) -> str:
-    """Return the path of the next part of a recording, or ``path`` if there is none yet."""
+def begins_of_parts(path: str | Path) -> dict[int, str]:
+    """Return the parts that make up a recorded training, by the agent steps before each, in their order.
+
+    A part goes on from a checkpoint. What the parts before it have recorded after that, and parts that begin there or
+    later, belong to no such training.
+    """
+    begins: dict[int, str] = {}
+    for part in parts_of(path):
+        n_steps = next(read_facts(part)).get("n_steps", 0)
+        begins = {before: own for before, own in begins.items() if before < n_steps} | {n_steps: part}
+    return begins
+
+
+def further_part(path: str, n_steps: int) -> str:
+    """Return the path of the next part of a recording, or ``path`` if there is none yet.
+
+    ``n_steps``: agent steps of the training before that part.
+    """
     try:
         more = _part(path, len(parts_of(path)) + 1)
     except EnvManagerError:
         return path
-    _first_parts[absolute(more)] = _first_of(path)[0]
+    _further_parts[absolute(more)] = _first_of(path)[0], n_steps
     return more
 
 

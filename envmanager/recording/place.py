@@ -15,10 +15,10 @@ import attrs
 import numpy as np
 
 from envmanager.data.seeding import derive_seeds
-from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, CommandName, EnvironmentResponse, Steps
+from envmanager.data.steps import AGENT_BITS, AgentSteps, Begin, Call, CommandName, EnvironmentResponse, Steps
 from envmanager.data.trees import Tree, take_rows
 from envmanager.errors import UsageError
-from envmanager.keeping.log import joined_actions
+from envmanager.keeping.log import calls_in, joined_actions, n_actions, with_values_before
 from envmanager.options import ResetConfig
 from envmanager.recording.codec import Apart, packed, unpacked
 from envmanager.recording.data import about, facts, specs_of
@@ -47,14 +47,18 @@ class Place:
     """Number of episodes since ``begin`` that were followed by others without one."""
     actions: list[Actions] = attrs.field(factory=list)
     """Actions since ``begin``, one entry for each step."""
+    calls: list[tuple[int, Call]] = attrs.field(factory=list)
+    """What was called in it since ``begin``, with the number of steps before."""
+    held: dict[str, Any] = attrs.field(factory=dict)
+    """Values of the attributes that were set before ``begin``, by name."""
+    asked: tuple[str, Any] = ("", None)
+    """The last command to its worker that has a response of its own."""
     steps: Steps = attrs.field(factory=dict)
     """Its last rows."""
     coming: Begin | None = None
     """What its next row begins."""
     laid: Begin | None = None
     """What begins when the present episode has ended."""
-    is_asked: bool = False
-    """Whether the result of its last action has not arrived."""
     is_restored: bool = False
     """Whether the next response repeats the last one, as its worker was replaced and the episode goes on."""
 
@@ -83,13 +87,29 @@ class Place:
                 self._told(answer)
             elif what == "begin_again" and self.begin is not None and isinstance(asked, list):
                 self.is_restored = True
-                if self.is_asked:  # the step is sent once more
-                    self.actions.pop()
+            elif what == "send" and asked in (CommandName.CALL, CommandName.SET_ATTR):
+                self.asked = asked, answer
             elif what == "begin_again" or (what == "send" and asked == CommandName.RESET):
                 self._reset(asked if what == "begin_again" else answer)
             if what in ("begin_again", "recv") and isinstance(answer, EnvironmentResponse):
                 self._arrived(answer)
         return None
+
+    def _was_called(self) -> None:
+        self.calls += [(len(self.actions), call) for row, call in calls_in(*self.asked) if row == self.row]
+
+    def _begins(self, begin: Begin) -> None:
+        """Take note of a new episode. What was set in the one before still holds."""
+        self.held.update({str(call.name): call.args[0] for _, call in self.calls if call.command != "call"})
+        self.begin, self.actions, self.calls = begin, [], []
+
+    def calls_so_far(self) -> list[Call]:
+        """Return what is repeated amid the actions of the episode, those with which it began first."""
+        assert self.begin is not None
+        own = [
+            call._replace(after=n_actions(self.begin.actions, *self.actions[:n_steps])) for n_steps, call in self.calls
+        ]
+        return with_values_before([*self.begin.calls, *own], self.held)
 
     def _stepped(self, _: Any, actions: Actions, agents: Mapping[str, list[int]], __: Any) -> Actions | None:
         self.n_steps += 1
@@ -98,7 +118,6 @@ class Place:
             rows = [row for row, agent_id in enumerate(agents[behavior]) if agent_id >> AGENT_BITS == self.env_id]
             if rows:
                 own[behavior] = take_rows(taken, rows)
-        self.is_asked = bool(own)
         if own:
             self.actions.append(own)
         return own or None
@@ -119,6 +138,8 @@ class Place:
         self.coming = Begin(self.row, True, seed, wanted.options)
 
     def _arrived(self, response: EnvironmentResponse) -> None:
+        if response.name in (CommandName.CALL, CommandName.SET_ATTR):
+            self._was_called()
         if response.name not in (CommandName.STEP, CommandName.RESET):
             return
         if self.is_restored and response.name is CommandName.RESET:
@@ -130,15 +151,17 @@ class Place:
         own = {name: steps for name, steps in own.items() if len(steps)}
         if not own:
             return
-        self.steps, self.is_asked = own, False
+        self.steps = own
         acts = any(len(steps.acting_rows) for steps in own.values())
         begins_anew = any(steps.ended[steps.acting_rows].any() for steps in own.values())
         if self.coming is not None:
-            self.begin, self.coming, self.actions, self.n_ended = self.coming, None, [], 0
+            self._begins(self.coming)
+            self.coming, self.n_ended = None, 0
         elif begins_anew and self.laid is not None:
-            self.begin, self.laid, self.actions, self.n_ended = self.laid, None, [], 0
+            self._begins(self.laid)
+            self.laid, self.n_ended = None, 0
         elif begins_anew and self.begin is not None and self.begin.following is not None:
-            self.begin, self.actions = self.begin.following, []
+            self._begins(self.begin.following)
         elif begins_anew and self.begins_itself:
             self.n_ended += 1
         elif not acts and any(steps.ended.any() for steps in own.values()):
@@ -153,31 +176,28 @@ def _of_env(steps: AgentSteps, env_id: int, has_obs: bool) -> AgentSteps:
     return attrs.evolve(steps, info=None, reset_info=None).take(rows)
 
 
-def place_in(path: str | Path, env_id: int) -> Place:
-    """Return the place of an environment before the first fact. Raises UsageError if there is no such environment."""
-    first = about(path)
-    for worker_id, env_ids in enumerate(first["env_ids"]):
-        if env_id in env_ids:
-            return Place(env_id, worker_id, env_ids.index(env_id), first["observations"])
-    raise UsageError(f"{path} has no environment {env_id}, only 0 to {first['n_envs'] - 1}.")
-
-
 def walk(
     path: str | Path, env_id: int, step: int, read_apart: Callable[[Apart], Any] = Apart.leave
-) -> tuple[Place, Iterator[tuple[Actions, Steps]]]:
-    """Return the place of an environment before a step of its worker, and its later steps: actions, and their result.
+) -> tuple[Place, Iterator[tuple[Sequence[Call], Actions, Steps]]]:
+    """Return the place of an environment before a step of its worker, and its later steps.
+
+    Each has what was called before, the actions, and their result.
 
     Raises UsageError if there is no such environment or step, or if the environment takes no action in it.
     """
-    place, later = place_in(path, env_id), facts(path)
-    where = f"step {step} of worker {place.worker_id}"
+    first, later = about(path), facts(path)
+    if not 0 <= env_id < first["n_envs"]:
+        raise UsageError(f"{path} has no environment {env_id}, only 0 to {first['n_envs'] - 1}.")
+    worker_id, env_ids = next((number, own) for number, own in enumerate(first["env_ids"]) if env_id in own)
+    place = Place(env_id, worker_id, env_ids.index(env_id), first["observations"])
+    where = f"step {step} of worker {worker_id}"
     for fact in later:
-        if fact.what == "step" and fact.worker_id == place.worker_id and place.n_steps == step:
+        if fact.what == "step" and fact.worker_id == worker_id and place.n_steps == step:
             break
         place.read(fact, read_apart)
     else:
         raise UsageError(f"{path} has no {where}, which took {place.n_steps:,} steps.")
-    here = attrs.evolve(place, actions=list(place.actions))
+    here = attrs.evolve(place, actions=list(place.actions), calls=list(place.calls), held=dict(place.held))
     action = place.read(fact, read_apart)
     if here.begin is None or action is None:
         raise UsageError(f"env {env_id} plays no episode in {where}: it rests, or is about to begin one.")
@@ -186,31 +206,32 @@ def walk(
 
 def _later(
     place: Place, action: Actions, later: Iterator[Fact], read_apart: Callable[[Apart], Any]
-) -> Iterator[tuple[Actions, Steps]]:
-    """Yield the actions that follow in the same episode, or in those that begin by themselves, and their results."""
-    begin, before = place.begin, place.steps
+) -> Iterator[tuple[Sequence[Call], Actions, Steps]]:
+    """Yield calls and actions that follow in the same episode, or in those that begin by themselves, and results."""
+    begin, before, calls, n_calls = place.begin, place.steps, list[Call](), len(place.calls)
     for fact in later:
         taken = place.read(fact, read_apart)
         if place.steps is not before and action is not None and fact.what in ("take", "get"):
-            yield action, place.steps
+            yield calls, action, place.steps
             action, before = None, place.steps  # type: ignore[assignment]
         if place.begin is not begin or place.coming is not None:
             return
-        action = action if taken is None else taken
+        if taken is not None:
+            action, calls = taken, [call for _, call in place.calls[n_calls:]]
+            n_calls = len(place.calls)
 
 
 def position(path: str | Path, env_id: int, step: int, *, trust: bool = False) -> Task:
     """Return a task that begins where an environment stood before a step of its worker, numbered from 0.
 
-    The task has the seed, the options and the actions of the episode. ``trust``: whether to unpickle objects of classes
-    in these, which can run any code; without it they raise UsageError. Raises UsageError if there is no such
+    The task has the seed, the options, the actions and the calls of the episode. ``trust``: whether to unpickle objects
+    of classes in these, which can run any code; without it they raise UsageError. Raises UsageError if there is no such
     environment or step, if no episode plays there, and if it began without a known seed: by itself, after others.
     """
     place, _ = walk(path, env_id, step)
-    told = packed((place.begin, place.actions))
-    begin, actions = unpacked(told, Apart.load if trust else Apart.refuse)
+    told = packed((place.begin, place.actions, place.begin and place.calls_so_far()))
+    begin, actions, calls = unpacked(told, Apart.load if trust else Apart.refuse)
     if place.n_ended or begin.seed is None:
-        why = "by itself, after others" if place.n_ended else "and the manager had none"
         why = "by itself, after others" if place.n_ended else "and the manager had none"
         raise UsageError(
             f"the episode of env {env_id} in step {step} of worker {place.worker_id} began without a known seed, "
@@ -220,4 +241,4 @@ def position(path: str | Path, env_id: int, step: int, *, trust: bool = False) -
     taken = joined_actions([begin.actions, *actions])
     if taken is not None and len(specs_of(path)) == 1:
         (taken,) = taken.values()
-    return Task(begin.seed, begin.options, None, taken)
+    return Task(begin.seed, begin.options, None, taken, calls=calls)

@@ -69,7 +69,8 @@ class Recorder(Tap):
         try:
             self._writer = writer = RecordWriter(path)
             try:
-                writer.add(time.time_ns(), {"observations": observations, "part_of": writer.part_of, **about})
+                own = {"observations": observations, "part_of": writer.part_of, "n_steps": writer.n_steps}
+                writer.add(time.time_ns(), {**own, **about})
             except OSError:
                 writer.close()
                 writer.put_back()
@@ -83,6 +84,8 @@ class Recorder(Tap):
         """Number of facts above which the trainer waits, because they are many or large."""
         self.is_waited_for = True
         """Whether the trainer waits at all; not when another thread closes the manager."""
+        self._logged: dict[int, tuple[Any, int]] = {}
+        """Log and number of each worker's last step, if episodes are kept. A step that is sent again has the same."""
         self._nothing: tuple[str, int] = ("", 0)
         """Call that has found nothing, and how often in a row."""
         self._closing, self._has_ended = threading.Event(), threading.Event()
@@ -99,7 +102,11 @@ class Recorder(Tap):
         do(name, payload)
         if name in STEPPING:
             rows, actions = (None, payload) if name == CommandName.STEP else payload
-            entry = self._entries[worker_id]
+            entry, what = self._entries[worker_id], "step"
+            if entry.log is not None:
+                logged = entry.log, entry.log.n_steps
+                what = "again" if self._logged.get(worker_id) == logged else "step"
+                self._logged[worker_id] = logged
             if rows is None and entry.actions is not None and entry.previous_step is not None:  # step() sends them
                 versions = {behavior: each.version for behavior, each in entry.actions.items()}
                 last = entry.previous_step.current
@@ -108,7 +115,7 @@ class Recorder(Tap):
                 versions, env_ids = None, np.array(entry.env_ids)
                 acting = env_ids[self._seats().acts[env_ids] if rows is None else rows]
                 agents = dict.fromkeys(actions, only_agents(acting.tolist()).tolist())
-            self._add("step", worker_id, (rows, actions, agents, versions))
+            self._add(what, worker_id, (rows, actions, agents, versions))
         else:
             self._add("send", worker_id, (str(name), payload))
 

@@ -133,6 +133,9 @@ class TappedHost(_Tapped):
         self.tap.wake()
         self.inner.wake()
 
+    def hurry(self) -> None:
+        self.inner.hurry()
+
     def close(self) -> None:
         try:
             self.inner.close()

@@ -23,6 +23,7 @@ from envmanager.recording.tap import Tap
 _ASKED = {
     "send": "a command",
     "step": "a step",
+    "again": "a step that is sent again, as its worker was replaced",
     "recv": "the wait for an answer",
     "launch": "a worker's start",
     "begin_again": "a worker's reset",
@@ -86,7 +87,9 @@ class Tape(Tap):
         """Compare a command with the recorded one. Raises ReplayDiverged, or counts, if actions differ."""
         name, step = CommandName(name).value, self.n_steps.get(worker_id, 0)
         if name in STEPPING:
-            rows, recorded, *_ = self.next("step", worker_id).content(self._command)
+            if again := self.peek().what == "again":
+                step -= 1
+            rows, recorded, *_ = self.next("again" if again else "step", worker_id).content(self._command)
             recorded_name = CommandName.STEP if rows is None else CommandName.STEP_ROWS
             recorded = recorded if rows is None else (rows, recorded)
             self.n_steps[worker_id] = step + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from envmanager.importing import needed_by
@@ -19,8 +19,9 @@ with needed_by("/metrics", extra="serve"):
 class Collector:
     """A collector that reads all values when Prometheus asks for them."""
 
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+    def __init__(self, watch: Watch, more: Mapping[str, float] | None = None) -> None:
+        """``more``: further numbers by name."""
+        self._watch, self._more = watch, more or {}
 
     def exposed(self, accepted: str) -> tuple[str, bytes]:
         """Return the type and the text of the metrics. ``accepted``: the header ``Accept`` of the request."""
@@ -53,6 +54,7 @@ class Collector:
                 )
                 if tasks.get(key) is not None
             ),
+            *((Gauge, name, name.replace("_", " "), value) for name, value in self._more.items()),
         ):
             yield _family(kind, name, text, [((), value)])
         for kind, name, text, workers, field in (

@@ -67,9 +67,7 @@ class Server:
 
     def __init__(self, watch: Watch, port: int, host: str, token: str | None) -> None:
         """Listen, and answer in a thread. Raises UsageError if that is not possible."""
-        if token is not None and not (isinstance(token, str) and token.isascii() and token):
-            raise UsageError("the token of a server must be ASCII text, or None for one that is made by chance.")
-        self.token = secrets.token_urlsafe(16) if token is None else token
+        self.token = checked_token(token) or secrets.token_urlsafe(16)
         self.watch = watch
         """What is shown."""
         self.figures = watch.figures
@@ -80,12 +78,10 @@ class Server:
         try:
             self._http = _Http(watch, port, host, self.token)
         except (OSError, OverflowError, TypeError) as error:
-            reason = str(error).rstrip(".")
-            raise UsageError(f"cannot listen on port {port} of {host!r}: {reason}. Port 0 takes a free one.") from error
+            raise cannot_listen(port, host, error) from error
         self.port: int = self._http.server_address[1]
         """Port on which the server listens."""
-        shown = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{self.port}/?token={quote(self.token, safe='')}"
+        self.url = f"http://{shown_host(host)}:{self.port}/?token={quote(self.token, safe='')}"
         self._thread = threading.Thread(target=self._http.run, name=f"envmanager-serve-{self.port}", daemon=True)
         _listening.add(self._http)
         self._thread.start()
@@ -102,6 +98,40 @@ class Server:
     def __repr__(self) -> str:
         state = "answers" if self._thread.is_alive() else "closed"
         return f"<{type(self).__name__}: port {self.port}, {state}>"  # without the token
+
+
+def checked_token(token: Any) -> str | None:
+    """Return a token unchanged. Raises UsageError if it is neither None nor ASCII text."""
+    if token is not None and not (isinstance(token, str) and token.isascii() and token):
+        raise UsageError("the token of a server must be ASCII text, or None for one that is made by chance.")
+    return token
+
+
+def cannot_listen(port: Any, host: Any, error: Exception) -> UsageError:
+    """Return the error to raise for a server that cannot listen because of ``error``."""
+    reason = str(error).rstrip(".")
+    return UsageError(f"cannot listen on port {port} of {host!r}: {reason}. Port 0 takes a free one.")
+
+
+def shown_host(host: str) -> str:
+    """Return the name or address by which a server that listens on ``host`` can be reached, for a URL."""
+    return socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+
+
+def names_of(host: str) -> set[str]:
+    """Return the names of this machine, beside its addresses, for a server that listens on ``host``."""
+    return {"localhost", host.lower(), socket.gethostname().lower()} - {""}
+
+
+def is_own(header: str, names: set[str]) -> bool:
+    """Return whether a header ``Host`` is in ``names`` or an address, which cannot be led elsewhere, as a name can."""
+    with contextlib.suppress(ValueError):
+        name = urlsplit(f"//{header}").hostname or ""
+        if name in names:
+            return True
+        ipaddress.ip_address(name)
+        return True
+    return False
 
 
 @after_fork_in_child
@@ -126,8 +156,7 @@ class _Http(socketserver.ThreadingTCPServer):
         self._is_ending = threading.Event()
         if not isinstance(host, str):
             raise TypeError("the host must be a text, such as 127.0.0.1")
-        self.names = {"localhost", host.lower(), socket.gethostname().lower()} - {""}
-        """Names of this machine, beside its addresses."""
+        self.names = names_of(host)
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
@@ -184,7 +213,7 @@ class _Http(socketserver.ThreadingTCPServer):
         """Return status, type and body for the GET request of ``target``."""
         url = urlsplit(target)
         query = parse_qs(url.query)
-        if not self._is_own(headers.get("Host", "")):
+        if not is_own(headers.get("Host", ""), self.names):
             return _text(HTTPStatus.FORBIDDEN, "This server does not answer under that name.")
         given = query.get("token", [headers.get("Authorization", "").removeprefix("Bearer ")])[0]
         if not secrets.compare_digest(given.encode(), self.token):
@@ -208,16 +237,6 @@ class _Http(socketserver.ThreadingTCPServer):
                 return _text(HTTPStatus.NOT_IMPLEMENTED, str(error))
             return HTTPStatus.OK, *Collector(self.watch).exposed(headers.get("Accept", ""))
         return _text(HTTPStatus.NOT_FOUND, "There is /, /data and /metrics.")
-
-    def _is_own(self, host: str) -> bool:
-        """Return whether a header ``Host`` names this machine. An address cannot be led elsewhere, a name can."""
-        with contextlib.suppress(ValueError):
-            name = urlsplit(f"//{host}").hostname or ""
-            if name in self.names:
-                return True
-            ipaddress.ip_address(name)
-            return True
-        return False
 
 
 class _Handler(BaseHTTPRequestHandler):

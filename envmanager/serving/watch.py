@@ -137,8 +137,8 @@ class Watch:
 
     def _counts(self, entry: Entry) -> _Counts:
         times, manager = entry.times, self.manager()
-        process = None if manager is None else getattr(manager.env_workers[entry.worker_id], "process", None)
-        core_wait_ns = 0 if process is None else process.core_wait_ns()
+        worker = None if manager is None else manager.env_workers[entry.worker_id]
+        core_wait_ns = getattr(worker, "core_wait_ns", int)()
         return _Counts(times.ended_ns, times.busy_ns, times.other_ns, times.idle_ns, core_wait_ns, entry.generation)
 
     def _span(self, worker_id: int, before: _Counts, now: _Counts) -> list[int]:

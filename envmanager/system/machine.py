@@ -22,8 +22,7 @@ def children_of(pid: int) -> list[int]:
     found: list[int] = []
     with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(f"/proc/{pid}/task"):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{task}/children", "rb") as children:
-                found += map(int, children.read().split())
+            found += map(int, words_of(f"/proc/{pid}/task/{task}/children"))
     return found
 
 
@@ -46,20 +45,13 @@ def state_of(pid: int) -> str:
 
 def core_wait_ns(pid: int) -> int:
     """Return the total time (ns) that a process's main thread has waited for a free core, or 0 if it is unknown."""
-    try:
-        with open(f"/proc/{pid}/schedstat", "rb") as file:
-            _, waited_ns, _ = file.read().split()  # time on a core, time waiting for one, number of time slices
-    except (OSError, ValueError):
-        return 0
-    return int(waited_ns)
+    words = words_of(f"/proc/{pid}/schedstat")  # time on a core, time waiting for one, number of time slices
+    return int(words[1]) if len(words) == 3 else 0
 
 
 def memory_bytes(pid: int) -> int:
     """Return the resident memory of a process and its descendants, or 0 if it is unknown."""
-    n_pages = 0
-    for each in (pid, *descendants(pid)):
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{each}/statm", "rb") as file:
-            n_pages += int(file.read().split()[1])
+    n_pages = sum([int(n) for each in (pid, *descendants(pid)) for n in words_of(f"/proc/{each}/statm")[1:2]])
     return n_pages * os.sysconf("SC_PAGE_SIZE") if n_pages else 0
 
 
@@ -104,8 +96,8 @@ def count_cores() -> int:
         allowed = os.cpu_count() or 1
     quotas = []
     for folder in _cgroups():
-        of_version_1 = [*_words(folder / "cpu.cfs_quota_us"), *_words(folder / "cpu.cfs_period_us")]
-        for words in (_words(folder / "cpu.max"), of_version_1):
+        of_version_1 = [*words_of(folder / "cpu.cfs_quota_us"), *words_of(folder / "cpu.cfs_period_us")]
+        for words in (words_of(folder / "cpu.max"), of_version_1):
             # No limit is ``max`` in version 2 and -1 in version 1.
             if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
                 quotas.append(int(words[0]) / int(words[1]))
@@ -136,10 +128,10 @@ def _cgroups() -> Iterator[Path]:
                 yield root / group.relative_to("/")
 
 
-def _words(path: Path) -> list[str]:
+def words_of(path: Path | str) -> list[str]:
     """Return the words of a file, or an empty list if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8").split()
+        return Path(path).read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError):
         return []
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from envmanager.testing.faults import FaultyEnvironment, faulty
     from envmanager.testing.injection import ChaosReport, Injection, chaos
     from envmanager.testing.leaks import Traces, nothing_left_behind
+    from envmanager.testing.rewards import Verdict, check_lost_rollouts
 
 _HOMES = {
     "contract": ["EnvironmentContract", "ManagerContract"],
@@ -27,6 +28,7 @@ _HOMES = {
     "faults": ["FaultyEnvironment", "faulty"],
     "injection": ["ChaosReport", "Injection", "chaos"],
     "leaks": ["Traces", "nothing_left_behind"],
+    "rewards": ["Verdict", "check_lost_rollouts"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -49,6 +51,8 @@ __all__ = [  # noqa: RUF022  (in the order of the docs)
     "Injection",
     "check_environment",
     "Finding",
+    "check_lost_rollouts",
+    "Verdict",
     "Traces",
     "nothing_left_behind",
 ]

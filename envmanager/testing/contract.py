@@ -49,12 +49,14 @@ class NumberedActions:
 
 
 class OwnManagers:
-    """Base class of ManagerContract's test classes, with an abstract ``make_manager`` and two context managers."""
+    """Base class of the contracts' test classes, with an abstract ``make_manager`` and two context managers."""
 
     begins_on_demand = True
     """Whether episodes can begin on demand. If False, a test checks that the manager says so."""
     takes_actions = True
     """Whether episodes can begin with the actions of a task. If False, a test checks that the manager says so."""
+    exceptions_travel = True
+    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, only its text is available."""
 
     @abstractmethod
     def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
@@ -386,9 +388,6 @@ class _TaskContract(OwnManagers):
 
 class _LifeContract(OwnManagers):
     """Tests of ``call`` and similar methods, of exceptions in environments, and of ``close()``."""
-
-    exceptions_travel = True
-    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, only its text is available."""
 
     def test_call_get_attr_set_attr_and_render_reach_the_environments_asked_for(self) -> None:
         with self.stepping(EchoEnvironment, 4) as manager:

@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -26,7 +25,7 @@ from envmanager.env_manager import EnvManager
 from envmanager.errors import ManagerClosed, WorkerError
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import RestartPolicy, Timeouts
-from envmanager.testing.contract import NumberedActions, check_echo
+from envmanager.testing.contract import NumberedActions, OwnManagers, check_echo
 from envmanager.testing.fakes import EchoEnvironment
 from envmanager.testing.leaks import SLACK_S, SOON_S, nothing_left_behind, state_of
 
@@ -222,22 +221,18 @@ def only_with_processes(test: Test) -> Test:
     return cast("Test", checked)
 
 
-class FaultyManagers:
-    """Base class of FaultContract's test classes. Subclasses define ``make_manager``. Every test checks for leaks."""
+class FaultyManagers(OwnManagers):
+    """Base class of FaultContract's test classes, each of which has a process per environment if ``has_processes``.
+
+    Every test checks for leaks.
+    """
 
     has_processes = True
     """Whether each environment has its own process, which tests may kill. If False, one worker has all environments."""
-    begins_on_demand = True
     keeps_episodes = True
     """Whether the manager can keep episodes. If False, it refuses the option."""
-    exceptions_travel = True
-    """Whether ``EnvRaised.__cause__`` is the environment's exception. If False, only its text is available."""
     start_s = 12.0
     """``Timeouts.start_s`` of tests in which one worker hangs, long enough for healthy workers to start."""
-
-    @abstractmethod
-    def make_manager(self, env_factory: Any, n_envs: int, **options: Any) -> EnvManager:
-        """Return a new manager with these ManagerOptions, and with one process per environment if ``has_processes``."""
 
     @pytest.fixture(autouse=True)
     def _leaves_nothing_behind(self) -> Iterator[None]:

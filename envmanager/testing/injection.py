@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import select
 import signal
 import threading
 import time
@@ -31,6 +30,7 @@ import attrs
 
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
+from envmanager.hosts.descriptors import wait_for
 from envmanager.observe.stats import WorkerStats
 
 Kind = Literal["kill", "freeze", "pause"]
@@ -118,9 +118,7 @@ class _Process:
     steps: int
 
     def has_ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(wait_for([self.pidfd], 0.0))
 
 
 @attrs.define(eq=False)

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import attrs
@@ -46,7 +46,10 @@ def descendants(pid: int | None = None) -> dict[int, str]:
     """Return ``{pid: command line}`` of all descendants of ``pid`` (default: this process). On Windows return {}."""
     pid = os.getpid() if pid is None else pid
     if sys.platform != "linux":
-        return _descendants_in(_process_table(), pid)
+        table, pids = _process_table(), [pid]
+        for each in pids:  # the loop itself extends the list
+            pids += [child for child, (parent, _, _) in table.items() if parent == each]
+        return {child: table[child][2] for child in pids[1:]}
     found: dict[int, str] = {}
     for child in machine.descendants(pid):
         with contextlib.suppress(OSError):
@@ -78,13 +81,6 @@ def _process_table() -> dict[int, tuple[int, str, str]]:
         lines, _ = ps.communicate()
     rows = ([*line.split(None, 3), ""] for line in lines.splitlines())
     return {int(row[0]): (int(row[1]), row[2], row[3]) for row in rows if int(row[0]) != ps.pid}
-
-
-def _descendants_in(table: Mapping[int, tuple[int, str, str]], pid: int) -> dict[int, str]:
-    found = [pid]
-    for each in found:  # the loop itself extends the list
-        found += [child for child, (parent, _, _) in table.items() if parent == each]
-    return {child: table[child][2] for child in found[1:]}
 
 
 def _workers_and_orphans() -> dict[int, str]:

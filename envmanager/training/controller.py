@@ -184,6 +184,20 @@ class TrainerController:
 
     # Playing and learning.
 
+    def place(self) -> dict[str, Any]:
+        """Return where the loop and its manager stand, as plain data. Raises the errors of ``EnvManager.state``."""
+        return {"manager": self.manager.state(), "episodes": self.episodes.state(), "learners": self._learners.state()}
+
+    def go_on(self, place: Mapping[str, Any]) -> None:
+        """Go on from what ``place`` returned, once the trainers are restored. Raises the errors of ``reset(state=…)``.
+
+        Another number of workers is possible unless steps were in flight.
+        """
+        infos = self.manager.reset(state=place["manager"], tasks=self.tasks)
+        self._ready = [info.worker_id for info in infos]
+        self._learners.restore(place["learners"], self._ready, len(place["manager"]["workers"]))
+        self.episodes.restore(place["episodes"])
+
     def reset(self, config: ResetConfig | Mapping[str, Any] | None = None) -> None:
         """Set the manager's policies, reset all environments, and pass their first observations to the trainers."""
         self._learners.begin()
@@ -200,6 +214,7 @@ class TrainerController:
         self._goal = n_steps
         if not self._ready and not self._learners.in_flight:
             self.reset()
+        self._learn()  # if the update before was stopped
         while self.n_steps < n_steps and not (until is not None and until()):
             self.step()
 
@@ -211,13 +226,7 @@ class TrainerController:
         self._obey_toggles()
         try:
             self._step(self._wait if wait is None else wait)
-            if self.rounds is None:
-                return self._update_all(lambda trainer: trainer.is_ready())
-            if self._n_played() < self.rounds.steps:
-                return []
-            updates = self._update_all(lambda trainer: trainer.can_update())
-            self._change(self.frozen, RoundCount(self._round.number + 1))
-            return updates
+            return self._learn()
         except Exception as error:
             self.require_finite_weights(error)  # with NaN in the weights, actions fail in many ways
             raise
@@ -246,9 +255,18 @@ class TrainerController:
             self._ready.append(info.worker_id)
             self._learners.require_finite(info, self.n_steps)
             self.episodes.add(info)
-            if self.rounds is not None and info.previous is not None and info.lost is None:
+            if self.rounds is not None and info.is_step:
                 self._round.add(info.worker_id)
             self.n_steps += self._learners.give(info)
+
+    def _learn(self) -> list[Update]:
+        if self.rounds is None:
+            return self._update_all(lambda trainer: trainer.is_ready())
+        if self._n_played() < self.rounds.steps:
+            return []
+        updates = self._update_all(lambda trainer: trainer.can_update())
+        self._change(self.frozen, RoundCount(self._round.number + 1))
+        return updates
 
     def _update_all(self, is_ready: Callable[[Trainer], bool]) -> list[Update]:
         updates = []

@@ -69,15 +69,16 @@ class LogUniform(Uniform):
         return float(np.exp(rng.uniform(np.log(self.min), np.log(self.max))))
 
 
-def _are_ranges(ranges: Any) -> bool:
-    return len(ranges) > 0 and all(-math.inf < low < high < math.inf for low, high in ranges)
+_are_ranges = must_be(
+    "pairs [min, max]", lambda value: len(value) > 0 and all(-math.inf < low < high < math.inf for low, high in value)
+)
 
 
 @attrs.frozen(kw_only=True)
 class MultiRangeUniform(Sampler):
     """Numbers in any of ``ranges``, pairs of a minimum and a maximum, each as likely as any other."""
 
-    ranges: tuple[tuple[float, float], ...] = attrs.field(validator=must_be("pairs [min, max]", _are_ranges))
+    ranges: tuple[tuple[float, float], ...] = attrs.field(validator=_are_ranges)
 
     def draw(self, rng: np.random.Generator) -> float:
         widths = np.array([high - low for low, high in self.ranges])
@@ -247,6 +248,11 @@ class CurriculumState:
     n_tasks: int = attrs.field(default=0, validator=at_least(0))
     lessons: dict[str, LessonState] = attrs.field(factory=dict)
 
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> CurriculumState:
+        """Return the state that ``Curriculum.state`` has told. Raises ConfigError if it is none."""
+        return structured(_CONVERTER, cls, told, "curriculum")
+
 
 class Curriculum:
     """A TaskSource whose tasks have the values of ``parameters``, a table as in ``training.parameters``, as options.
@@ -357,12 +363,13 @@ class Curriculum:
             texts[name] += f" (lesson {number}/{len(self.parameters[name].lessons)})"
         return texts
 
-    def state(self) -> CurriculumState:
-        """Return the state, for a checkpoint."""
-        return CurriculumState(n_tasks=self.n_tasks, lessons={name: attrs.evolve(at) for name, at in self._at.items()})
+    def state(self) -> dict[str, Any]:
+        """Return the state as plain data, for a checkpoint: the fields of a CurriculumState."""
+        return {"n_tasks": self.n_tasks, "lessons": {name: attrs.asdict(at) for name, at in self._at.items()}}
 
-    def restore(self, state: CurriculumState) -> None:
+    def restore(self, told: Mapping[str, Any] | CurriculumState) -> None:
         """Restore a state that ``state()`` returned. A parameter that has fewer lessons now is in its last one."""
+        state = told if isinstance(told, CurriculumState) else CurriculumState.of(told)
         self.n_tasks = state.n_tasks
         for name in self.parameters.keys() & state.lessons.keys():
             last = LessonState(lesson=len(self.parameters[name].lessons) - 1)

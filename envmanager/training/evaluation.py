@@ -20,8 +20,10 @@ import csv
 import io
 import json
 import logging
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -35,11 +37,12 @@ from envmanager.data.seeding import derive_seed, task_seed
 from envmanager.data.specs import describe_value
 from envmanager.data.steps import AGENT_BITS, StepInfo
 from envmanager.env_manager import EnvManager
-from envmanager.errors import ConfigError, EnvManagerError, UsageError
+from envmanager.errors import CallStopped, ConfigError, EnvManagerError, UsageError
+from envmanager.keeping.state import checksum_of, packed, told, unpacked
 from envmanager.kernel.tasks import TaskBook
 from envmanager.observe import events
 from envmanager.observe.episodes import Episodes, FinishedEpisode, means_of_measures
-from envmanager.observe.files import write_atomically
+from envmanager.observe.files import replacing, write_atomically
 from envmanager.options import Wait, plain
 from envmanager.policy import Policy
 from envmanager.registry import ManagerOptions, live, make_manager
@@ -47,7 +50,7 @@ from envmanager.simple_env_manager import SimpleEnvManager
 from envmanager.system.machine import count_cores
 from envmanager.tasks import Task, TaskResult
 from envmanager.training.curriculum import Curriculum
-from envmanager.training.trainer import Trainer
+from envmanager.training.trainer import Trainer, generator_states, restore_generators
 
 _GENERATION = 2**31 - 1
 """Generation for ``derive_seed`` that no worker reaches, so that evaluations share no seed with the training."""
@@ -57,6 +60,10 @@ COLUMNS = ("task", "id", "seed", "options", "env_id", "behavior", "agent", "retu
 MOST_TASKS = 1_000_000  # of an iterator, which seems to have no end if there are more
 _N_TOLD = 3
 """Number of lost tasks that a warning tells the errors of."""
+_FACTS = "facts"
+"""Name, beside those of arrays, of the JSON data in the file from which an evaluation goes on."""
+_WRITTEN_EVERY_S, _MOST_OFTEN = 1.0, 50
+"""Seconds after which that file is written again, and how many times as long as writing takes that is at least."""
 _logger = logging.getLogger("envmanager")
 
 
@@ -195,13 +202,10 @@ def write_csv(path: str | os.PathLike[str], evaluations: Sequence[tuple[Mapping[
     table.writeheader()
     for first, evaluation in evaluations:
         for row in evaluation.rows():
-            table.writerow({name: _text(value) for name, value in {**first, **row}.items()})
+            cells = {**first, **row}
+            others = [name for name, own in cells.items() if not isinstance(own, str | int | float | None)]
+            table.writerow({**cells, **{name: json.dumps(cells[name], default=str) for name in others}})
     write_atomically(Path(path), text.getvalue())
-
-
-def _text(value: Any) -> Any:
-    is_number_or_text = value is None or isinstance(value, str | int | float)
-    return value if is_number_or_text else json.dumps(value, default=str)
 
 
 def mean_and_spread(returns: Sequence[float]) -> tuple[float, float]:
@@ -222,6 +226,7 @@ def evaluate(
     episodes_per_env: int | Sequence[int] | None = None,
     tasks: Iterable[Any] | None = None,
     config: Mapping[str, Any] | None = None,
+    resume: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
     """Reset ``manager``, play with ``policies`` until every agent has finished its episodes, and return the results.
 
@@ -236,10 +241,13 @@ def evaluate(
         tasks: One episode is played of each, in whichever environment is free, so no environment waits for a slower
             one; see ``EnvManager.reset``. Results do not depend on ``n_envs``. An endless iterator is refused.
         config: Passed to ``manager.reset``.
+        resume: A file in which the evaluation of ``tasks`` says each second where it stands. If it is there, the
+            evaluation goes on from it, or is over at once. The manager must keep episodes, the tasks be plain data, and
+            the policies depend on nothing but the rows. Raises UsageError for a file with other tasks, policies or
+            environments, and NotWritten.
     """
-    evaluation = evaluate_until(
-        lambda _: False, manager, policies, episodes_per_env=episodes_per_env, tasks=tasks, config=config
-    )
+    given: Any = {"episodes_per_env": episodes_per_env, "tasks": tasks, "config": config, "resume": resume}
+    evaluation = evaluate_until(lambda _: False, manager, policies, **given)
     assert evaluation is not None
     return evaluation
 
@@ -253,11 +261,14 @@ def evaluate_until(
     tasks: Iterable[Any] | None = None,
     config: Mapping[str, Any] | None = None,
     on_cut: Callable[[Evaluation], Any] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    label: Any = None,
 ) -> Evaluation | None:
     """Evaluate as ``evaluate`` does, but call ``is_over`` before each step and return None once it returns True.
 
     Its argument is a function that returns the number of episodes that have ended. Logs a warning about lost episodes.
     If an error or a Ctrl-C ends the evaluation, ``on_cut`` is called with what was played, before the error is raised.
+    ``label``: JSON data about the environments, by which a file of others is refused.
     """
     given = None if tasks is None else _listed(tasks)
     course: _Shares | _Tasks
@@ -267,15 +278,22 @@ def evaluate_until(
         course = _Tasks(manager, given)
     else:
         raise UsageError("evaluate() takes either tasks or episodes_per_env.")
+    place = None if resume is None else _Place(Path(resume), manager, policies, given, config, label)
     for behavior, policy in policies.items():
         manager.set_policy(behavior, policy)
     with logged_as_evaluation():
         try:
-            infos = manager.reset(config, tasks=given)
+            state = None if place is None else place.read()
+            begun: Any = {"config": config} if state is None else {"state": state}
+            infos = manager.reset(**begun, tasks=given)
             while not course.are_played(infos):
                 if is_over(course.count):
                     return None
+                if place is not None:
+                    place.write_if_due()
                 infos = manager.step()
+            if place is not None:
+                place.write()
         except BaseException as error:
             if on_cut is not None:
                 on_cut(course.evaluation(policies, error))
@@ -284,6 +302,65 @@ def evaluate_until(
         if evaluation.lost:
             _logger.warning("%s", _losses(evaluation))
     return evaluation
+
+
+class _Place:
+    """The file from which a killed evaluation goes on: the manager's state, and checksums of what is evaluated."""
+
+    def __init__(
+        self,
+        path: Path,
+        manager: EnvManager,
+        policies: Mapping[str, Policy],
+        tasks: Sequence[Any] | None,
+        config: Mapping[str, Any] | None,
+        label: Any,
+    ) -> None:
+        if tasks is None:
+            raise UsageError("an evaluation goes on from a file if it plays tasks: pass tasks in place of episodes.")
+        self._path, self._manager, self._due = path, manager, -math.inf
+        arrays: dict[str, np.ndarray] = {}
+        plain_tasks = packed(told([config, [Task.of(task) for task in tasks]]), arrays)
+        sums = [checksum_of(np.ascontiguousarray(each)) for each in arrays.values()]
+        specs = sorted((name, repr(spec)) for name, spec in manager.behavior_specs.items())
+        sources = sorted((name, getattr(own, "source", type(own).__qualname__)) for name, own in policies.items())
+        of = {"tasks": [plain_tasks, sums], "policies": sources, "environments": [label, specs]}
+        self._of = {name: checksum_of(own) for name, own in of.items()}
+
+    def read(self) -> Any:
+        """Return the state in the file, None if there is none. Raises UsageError if it is another file, or damaged."""
+        if not os.path.lexists(self._path):
+            return None
+        try:
+            with open(self._path, "rb") as file:
+                arrays = dict(np.load(file, allow_pickle=False))
+            facts = json.loads(arrays.pop(_FACTS).tobytes())
+            state, others = (
+                unpacked(facts["state"], arrays),
+                [own for own in self._of if facts["of"][own] != self._of[own]],
+            )
+        except Exception as error:  # what any other content makes of NumPy, zipfile and JSON
+            text = f"{self._path} is no file of an evaluation, or is damaged: {error}. Name another one, or remove it"
+            raise UsageError(f"{text} to begin again.") from error
+        if others:
+            text = f"{self._path} is of an evaluation with other {' and other '.join(others)}: name another file"
+            raise UsageError(f"{text}, or remove it to begin again.")
+        return state
+
+    def write_if_due(self) -> None:
+        """Write the file if it was not written in the last second, or longer if writing takes long."""
+        began = time.monotonic()
+        if began >= self._due:
+            self.write()
+            self._due = time.monotonic() + max(_WRITTEN_EVERY_S, _MOST_OFTEN * (time.monotonic() - began))
+
+    def write(self) -> None:
+        """Replace the file. Raises NotWritten, and the errors of ``EnvManager.state``."""
+        arrays: dict[str, Any] = {}
+        facts = {"of": self._of, "state": packed(self._manager.state(), arrays)}
+        arrays[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        with replacing(self._path) as file:
+            np.savez(file, **arrays)
 
 
 def _listed(tasks: Iterable[Any]) -> list[Any]:
@@ -452,7 +529,7 @@ class _Shares:
         envs, now = self._envs, self._now
         if info.lost is not None:
             ended = (steps.env_id[steps.truncated].tolist() for steps in info.current.values())
-            for env_id in set().union(*ended):
+            for env_id in set().union(*ended).intersection(info.lost.env_ids):
                 envs[env_id].lost += not envs[env_id].is_over
                 for seat in envs[env_id].seats.values():
                     seat.began = None
@@ -508,14 +585,14 @@ class Evaluator:
         curriculum: Curriculum | None = None,
     ) -> None:
         with logged_as_evaluation():
-            self._manager = make_manager(options_for(options, manager, n_episodes=n_episodes))
-        self._episodes = episodes_for(self._manager, n_episodes, evaluation_seed(seed), curriculum)
+            self.manager = make_manager(options_for(options, manager, n_episodes=n_episodes))
+        self._episodes = episodes_for(self.manager, n_episodes, evaluation_seed(seed), curriculum)
 
     def __enter__(self) -> Evaluator:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._manager.close()
+        self.manager.close()
 
     def evaluate(self, trainers: Mapping[str, Trainer], is_over: Callable[[], bool]) -> Evaluation | None:
         """Pause the trainers, play the episodes and return the evaluation, or None as soon as ``is_over()`` is True."""
@@ -524,7 +601,9 @@ class Evaluator:
         policies = {behavior: trainer.greedy_policy() for behavior, trainer in trainers.items()}
         before = generator_states()
         try:
-            return evaluate_until(lambda _: is_over(), self._manager, policies, **self._episodes)
+            return evaluate_until(lambda _: is_over(), self.manager, policies, **self._episodes)
+        except CallStopped:
+            return None
         finally:
             restore_generators(before)
 
@@ -562,22 +641,3 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
         log_dir=None if options.log_dir is None else os.path.join(options.log_dir, "evaluation"),
         engine=engine,
     )
-
-
-def generator_states() -> dict[str, np.ndarray]:
-    """Return the states of PyTorch's random generators by name, such as ``"torch"`` (CPU) and ``"cuda0"``."""
-    import torch
-
-    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    found = {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(of_gpus)}}
-    return {name: state.numpy() for name, state in found.items()}
-
-
-def restore_generators(states: Mapping[str, np.ndarray]) -> None:
-    """Restore the states that ``generator_states`` returned. States of missing GPUs are ignored."""
-    import torch
-
-    torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
-    for number in range(torch.cuda.device_count()):
-        if f"cuda{number}" in states:
-            torch.cuda.set_rng_state(torch.from_numpy(np.array(states[f"cuda{number}"])), number)

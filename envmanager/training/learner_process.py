@@ -3,15 +3,17 @@
 ::
 
     this process                                     the learner
-    policy ◀── weights in shared memory ◀─────────── trainer: replay, optimizer
+    policy ◀── copied ── weights in shared memory ◀─ trainer: replay, optimizer
     add ────── StepInfos, through a socket ────────▶ add, update
-    add, is_ready ◀── counts of steps and updates ── add, update
+    add ────── "turn", after so many steps ────────▶ writes its weights
+    add ◀───── "turned": version, figures ────────── …
 
-The learner waits until it has enough steps for its next update. This process waits while the learner is more than
-``max_ahead`` steps behind. The learner ignores SIGINT (Ctrl-C) and SIGTERM, because this process may need the learner's
-state for a last checkpoint. Unless ``learner_timeout_s`` is infinite, waits for the learner have a timeout. When this
-process ends, the learner ends too. Over the portable transport, the default on systems other than Linux, the learner
-may end later, when its native code releases the GIL.
+The learner waits until it has enough steps for its next update. After each turn of ``max_ahead / 2`` steps the policy
+takes the weights that the learner had when it had learned from the turn before, for which this process waits. So which
+weights act depends on the steps alone, and a training can be repeated. The learner ignores SIGINT (Ctrl-C) and SIGTERM,
+because this process may need the learner's state for a last checkpoint. Unless ``learner_timeout_s`` is infinite, waits
+for the learner have a timeout. When this process ends, the learner ends too. Over the portable transport, the default
+on systems other than Linux, the learner may end later, when its native code releases the GIL.
 
 This process reads the learner's messages from a ``Channel``, and waits only in ``_exchange``. An interrupt never cuts a
 message short: what was not written stays queued. The learner's end of the socket blocks.
@@ -20,6 +22,7 @@ message short: what was not written stays queued. The learner's end of the socke
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import math
 import os
@@ -48,7 +51,15 @@ from envmanager.options import choose_transport
 from envmanager.policy import Policy
 from envmanager.system.interrupts import allow_interrupts, defer_interrupts
 from envmanager.system.machine import advice, state_of
-from envmanager.training.trainer import Arrays, Trainer, require_can_learn_apart
+from envmanager.training.trainer import (
+    Arrays,
+    Trainer,
+    generator_states,
+    named,
+    of_part,
+    require_can_learn_apart,
+    restore_generators,
+)
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -63,6 +74,8 @@ _CLOSE_S = 10.0
 _STATES = {"R": "running", "S": "asleep", "D": "waiting for a device", "T": "stopped (SIGSTOP)", "t": "traced"}
 _ALIGNED_BYTES = 64
 """Alignment of the tensors in shared memory, in bytes."""
+_PLACE, _ACTING, _TURNED, _GENERATORS = "apart", "apart.acting", "apart.turned", "apart.generators"
+"""Key of what a LearnerProcess adds to a trainer's facts; parts of the arrays that it adds to the trainer's."""
 _logger = logging.getLogger("envmanager")
 
 
@@ -73,9 +86,9 @@ class LearnerFailed(EnvManagerError):
 class LearnerProcess(Trainer):
     """A trainer that runs another one in a separate process, the learner. The policy acts in the caller's process.
 
-    The weights change while the policy acts, so only off-policy trainers such as DQN can learn like this. ``make()``
-    is called in both processes and returns the trainer, whose attribute ``model`` must be the same network in both.
-    ``max_ahead``: number of agent steps that the learner may be behind before ``add`` blocks. ``learner_timeout_s``:
+    The weights are up to ``max_ahead`` agent steps older than the newest steps, so only off-policy trainers such as DQN
+    can learn like this. ``add`` blocks while the learner is further behind. ``make()`` is called in both processes and
+    returns the trainer, whose attribute ``model`` must be the same network in both. ``learner_timeout_s``:
     seconds that a method waits for the learner to send or read data before killing the learner (at least 120 during
     the start); ``math.inf`` for no limit. Call ``close()``, or use a ``with`` statement. Raises UsageError for invalid
     options and unsuitable trainers. Methods that need the learner raise LearnerFailed once it has failed or is closed.
@@ -99,14 +112,20 @@ class LearnerProcess(Trainer):
         self.options = getattr(self._here, "options", None)
         self.max_policy_lag, self.n_before_update = math.inf, self._here.n_before_update
         self._model: nn.Module = self._here.model  # type: ignore[attr-defined]
-        self._max_ahead = max_ahead
+        self._turn = max(1, max_ahead // 2)
+        self._n_in_turn = 0
+        """Number of agent steps in this turn."""
         self._timeout_s = learner_timeout_s
         self._owner_pid = os.getpid()
         self._n_before = 0
         """Number of agent steps collected in earlier runs of the training, not included in ``_n_sent``."""
         self._n_sent = 0
-        self._n_learned = 0
+        self._is_asked = False
+        """Whether the learner has not yet said that it has written the weights of the turn before."""
+        self._turned: tuple[int, dict[str, float]] | None = None
+        """Version and figures of the weights in the shared memory, until the policy takes them."""
         self._learned_version = 0
+        """The version of the policy's weights. ``version`` follows with the next ``update``."""
         self._figures: dict[str, float] = {}
         self._n_asked = 0
         self._answer: tuple[int, Any] = 0, None
@@ -115,7 +134,13 @@ class LearnerProcess(Trainer):
         self._failure = ""
         """Reason why the learner is unusable; empty while it is usable."""
         self._unsent = memoryview(b"")
-        self._process, self._channel, self._copies = _start(pickled(make), self._model)
+        try:
+            started = _start(pickled(make), self._model)
+        except LearnerFailed as error:
+            if getattr(error.__cause__, "errno", None) != errno.ECONNRESET:
+                raise
+            started = _start(pickled(make), self._model)  # the helper has ended, so another one starts it
+        self._process, self._channel, self._copies = started
         self._release = weakref.finalize(self, _release, self._process, self._channel, self._owner_pid)
 
     def __enter__(self) -> LearnerProcess:
@@ -139,19 +164,23 @@ class LearnerProcess(Trainer):
                     descriptors.wait_for([self._process.pidfd], deadline - time.monotonic())
             finally:
                 self._release()
-        self._copies = []
-        for tensor in [*self._model.parameters(), *self._model.buffers()]:
-            tensor.data = tensor.data.clone()  # otherwise the shared memory stays mapped
+        self._copies = []  # otherwise the shared memory stays mapped
 
     def add(self, info: StepInfo) -> int:
         own = _only(info, self.behavior)
-        before = None if own.previous is None or own.lost is not None else own.previous.get(self.behavior)
-        n = 0 if before is None or not own.actions else len(before.acting_rows)
+        before = None if own.previous is None else own.previous.get(self.behavior)
+        acted = [] if before is None or not own.actions else before.agent_id[before.acting_rows].tolist()
+        n = len(acted) - (0 if own.lost is None else len(own.lost.agents(acted)))
         with defer_interrupts():  # a step that is counted but not sent would never be learned from
             self._n_sent += n
+            self._n_in_turn += n
             self._here.collected(self._n_before + self._n_sent)
             self._send("add", own)
-            self._await(lambda: self._n_sent - self._n_learned <= self._max_ahead)
+            if self._n_in_turn >= self._turn:
+                self._await(lambda: not self._is_asked)
+                self._take(self._turned)
+                self._n_in_turn, self._is_asked = 0, True
+                self._send("turn")
         return n
 
     def is_ready(self) -> bool:
@@ -163,16 +192,15 @@ class LearnerProcess(Trainer):
         return self._learned_version > self.version
 
     def update(self, progress: float) -> dict[str, float]:
-        """Use the learner's newest weights and ``version``. Send it ``progress``. Return its last update's figures."""
-        self._use_learned()
-        figures = self._figures  # to send may bring newer ones
+        """Set ``version`` to that of the policy. Send the learner ``progress``. Return its last update's figures."""
+        self.version = self._learned_version
         self._send("progress", progress)
-        return figures
+        return self._figures
 
     def pause(self) -> None:
-        """Wait until the learner has learned from all steps sent to it. Set ``version`` to the learner's version."""
-        self._ask("pause")
-        self._use_learned()
+        """Wait until the learner has learned from all steps sent to it, and use its newest weights and version."""
+        self._take(self._ask("pause"))
+        self.version = self._learned_version
 
     def greedy_policy(self) -> Policy:
         return self._here.greedy_policy()
@@ -184,26 +212,48 @@ class LearnerProcess(Trainer):
         self._send("reset")
 
     def not_finite(self) -> str | None:
-        self._copy_learned()
-        return self._here.not_finite()
+        if self._failure:
+            return self._here.not_finite()
+        return self._ask("not_finite")  # type: ignore[no-any-return]
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        return self._ask("state")  # type: ignore[no-any-return]
+        arrays, facts = self._ask("state")  # after which no weights are asked for
+        acting, own = self._here.state()
+        turned = {} if self._turned is None else {name: shared.clone().numpy() for name, _, shared in self._copies}
+        arrays = {**arrays, **named(_ACTING, acting), **named(_TURNED, turned)}
+        place = {"acting": own, "version": self.version, "learned_version": self._learned_version}
+        place |= {"acting_figures": self._figures, "turned": self._turned, "n_in_turn": self._n_in_turn}
+        return arrays, {**facts, _PLACE: {**facts[_PLACE], **place}}
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
-        self._learned_version = int(self._ask("restore", (dict(arrays), dict(facts))))
-        self._use_learned()
+        acting, turned = of_part(_ACTING, arrays), of_part(_TURNED, arrays)
+        of_learner = {name: arrays[name] for name in arrays if not name.startswith((f"{_ACTING}.", f"{_TURNED}."))}
+        learned = self._ask("restore", (of_learner, dict(facts)))
         self._n_before = int(facts.get("n_steps", 0)) - self._n_sent
+        place = facts.get(_PLACE)
+        if place is None:  # it was no LearnerProcess
+            self._take(learned)
+            self.version = self._learned_version
+        else:
+            self._here.restore(acting, place["acting"])
+            self.version, self._learned_version = place["version"], place["learned_version"]
+            self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
+            self._figures, self._n_in_turn = place["acting_figures"], place["n_in_turn"]
+            self._turned = None if place["turned"] is None else (place["turned"][0], place["turned"][1])
+            with torch.no_grad():
+                for name, _, shared in self._copies if turned else ():
+                    array = np.array(turned[name]).reshape(shared.shape)  # a file has [1] for a number
+                    shared.copy_(torch.from_numpy(array))
         self._here.collected(self._n_before + self._n_sent)
 
-    def _use_learned(self) -> None:
-        """Set ``version`` to the learner's, and copy the learner's weights to a model that is on a GPU."""
-        self.version = self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
-        self._copy_learned()
-
-    def _copy_learned(self) -> None:
+    def _take(self, learned: tuple[int, dict[str, float]] | None) -> None:
+        """Let the policy act with the weights in the shared memory, whose version and figures are ``learned``."""
+        if learned is None:
+            return
+        self._turned, (self._learned_version, self._figures) = None, learned
+        self._here.policy.version = self._learned_version  # type: ignore[attr-defined]
         with torch.no_grad():
-            for tensor, shared in self._copies:
+            for _, tensor, shared in self._copies:
                 tensor.copy_(shared)
 
     def _send(self, what: str, payload: Any = None) -> None:
@@ -263,10 +313,8 @@ class LearnerProcess(Trainer):
             self._fail(f"raised:\n{payload}")
         elif what == "answer":
             self._answer = payload
-        elif what == "learned":
-            self._n_learned = payload
-        elif what == "updated":
-            self._learned_version, self._figures = payload
+        elif what == "turned":
+            self._is_asked, self._turned = False, payload
         return True
 
     def _exchange(self, timeout_s: float) -> bool:
@@ -301,12 +349,10 @@ class LearnerProcess(Trainer):
             raise LearnerFailed(self._failure)
 
 
-def _start(make: bytes, model: nn.Module) -> tuple[WorkerProcess, Channel, list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Start a learner that writes its weights to shared memory. Return process, channel, and tensors to copy.
-
-    The model's tensors on the CPU are moved to the shared memory. The tensors to copy are pairs of a tensor on a GPU
-    and the shared tensor that holds its newest value.
-    """
+def _start(
+    make: bytes, model: nn.Module
+) -> tuple[WorkerProcess, Channel, list[tuple[str, torch.Tensor, torch.Tensor]]]:
+    """Start a learner that writes its weights to shared memory. Return process, channel, and tensors to copy."""
     from envmanager.processes.portable import PortableProcess, open_memory
 
     is_portable = choose_transport() == "portable"
@@ -320,14 +366,12 @@ def _start(make: bytes, model: nn.Module) -> tuple[WorkerProcess, Channel, list[
         with theirs:
             state = model.state_dict(keep_vars=True)
             allocate(memory, _offsets(state)[-1], "the weights")
-            copies = []
-            for name, shared in _lay_out(state, memory).items():
-                shared.copy_(state[name].detach())
-                if state[name].device.type == "cpu":
-                    state[name].data = shared
-                else:
-                    copies.append((state[name], shared))
-            who, function, arguments = "envmanager-learner", f"{__name__}:_learn", (make, torch.get_num_threads())
+            copies = [(name, state[name], shared) for name, shared in _lay_out(state, memory).items()]
+            for _, tensor, shared in copies:
+                shared.copy_(tensor.detach())
+            seed = (torch.initial_seed() + 1) % 2**63  # not this process's random numbers
+            who, function = "envmanager-learner", f"{__name__}:_learn"
+            arguments = make, torch.get_num_threads(), seed
             process: WorkerProcess
             if is_portable:
                 process = PortableProcess(
@@ -387,7 +431,7 @@ def _only(info: StepInfo, behavior: str) -> StepInfo:
     return StepInfo(previous, current, actions, info.worker_id, info.lost)
 
 
-def _learn(inherited: list[Any], make: bytes, n_threads: int) -> None:
+def _learn(inherited: list[Any], make: bytes, n_threads: int, seed: int) -> None:
     """Run a learner with the pickled ``make``. ``inherited`` holds the socket's descriptor and the shared memory."""
     fd, memory = inherited
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -397,6 +441,7 @@ def _learn(inherited: list[Any], make: bytes, n_threads: int) -> None:
     with socket.socket(fileno=descriptors.register(fd)) as connection:
         try:
             torch.set_num_threads(n_threads)
+            torch.manual_seed(seed)
             trainer: Any = pickle.loads(make)()
             weights = _lay_out(trainer.model.state_dict(), memory)
             if isinstance(memory, int):
@@ -418,25 +463,27 @@ def tell(connection: socket.socket, what: str, payload: Any) -> None:
 
 def _serve(connection: socket.socket, trainer: Any, weights: Mapping[str, torch.Tensor]) -> None:
     """Learn from what is received until "close". While an update is due, no message is read: the sender may wait."""
-    progress, n_learned = 0.0, 0
+    progress, figures = 0.0, dict[str, float]()
 
-    def publish() -> None:
+    def publish() -> tuple[int, dict[str, float]]:
         with torch.no_grad():
             for name, tensor in trainer.model.state_dict().items():
                 weights[name].copy_(tensor)
+        return trainer.version, figures
 
     tell(connection, "started", None)
     received = connection.makefile("rb")
     while True:
         if trainer.is_ready():
             figures = trainer.update(progress)
-            publish()
-            tell(connection, "updated", (trainer.version, figures))
+            tell(connection, "alive", None)
             continue
         what, payload = pickle.load(received)
         if what == "add":
-            n_learned += trainer.add(payload)
-            tell(connection, "learned", n_learned)
+            trainer.add(payload)
+            tell(connection, "alive", None)
+        elif what == "turn":
+            tell(connection, "turned", publish())
         elif what == "progress":
             progress = payload
         elif what == "reset":
@@ -444,11 +491,21 @@ def _serve(connection: socket.socket, trainer: Any, weights: Mapping[str, torch.
         elif what == "close":
             return
         else:
-            (number, told), answer = payload, None  # "pause" waits only until all earlier steps are learned from
-            if what == "state":
-                answer = trainer.state()
+            answer: Any = None
+            number, told = payload
+            if what == "pause":  # which waits until all earlier steps are learned from
+                answer = publish()
+            elif what == "not_finite":
+                answer = trainer.not_finite()
+            elif what == "state":
+                arrays, facts = trainer.state()
+                place = {"progress": progress, "figures": figures}
+                answer = {**arrays, **named(_GENERATORS, generator_states())}, {**facts, _PLACE: place}
             elif what == "restore":
-                trainer.restore(*told)
-                publish()
-                answer = trainer.version
+                arrays, facts = told
+                trainer.restore(arrays, facts)
+                if _PLACE in facts:
+                    progress, figures = facts[_PLACE]["progress"], facts[_PLACE]["figures"]
+                    restore_generators(of_part(_GENERATORS, arrays))
+                answer = publish()
             tell(connection, "answer", (number, answer))

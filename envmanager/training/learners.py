@@ -20,7 +20,6 @@ workers at each step (``wait``).
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 from collections import deque
@@ -32,7 +31,7 @@ import attrs
 from envmanager.data.steps import AgentSteps, StepInfo, Steps
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
-from envmanager.importing import SIMILAR, nearest
+from envmanager.importing import nearest
 from envmanager.observe.events import Note
 from envmanager.options import at_least, plain_numbers
 from envmanager.training.trainer import Trainer, require_finite
@@ -113,9 +112,8 @@ class RoundCount:
 
 def unknown_behavior(behavior: Any, known: Sequence[str]) -> str:
     """Return the end of an error message about an unknown behavior, with a similar name and all known names."""
-    near = difflib.get_close_matches(str(behavior), known, n=1, cutoff=SIMILAR)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"the behavior {behavior!r}, which is not known{hint}; known are {', '.join(map(repr, known)) or 'none'}."
+    names = ", ".join(map(repr, known)) or "none"
+    return f"the behavior {behavior!r}, which is not known{nearest(str(behavior), known)} Known are {names}."
 
 
 @attrs.frozen(kw_only=True)
@@ -182,7 +180,28 @@ class Learners:
         for behavior, trainer in self.trainers.items():
             trainer.environments_were_reset()
             self._seen[behavior].clear()
+        self.set_policies()
+
+    def set_policies(self) -> None:
+        """Set the policy of each behavior."""
+        for behavior, trainer in self.trainers.items():
             self._manager.set_policy(behavior, trainer.greedy_policy() if trainer.frozen else trainer.policy)
+
+    def state(self) -> dict[str, Any]:
+        """Return what is known of each worker, as plain data."""
+        seen = {behavior: sorted(worker_ids) for behavior, worker_ids in self._seen.items()}
+        return {"seen": seen, "in_flight": [[worker_id, dict(own)] for worker_id, own in self.in_flight.items()]}
+
+    def restore(self, state: Mapping[str, Any], worker_ids: Collection[int], n_before: int) -> None:
+        """Go on from what ``state`` of ``n_before`` workers returned. ``worker_ids``: those that wait for an action."""
+        self.set_policies()
+        sent = [(worker_id, own) for worker_id, own in state["in_flight"] if worker_id not in worker_ids]
+        self.in_flight = {worker_id: dict(own) for worker_id, own in sent}
+        for behavior in self.trainers.keys() & state["seen"].keys():
+            seen, n_workers = state["seen"][behavior], self._manager.n_workers
+            if n_workers != n_before:
+                seen = range(n_workers) if len(seen) == n_before else ()
+            self._seen[behavior] = set(seen)
 
     def change(self, *, frozen: Set[str], resting: Set[str], n_steps: int, cause: str, is_round: bool = False) -> None:
         """Freeze the ``frozen`` and ``resting`` behaviors and unfreeze the others. Log and report any change."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,6 +85,8 @@ class Trainer(ABC):
     """Whether the behavior only acts, greedily. Set from the config, and by ``TrainerController.freeze``."""
     n_before_update: int = 0
     """Number of agent steps before the first update outside rounds, as far as the options say."""
+    stops: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether an update that takes long is to raise CallStopped. Then it has changed nothing, and comes again."""
     learns_while_playing: bool = False
     """Whether the weights of the policy also change between calls of ``update``."""
 
@@ -109,7 +111,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Return the state that a resumed training run needs, as arrays by name and a dict of JSON data."""
+        """Return the state that a resumed training run needs, as arrays by name and a dict of JSON data.
+
+        It has the steps in progress too: unless ``environments_were_reset`` follows on a resume, the episodes go on.
+        """
 
     @abstractmethod
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
@@ -179,3 +184,32 @@ def require_can_learn_apart(trainer: Any) -> None:
             f"from steps of its present one (max_policy_lag is {trainer.max_policy_lag:g}). Leave out `apart`, or take "
             "a trainer with a replay: dqn, sac."
         )
+
+
+def generator_states() -> dict[str, np.ndarray]:
+    """Return the states of PyTorch's random generators by name, such as ``"torch"`` (CPU) and ``"cuda0"``."""
+    import torch
+
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    found = {"torch": torch.get_rng_state(), **{f"cuda{number}": state for number, state in enumerate(of_gpus)}}
+    return {name: state.numpy() for name, state in found.items()}
+
+
+def restore_generators(states: Mapping[str, np.ndarray]) -> None:
+    """Restore the states that ``generator_states`` returned. States of missing GPUs are ignored."""
+    import torch
+
+    torch.set_rng_state(torch.from_numpy(np.array(states["torch"])))
+    for number in range(torch.cuda.device_count()):
+        if f"cuda{number}" in states:
+            torch.cuda.set_rng_state(torch.from_numpy(np.array(states[f"cuda{number}"])), number)
+
+
+def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return ``arrays`` with ``part`` and a dot before each name: in part ``"a"``, ``"bias"`` becomes ``"a.bias"``."""
+    return {f"{part}.{name}": array for name, array in arrays.items()}
+
+
+def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays whose names begin with ``part`` and a dot. The returned names do not have this prefix."""
+    return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}

@@ -92,7 +92,8 @@ _TAKERS = """
     envmanager:SubprocessEnvManager envmanager:make_manager envmanager:Task envmanager:Wait envmanager:RestartPolicy
     envmanager:Timeouts envmanager:as_environment envmanager:EnvManager.reset envmanager:EnvManager.step
     envmanager:EnvManager.send envmanager:EnvManager.recv envmanager:EnvManager.begin envmanager:EnvManager.call
-    envmanager:EnvManager.pool envmanager.training.evaluation:evaluate envmanager.training.controller:TrainerController
+    envmanager:EnvManager.pool envmanager.kernel.pool:Pool.play
+    envmanager.training.evaluation:evaluate envmanager.training.controller:TrainerController
     envmanager.interop:as_vector_env envmanager.interop:as_sb3_vec_env envmanager.check.environment:check_environment
 """
 _ARGUMENT = re.compile(r"^    \**(\w+): ", re.M)

@@ -372,6 +372,67 @@ def test_a_task_of_an_environment_that_raises_stops_nothing(
     assert any(type(record.exc_info[1]) is type(error) for record in caplog.records if record.exc_info)
 
 
+class Entered:
+    """Enters a scope in its reset, as clients do, and leaves it in its close. An action cancels its task later."""
+
+    made: list[Entered]
+
+    def __init__(self, tasks: list[Any]) -> None:
+        self.tasks = tasks
+        self.made.append(self)
+
+    @classmethod
+    async def make(cls) -> Entered:
+        await asyncio.sleep(0)
+        return cls([asyncio.current_task()])
+
+    async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.tasks.append(asyncio.current_task())
+        return "begun", {}
+
+    async def step(self, action: int) -> Any:
+        self.tasks.append(asyncio.current_task())
+        if action:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_later(0.01, task.cancel)  # as does a task group that has failed
+        return "stepped", 0.0, False, False, {}
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.tasks.append("closed" if asyncio.current_task() is self.tasks[0] else asyncio.current_task())
+
+
+def test_an_environment_is_made_reset_stepped_and_closed_in_one_task() -> None:
+    Entered.made = []
+    with AsyncioEnvManager(Entered.make, 2) as manager:
+        manager.reset()
+        for _ in range(2):
+            manager.recv(ALL)
+            manager.send([0, 0], [0, 1])
+    for env in Entered.made:
+        *tasks, end = env.tasks
+        assert (len(tasks), len(set(map(id, tasks))), end) == (4, 1, "closed")
+
+
+def test_an_environment_whose_task_is_cancelled_between_two_steps_is_closed_in_it_and_replaced() -> None:
+    Entered.made = []
+    restarts = RestartPolicy(max_restarts=100, on_exception="restart", backoff_s=0)
+    with AsyncioEnvManager(Entered.make, 1, restarts=restarts) as manager:
+        manager.reset()
+        manager.recv(ALL)
+        manager.send([1], [0])
+        manager.recv(ALL)
+        until(lambda: Entered.made[0].tasks[-1] == "closed")
+        manager.send([0], [0])
+        assert manager.recv(ALL).lost.all()
+        (error,) = [event.error for event in manager.events if isinstance(event, Failed)]
+        assert "was cancelled" in str(error)
+        manager.send([0], [0])
+        assert not manager.recv(ALL).lost.any()
+    assert [env.tasks.count("closed") for env in Entered.made] == [1, 1]
+
+
 @pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="comes with Python 3.12")
 def test_an_environment_may_make_the_tasks_of_its_loop_eager() -> None:
     class Eager(Talk):

@@ -607,8 +607,8 @@ def train_across_a_killed_helper() -> None:
     _step_once()
 
 
-def _step_once() -> None:
-    with SubprocessEnvManager(FakeEnvironment, 2, restarts=NO_RESTARTS) as manager:
+def _step_once(restarts: RestartPolicy = NO_RESTARTS) -> None:
+    with SubprocessEnvManager(FakeEnvironment, 2, restarts=restarts) as manager:
         manager.set_policy("default", Zeros())
         manager.reset()
         announce("stepped", len(manager.step(Wait.all())))
@@ -854,7 +854,7 @@ def train_across_a_stopped_helper() -> None:
     announce("closed", time.monotonic() - closing_at < 5.0 + SLACK_S)
 
 
-def train_across_helpers_that_stop_when_asked(n_times: int) -> None:
+def train_across_helpers_that_stop_when_asked(n_times: int, max_restarts: int = 0) -> None:
     """Each of the first helpers takes the request for a worker, and is stopped before it has forked one."""
     left = [n_times]
     ask = Helper.ask
@@ -868,7 +868,7 @@ def train_across_helpers_that_stop_when_asked(n_times: int) -> None:
 
     Helper.ask = ask_a_stopped_one  # type: ignore[method-assign]
     try:
-        _step_once()
+        _step_once(RestartPolicy(max_restarts))
     except WorkerError as error:
         announce("error", error.phase, error.cause)
 

@@ -14,7 +14,7 @@ from envmanager import EnvRaised, Lost, RestartPolicy, SimpleEnvManager, StepInf
 from envmanager.testing import EchoEnvironment, Raise, fault_checks, faulty
 from envmanager.testing.fault_checks import CheckedTrainer, check_error, returns_within, until
 
-LOST = Lost(WorkerDied(worker_id=0, env_ids=(0,), phase="step", exit="SIGKILL"), 1)
+LOST = Lost(WorkerDied(worker_id=0, env_ids=(0,), phase="step", exit="SIGKILL"), 1, (0, 1))
 
 
 class Tampering(SimpleEnvManager):

@@ -18,7 +18,7 @@ import pytest
 
 from envmanager.options import StartMethod
 from envmanager.processes import starting
-from envmanager.processes.helper import LOAD, Request
+from envmanager.processes.helper import FORK, Request
 from envmanager.system import machine
 from envmanager.testing.fault_checks import until
 from envmanager.testing.leaks import SLACK_S
@@ -39,8 +39,11 @@ def test_a_helper_that_is_stopped_is_replaced_and_the_workers_of_other_managers_
         trainer.until_all_gone()
 
 
-def test_a_helper_that_stops_when_it_was_asked_is_replaced_and_nobody_notices() -> None:
-    with program(scripts.train_across_helpers_that_stop_when_asked, 1) as trainer:
+@pytest.mark.parametrize(("n_helpers", "max_restarts"), [(1, 0), (3, 1)])
+def test_helpers_that_stop_when_they_were_asked_are_replaced_within_the_limit_of_restarts(
+    n_helpers: int, max_restarts: int
+) -> None:
+    with program(scripts.train_across_helpers_that_stop_when_asked, n_helpers, max_restarts) as trainer:
         assert trainer.announced("stepped") == [["2"]]
         assert trainer.ended() == 0
         trainer.until_all_gone()
@@ -170,7 +173,7 @@ def test_a_request_to_a_helper_that_another_thread_stops_goes_to_no_socket_of_th
 
         def ask() -> None:
             with suppress(starting.HelperGone):
-                helper.ask(Request(LOAD, ["json"]))
+                helper.ask(Request(FORK, ["json"]))
 
         with while_held_at(line, starting.Helper.ask, ask, helper.stop):
             ends = [stack.enter_context(end) for _ in range(20) for end in socket.socketpair()]
@@ -220,7 +223,7 @@ def test_a_helper_whose_trainer_died_while_it_began_obeys_no_request(hanging_imp
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     life_fd, trainers_end = os.pipe()
     with ours, theirs:
-        Request(LOAD, ["cv2"]).send(ours)  # which would hang
+        Request(FORK, ["cv2"]).send(ours)  # which would hang
         os.close(trainers_end)
         command = f"from envmanager.processes.helper import main; main({theirs.fileno()}, {life_fd})"
         helper = subprocess.Popen(

@@ -65,7 +65,7 @@ def _skip_what_cannot_apply(request: pytest.FixtureRequest) -> None:
 
 
 class _OfEngines:
-    exceptions_travel = takes_actions = keeps_episodes = False
+    exceptions_travel = takes_actions = False
 
     @pytest.fixture(autouse=True)
     def _applies(self, request: pytest.FixtureRequest) -> None:

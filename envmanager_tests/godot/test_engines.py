@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 
 from envmanager import (
+    ActionInfo,
+    AgentSteps,
     BadObservation,
+    BehaviorSpec,
     EnvRaised,
     RandomPolicy,
     RestartPolicy,
@@ -28,7 +32,7 @@ from envmanager.errors import WorkerError
 from envmanager.godot.games import find_game, import_command, new_project
 from envmanager.godot.manager import GodotEnvManager
 from envmanager.godot.options import EngineOptions
-from envmanager.observe.events import Restarted
+from envmanager.observe.events import Died, Restarted
 from envmanager.system import machine
 from envmanager_tests.godot.endings import check_engines_end_with_their_trainer
 
@@ -52,6 +56,19 @@ def play(program: str, major: int, project_of: Callable[[str, int], Path]) -> Pl
         return manager
 
     return start
+
+
+class Pushes:
+    """A policy whose actions depend on the observations alone."""
+
+    def __init__(self, spec: BehaviorSpec) -> None:
+        self._spec = spec
+
+    def get_action(self, steps: AgentSteps) -> ActionInfo:
+        action, shape = self._spec.action, (len(steps), *self._spec.action.shape)
+        chosen = np.random.default_rng(zlib.crc32(steps.obs.tobytes()))
+        drawn = chosen.uniform(-1, 1, shape) if action.dtype.kind == "f" else chosen.integers(0, 3, shape)
+        return ActionInfo(drawn.astype(action.dtype))
 
 
 def bits_of(infos: list[StepInfo]) -> dict[int, bytes]:
@@ -385,3 +402,55 @@ def test_a_fresh_clone_starts_with_its_classes_and_pictures(
         manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"], 3))
         manager.reset({"seed": 0})
         take_steps(manager, 3)
+
+
+@pytest.mark.parametrize("game", ["rolling_ball", "coin_chase"])
+def test_kept_episodes_of_killed_engines_go_on_bit_for_bit(play: Play, game: str) -> None:
+    kept = RestartPolicy(max_restarts=1000, backoff_s=0, keep_episodes=True)
+
+    def played(*, kills: int) -> list[bytes]:
+        with play(game, 2, n_workers=2, seed=1, restarts=kept) as manager:
+            for behavior, spec in manager.behavior_specs.items():
+                manager.set_policy(behavior, Pushes(spec))
+            rows, infos = [b"", b""], manager.reset()
+            for round_ in range(250):
+                for info in infos:
+                    assert info.lost is None
+                    rows[info.worker_id] += b"".join(bits_of([info]).values())
+                if kills and round_ % 60 == 45:
+                    os.kill(manager.stats().workers[round_ // 60 % 2].pid or 0, signal.SIGKILL)
+                infos = manager.step(Wait.all())
+            stats = manager.stats()
+            assert (manager.events.count(Died), stats.episodes_kept, stats.episodes_diverged) == (kills, kills, 0)
+            return rows
+
+    assert played(kills=4) == played(kills=0)
+
+
+def test_another_manager_of_engines_goes_on_from_a_state_bit_for_bit(play: Play) -> None:
+    kept = RestartPolicy(keep_episodes=True)
+
+    def rows(manager: GodotEnvManager) -> list[dict[int, bytes]]:
+        return [bits_of(manager.step(Wait.all())) for _ in range(100)]
+
+    def started() -> GodotEnvManager:
+        manager = play("rolling_ball", 2, n_workers=2, seed=1, restarts=kept)
+        for behavior, spec in manager.behavior_specs.items():
+            manager.set_policy(behavior, Pushes(spec))
+        return manager
+
+    with started() as manager:
+        manager.reset()
+        for _ in range(150):
+            manager.step(Wait.all())
+        state = manager.state()
+        expected = rows(manager)
+    with started() as other:
+        other.reset(state=state)
+        assert rows(other) == expected
+        assert other.stats().episodes_diverged == 0
+
+
+def test_episodes_of_several_arenas_in_an_engine_are_not_kept(play: Play) -> None:
+    with pytest.raises(UsageError, match="engines of one arena"):
+        play("rolling_ball", 2, restarts=RestartPolicy(keep_episodes=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import time
 
 import attrs
@@ -14,14 +16,17 @@ from envmanager.adapters.factories import factories_for
 from envmanager.errors import UsageError
 from envmanager.godot.frames import BadFrame, Kind
 from envmanager.hosts.hosting import GroupFactory, make_contexts
+from envmanager.observe.events import EpisodesDiverged
 from envmanager.testing import EchoEnvironment, Raise, faulty
 from envmanager.testing.faults import CloseOutput
 from envmanager_tests.envs import EchoGym
 from envmanager_tests.godot.engine_client import PATIENCE_S, HungUp, Told, engine
 from envmanager_tests.godot.engine_codec import plain
 from envmanager_tests.godot.engine_misbehaviour import MODES, Misbehaviour
+from envmanager_tests.godot.fake_engine_manager import FakeEngineManager
 from envmanager_tests.godot.hosted import Crowd, Speaks
 from envmanager_tests.godot.test_codec import assert_same
+from envmanager_tests.process.test_kept_episodes import KEPT, Chain
 
 HOSTED = {
     "several agents": (functools.partial(EchoEnvironment, n_agents=3, episode_length=2), False),
@@ -359,3 +364,57 @@ def test_a_misbehaviour_that_there_is_not_is_refused():
     assert all(Misbehaviour.of(mode).mode == mode for mode in MODES)
     with pytest.raises(UsageError, match="there is no misbehaviour 'dances'; there are stranger"):
         Misbehaviour.of("dances@3")
+
+
+@pytest.mark.parametrize("fault", ["kill", "clock", "ends"])
+def test_an_engines_episode_that_is_elsewhere_or_has_ended_is_lost_alone(fault, tmp_path):
+    """``clock``: its third step is never the same again. ``ends``: the episode is shorter in the next engine."""
+
+    class Game(Chain):
+        def reset(self, **arguments):
+            made = super().reset(**arguments)
+            self._length = 2 if fault == "ends" and (tmp_path / "killed").exists() else 50
+            return made
+
+    def make(context):
+        return Game(str(tmp_path / f"steps-{context.env_id}"), "clock", (3,) if fault == "clock" else ())
+
+    with FakeEngineManager(make, 2, seed=1, restarts=KEPT) as manager:
+        manager.reset()
+        batch = manager.recv("all")
+        for _ in range(4):
+            manager.send(np.ones(2, np.int64), batch.env_ids)
+            batch = manager.recv("all")
+        seen = batch.obs.copy()
+        (tmp_path / "killed").touch()
+        os.kill(manager.stats().workers[0].pid, signal.SIGKILL)
+        manager.send(np.ones(2, np.int64), batch.env_ids)
+        batch = manager.recv("all")
+        is_lost = fault != "kill"
+        assert batch.lost.tolist() == [is_lost, False]
+        assert manager.events.count(EpisodesDiverged) == manager.stats().episodes_diverged == is_lost
+        if is_lost:
+            assert batch.final_obs.tolist() == [seen[0].tolist()]
+        else:
+            assert batch.obs[:, 1].tolist() == [5, 5]
+        for _ in range(3):
+            manager.send(np.ones(len(batch), np.int64), batch.env_ids)
+            batch = manager.recv("all")
+        assert (batch.obs[0, 1], batch.lost.any(), manager.stats().restarts) == (2 if is_lost else 8, False, 1)
+
+
+def test_an_episode_with_other_agents_in_the_next_engine_is_lost_and_told(tmp_path):
+    def make(context):
+        return EchoEnvironment(context, n_agents=5 if (tmp_path / "killed").exists() else 3, episode_length=50)
+
+    with FakeEngineManager(make, 1, seed=1, restarts=KEPT) as manager:
+        manager.set_policy("default", RandomPolicy(manager.behavior_specs["default"]))
+        manager.reset()
+        for _ in range(4):
+            manager.step("all")
+        (tmp_path / "killed").touch()
+        os.kill(manager.stats().workers[0].pid, signal.SIGKILL)
+        lost = [info.lost is not None for _ in range(3) for info in manager.step("all")]
+        assert lost == [True, False, False]
+        (told,) = [event for event in manager.events if isinstance(event, EpisodesDiverged)]
+        assert told.path == "the agents of behavior 'default'"

@@ -359,3 +359,31 @@ def test_vec_monitor_s_info_keywords_get_the_last_values_of_an_episode_that_was_
     assert infos[0]["episode"]["count"] == 1
     assert "episode" not in infos[1]
     vec_env.close()
+
+
+@pytest.mark.parametrize("factory", [cart_pole, Arm, Tupled], ids=lambda factory: factory.__name__)
+def test_another_goes_on_from_each_step_with_the_same_steps(make_manager, factory):
+    keeps = {"restarts": RestartPolicy(keep_episodes=True), "infos": False}
+    ours, other = as_sb3_vec_env(make_manager(factory, **keeps)), as_sb3_vec_env(make_manager(factory, **keeps))
+    ours.action_space.seed(5)
+    ours.seed(3)
+    obs = ours.reset()
+    for _ in range(30):
+        assert data_equivalence(other.reset(VecMonitor(ours).state()), obs)
+        actions = [ours.action_space.sample() for _ in range(3)]
+        obs, *results = ours.step(actions)
+        assert data_equivalence(other.step(actions), (obs, *results))
+
+    ours.seed(7)
+    state = ours.state()
+    assert data_equivalence(ours.reset(), (other.reset(state), other.reset())[1])
+
+
+def test_a_state_is_refused_within_a_step(make_manager):
+    ours = as_sb3_vec_env(make_manager(cart_pole, restarts=RestartPolicy(keep_episodes=True)))
+    ours.reset()
+    ours.step_async([0, 1, 0])
+    with pytest.raises(UsageError, match="a step is pending"):
+        ours.state()
+    ours.step_wait()
+    ours.reset(ours.state())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import logging
 import os
 import signal
 import threading
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 import pytest
 
 from envmanager import AsyncioEnvManager, LostEpisode, ManagerClosed, RestartPolicy, Timeouts, UsageError
-from envmanager.interop.trl import ToolEnvironment, supervised
+from envmanager.interop.trl import ToolEnvironment, supervised, unless_lost
 from envmanager.kernel.pool import Pool
 
 SUITE = "waiting"
@@ -162,6 +163,63 @@ def test_a_session_that_ends_is_a_lost_episode_without_a_reward() -> None:
         assert env.reset(start=3) == "It shows 3."
         assert env.get_reward() == 3.0
         assert manager.stats().restarts == 1
+
+
+def brief(completions, **row):
+    """Prefer short answers."""
+    return [1.0 / len(completion) for completion in completions]
+
+
+async def judged(completions, **row):
+    return [2.0 for _ in completions]
+
+
+class Judge:
+    async def __call__(self, completions, **row):
+        return [3.0 for _ in completions]
+
+
+def test_a_wrapped_reward_function_has_no_reward_for_lost_rollouts_alone() -> None:
+    with calculators(3) as (_, cls):
+        envs = [cls() for _ in range(3)]
+        for env in envs:
+            env.reset()
+        with pytest.raises(LostEpisode):
+            envs[1].lose_power()
+        given = {"completions": ["a", "bb", "cccc"], "environments": [*envs]}
+        wrapped = unless_lost(brief)
+        assert wrapped(**given) == [1.0, None, 0.25]
+        assert (wrapped.__name__, wrapped.__doc__) == ("brief", "Prefer short answers.")
+        assert wrapped(completions=["a", "bb"]) == [1.0, 0.5]
+        assert inspect.iscoroutinefunction(unless_lost(judged))
+        assert asyncio.run(unless_lost(judged)(**given)) == [2.0, None, 2.0]
+        assert asyncio.run(unless_lost(Judge())(**given)) == [3.0, None, 3.0]
+        envs[1].reset()
+        assert wrapped(**given) == [1.0, 0.5, 0.25]
+
+
+class Trainer:
+    """Resets as a trainer of TRL does."""
+
+    def __init__(self, reward_funcs, env) -> None:
+        self.reward_funcs, self.env = [*reward_funcs, self.get_reward], env
+
+    def get_reward(self, environments, **row):
+        return [env.get_reward() for env in environments]
+
+    def batch(self) -> None:
+        for _ in range(2):
+            self.env.reset()
+
+
+def test_reward_functions_that_would_score_lost_rollouts_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    Trainer.get_reward.__module__ = Trainer.__module__ = "trl.trainer"
+    for reward_funcs, n_warned in (([unless_lost(brief), brief, judged], 1), ([unless_lost(brief)], 0)):
+        caplog.clear()
+        with calculators(1) as (_, cls), caplog.at_level(logging.WARNING):
+            Trainer(reward_funcs, cls()).batch()
+        assert len(caplog.records) == n_warned
+        assert not n_warned or caplog.records[0].args == ("brief, judged",)
 
 
 def test_a_tool_that_hangs_is_a_lost_episode_by_the_deadline_and_holds_up_no_other() -> None:

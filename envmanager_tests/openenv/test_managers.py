@@ -20,6 +20,7 @@ from envmanager import (
     LostEpisode,
     RestartPolicy,
     Timeouts,
+    UsageError,
     WorkerTimedOut,
     make_manager,
 )
@@ -70,6 +71,11 @@ def test_sessions_play_tasks_from_a_config_with_the_rows_of_each(server):
         results = manager.tasks.results
         assert [result.total for result in results] == [2 + k % 4 for k in range(100)]
         assert {result.attempts for result in results} == {1}
+
+
+def test_auto_is_refused_since_openenvs_own_server_tells_no_number_of_sessions(server):
+    with pytest.raises(UsageError, match="does not say how many sessions it has"):
+        AsyncioEnvManager({"openenv": server.url}, n_envs="auto")
 
 
 def test_a_step_that_hangs_on_the_server_loses_its_episode_alone(server):

@@ -12,6 +12,7 @@ import pytest
 
 from envmanager import AsyncioEnvManager, SimpleEnvManager, SubprocessEnvManager, UsageError, make_manager
 from envmanager.adapters.factories import resolve
+from envmanager.adapters.together import Together
 
 textarena = pytest.importorskip("textarena", reason="TextArena is not installed: make test-openenv")
 gem = pytest.importorskip("gem")
@@ -26,6 +27,7 @@ def test_a_game_of_two_is_played_to_its_end_by_one_agent(kind: Any) -> None:
     with kind("textarena:TicTacToe-v0", 2, seed=1, infos=True) as manager:
         manager.reset()
         batch = manager.recv("all")
+        first = batch.obs.tolist()
         for nth, cell in enumerate(DRAW):
             players = [obs[0] for obs in batch.obs]
             assert players == [nth % 2] * 2
@@ -35,7 +37,7 @@ def test_a_game_of_two_is_played_to_its_end_by_one_agent(kind: Any) -> None:
             assert batch.terminated.tolist() == [nth == 8] * 2
         assert batch.reward.tolist() == [0, 0]
         assert batch.info[0]["rewards"] == {0: 0, 1: 0}
-        assert [obs[0] for obs in batch.obs] == [0, 0]  # the next game
+        assert batch.obs.tolist() == first  # the next game, of which the last one says nothing
         for cell in (0, 3, 1, 4, 2):
             manager.send([f"[{cell}]"] * 2, [0, 1])
             batch = manager.recv("all")
@@ -154,6 +156,24 @@ def test_the_rewards_of_all_players_are_in_the_info_of_an_episode_without_infos(
 
     with kind("textarena:TicTacToe-v0", 1) as manager:
         assert asyncio.run(play(manager.pool()))["rewards"] == {0: 1, 1: -1}
+
+
+@KINDS
+def test_the_two_players_of_a_game_are_two_coroutines(kind: Any) -> None:
+    async def first_free(player: Any) -> tuple[int, float]:
+        n_turns = 0
+        async for text in player:
+            cell = min(int(each) for each in re.findall(r"\[(\d)\]", text.rpartition("Available Moves")[2] or text))
+            await player.act(f"[{cell}]")
+            n_turns += 1
+        return n_turns, player.total
+
+    async def play(pool: Any) -> dict[str, Any]:
+        async with pool.begin(7) as episode:
+            return await episode.play_each({0: first_free, 1: first_free})  # type: ignore[no-any-return]
+
+    with kind(lambda: Together(textarena.make("TicTacToe-v0")), 1) as manager:
+        assert asyncio.run(play(manager.pool())) == {0: (4, 1.0), 1: (3, -1.0)}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from envmanager import (
     AgentSteps,
     AsyncioEnvManager,
     EnvManager,
+    RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
     Wait,
@@ -146,6 +147,17 @@ def test_a_worker_step_takes_so_many_calls_in_the_trainer(begin: Any, limit: int
     with SubprocessEnvManager(Noop, N_ENVS) as manager:
         # On a busy machine, most waits look for responses once more.
         assert n_calls(begin(manager), 4000, enough=limit * N_ENVS) / N_ENVS <= limit
+
+
+KEPT = RestartPolicy(keep_episodes=True)
+
+
+@pytest.mark.parametrize(("begin", "limit"), [(sending, 1), (stepping, 2)], ids=["send-recv", "step"])
+@pytest.mark.parametrize("kind", [SimpleEnvManager, SubprocessEnvManager])
+def test_kept_episodes_take_so_many_calls_more_for_all_workers(kind: Any, begin: Any, limit: int) -> None:
+    with kind(Noop, N_ENVS) as manager, kind(Noop, N_ENVS, restarts=KEPT) as keeping:
+        usual = n_calls(begin(manager), 1000)
+        assert n_calls(begin(keeping), 4000, enough=usual + limit) <= usual + limit
 
 
 @pytest.mark.parametrize("begin", [sending, stepping])

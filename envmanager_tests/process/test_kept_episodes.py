@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from envmanager import (
     AsyncioEnvManager,
     EnvManager,
     RestartPolicy,
+    Rollouts,
     SimpleEnvManager,
     SubprocessEnvManager,
     Task,
@@ -35,13 +37,16 @@ from envmanager import (
     WorkerDied,
 )
 from envmanager.observe import events
-from envmanager.recording.data import episodes
+from envmanager.observe.episodes import Episodes
+from envmanager.recording.data import episodes, facts
 from envmanager.replay_env_manager import ReplayEnvManager
+from envmanager.testing.fault_checks import until
 
 SUITE = "core"
 
 ALL = Wait.all()
 KEPT = RestartPolicy(max_restarts=1000, backoff_s=0, keep_episodes=True, on_exception="restart")
+MEMORIES = [{}, {"zero_copy": True}, {"transport": "portable"}, {"transport": "portable", "zero_copy": True}]
 
 
 class Chain(gymnasium.Env):  # type: ignore[misc]
@@ -189,9 +194,7 @@ def without_faults(n_envs: int = 4, **how: Any) -> list[str]:
         return played(manager, **how).digests
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"zero_copy": True}, {"transport": "portable"}, {"start_method": "spawn"}], ids=str
-)
+@pytest.mark.parametrize("more", [*MEMORIES, {"start_method": "spawn"}], ids=str)
 def test_rows_of_a_run_with_kills_are_those_of_the_run_without(more: Any) -> None:
     if more.get("transport") != "portable" and sys.platform != "linux":
         pytest.skip("needs Linux")
@@ -223,6 +226,42 @@ def test_a_worker_that_dies_in_the_first_reset_begins_the_same_episodes(resets: 
         streams = played(manager)
         assert manager.events.count(events.Died) == len(resets)
     assert (streams.lost, streams.digests) == (0, without_faults())
+
+
+@pytest.mark.parametrize("resets", [(1,), (2,)], ids=str)
+def test_tasks_lost_in_the_reset_in_which_they_begin_start_in_the_same_row(resets: Any, tmp_path: Path) -> None:
+    tasks = {"tasks": [Task(seed=k) for k in range(12)], "attempts": 1}
+    with SubprocessEnvManager(
+        lambda: DiesInReset(str(tmp_path / "resets"), faults=resets), 4, n_workers=2, seed=1, restarts=KEPT
+    ) as manager:
+        streams = played(manager, 30, **tasks)
+        assert manager.events.count(events.Died) == len(resets)
+        assert (streams.lost, manager.events.count(events.TaskLost)) == (0, 0)
+        assert {result.attempts for result in manager.tasks.results} == {1}
+    assert streams.digests == without_faults(n_rounds=30, **tasks)
+
+
+def test_a_worker_found_dead_by_a_reset_begins_its_tasks_in_the_same_row() -> None:
+    tasks = {"tasks": [Task(seed=k) for k in range(12)]}
+    with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT) as manager:
+        manager.reset()
+        batch = manager.recv(ALL)
+        manager.send(np.ones(4, np.int64), batch.env_ids)
+        os.kill(manager.stats().workers[1].pid or 0, signal.SIGKILL)
+        assert played(manager, 30, **tasks).digests == without_faults(n_rounds=30, **tasks)
+
+
+def test_a_task_that_kills_its_worker_in_each_reset_is_given_up_and_the_others_are_played(tmp_path: Path) -> None:
+    class Dies(Chain):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if seed == 5:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().reset(seed=seed, options=options)
+
+    with SubprocessEnvManager(Dies, 4, n_workers=2, seed=1, restarts=KEPT) as manager:
+        played(manager, 10_000, tasks=[Task(seed=k) for k in (0, 5, 1, 2, 3, 4, 6, 7)])
+        errors = [result.error is not None for result in manager.tasks.results]
+        assert errors == [False, True, *[False] * 6]
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "Acrobot-v1"])
@@ -260,6 +299,21 @@ def test_an_exception_in_this_process_makes_the_environments_anew(kind: Any, mor
     assert streams.digests == without_faults()
 
 
+def test_starts_that_fail_cost_no_episode(tmp_path: Path) -> None:
+    n_made = [0]
+
+    def make() -> Chain:
+        n_made[0] += 1
+        if 4 < n_made[0] <= 20:
+            raise OSError("no memory")
+        return Chain(str(tmp_path / "steps"), "raise", (20,))
+
+    with SimpleEnvManager(make, 4, seed=1, restarts=KEPT) as manager:
+        streams = played(manager)
+        assert (streams.lost, manager.events.count(events.Raised)) == (0, 17)
+    assert streams.digests == without_faults()
+
+
 def test_coroutines_go_on_after_an_exception(tmp_path: Path) -> None:
     path = str(tmp_path / "steps")
     with AsyncioEnvManager(
@@ -270,24 +324,106 @@ def test_coroutines_go_on_after_an_exception(tmp_path: Path) -> None:
     assert streams.digests == without_faults()
 
 
-def test_step_returns_infos_as_without_kills() -> None:
-    def digests(*, kills: bool) -> list[str]:
-        with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT) as manager:
-            policy, kill = Streams(4), killer(manager)
-            manager.set_policy("default", policy)
-            infos, own = manager.reset(), [hashlib.sha256() for _ in range(4)]
-            for round_ in range(60):
-                for info in infos:
-                    assert info.lost is None
-                    assert (info.actions is None) == (round_ == 0)
-                    for env_id, *row in zip(*attrs.astuple(info.current["default"], recurse=False)[:5], strict=True):
-                        own[env_id >> 32].update(b"".join(each.tobytes() for each in row))
-                if kills:
-                    kill(round_)
-                infos = manager.step(ALL)
-            return [each.hexdigest() for each in own]
+def columns_of(steps: AgentSteps) -> list[Any]:
+    return [each.copy() for each in attrs.astuple(steps, recurse=False)[:5]]
 
-    assert digests(kills=True) == digests(kills=False)
+
+def infos_played(
+    manager: EnvManager, n_rounds: int = 60, wait: Wait = ALL, meanwhile: Callable[[int], Any] = lambda _: None
+) -> list[str]:
+    """Play with ``step()``, and return a digest of each environment's rows. Arrays hold for as long as promised."""
+    manager.set_policy("default", Streams(4))
+    own, n_steps = [hashlib.sha256() for _ in range(4)], [0] * manager.n_workers
+    held: dict[int, tuple[Any, Any]] = {}
+
+    def still_holds(worker_id: int) -> None:
+        info, seen = held[worker_id]
+        for steps, columns in zip((info.previous, info.current), seen, strict=True):
+            assert steps is None or all(map(np.array_equal, columns_of(steps["default"]), columns))
+
+    infos, least = manager.reset(), 0
+    while least < n_rounds:
+        for info in infos:
+            worker_id, now = info.worker_id, columns_of(info.current["default"])
+            assert info.lost is None
+            assert (info.actions is None) == (n_steps[worker_id] == 0)
+            assert info.previous is (held[worker_id][0].current if worker_id in held else None)
+            held[worker_id] = info, (held[worker_id][1][1] if worker_id in held else None, now)
+            still_holds(worker_id)
+            if n_steps[worker_id] < n_rounds:
+                for env_id, *row in zip(*now, strict=True):
+                    own[env_id >> 32].update(b"".join(each.tobytes() for each in row))
+            n_steps[worker_id] += 1
+        if min(n_steps) > least:  # no step is killed twice
+            least = min(n_steps)
+            meanwhile(least)
+        infos = manager.step(wait)
+        for worker_id in held.keys() - {info.worker_id for info in infos}:
+            still_holds(worker_id)
+    return [each.hexdigest() for each in own]
+
+
+@pytest.mark.parametrize("wait", [ALL, Wait.any()], ids=["all", "any"])
+@pytest.mark.parametrize("more", MEMORIES, ids=str)
+def test_step_returns_infos_as_without_kills(more: Any, wait: Wait) -> None:
+    with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT) as manager:
+        without = infos_played(manager)
+    with SubprocessEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT, **more) as manager:
+        assert infos_played(manager, wait=wait, meanwhile=killer(manager)) == without
+        assert manager.events.count(events.EpisodesKept) >= 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [(SimpleEnvManager, {}), (SubprocessEnvManager, {"local_envs": 2, "n_workers": 1})]
+)
+def test_with_zero_copy_step_returns_infos_as_without_exceptions(kind: Any, more: Any, tmp_path: Path) -> None:
+    with kind(Make(), 4, seed=1, restarts=KEPT, **more) as manager:
+        without = infos_played(manager)
+    make = Make(str(tmp_path / "steps"), "raise", (20, 60, 61, 150))
+    with kind(make, 4, seed=1, restarts=KEPT, zero_copy=True, **more) as manager:
+        assert infos_played(manager) == without
+        assert manager.events.count(events.Raised) == 4
+
+
+@pytest.mark.parametrize("transport", [None, "portable"])
+def test_what_the_trainer_holds_stays_when_a_step_is_taken_again(transport: Any, tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    how: Any = {"n_workers": 2, "seed": 1, "restarts": KEPT, "zero_copy": True, "transport": transport}
+    with SubprocessEnvManager(Make(str(steps)), 4, **how) as manager:
+        manager.set_policy("default", Streams(4))
+        is_delivered = True
+        while is_delivered:  # until the other worker's step comes first
+            manager.reset(seed=1)
+            for _ in range(5):
+                held = next(info for info in manager.step(ALL) if info.worker_id == 0)
+            assert held.previous is not None
+            seen = [columns_of(each["default"]) for each in (held.previous, held.current)]
+            n_steps, n_others, n_kept = steps.stat().st_size, 0, manager.events.count(events.EpisodesKept)
+            os.kill(manager.stats().workers[0].pid or 0, signal.SIGKILL)
+            is_delivered = False
+            while not is_delivered and manager.events.count(events.EpisodesKept) == n_kept:
+                infos = manager.step(Wait.any())
+                is_delivered = any(info.worker_id == 0 for info in infos)
+                n_others += 2 * len(infos)
+        until(lambda: steps.stat().st_size == n_steps + n_others + 12)  # the replacement has taken six steps of each
+        for kept, columns in zip((held.previous, held.current), seen, strict=True):
+            assert all(map(np.array_equal, columns_of(kept["default"]), columns))
+
+
+@pytest.mark.parametrize("transport", [None, "portable"])
+def test_with_zero_copy_each_batch_is_a_view_although_workers_are_replaced(transport: Any) -> None:
+    how: Any = {"n_workers": 2, "seed": 1, "restarts": KEPT, "zero_copy": True, "transport": transport}
+    with SubprocessEnvManager(Make(), 4, **how) as manager:
+        kill, actions = killer(manager), np.zeros(4, np.int64)
+        manager.reset()
+        env_ids, n_views = manager.recv(ALL).env_ids, 0
+        for round_ in range(40):
+            manager.send(actions, env_ids)
+            kill(round_)
+            batch = manager.recv(ALL)
+            n_views += batch.is_view or batch.final_obs is not None  # two workers' final observations are joined
+        assert manager.events.count(events.EpisodesKept) >= 3
+        assert n_views == 40
 
 
 class Team(ParallelEnv):  # type: ignore[misc]
@@ -330,15 +466,43 @@ class Team(ParallelEnv):  # type: ignore[misc]
         pass
 
 
+class TwoTeams(Team):
+    """Agents of two behaviors."""
+
+    possible_agents = ["a_0", "b_0", "b_1"]
+
+
+class Poisoned(TwoTeams):
+    """Teams whose fourth step kills their process in some episodes, each time."""
+
+    def step(self, actions: dict[str, Any]) -> Any:
+        if self._n == 3 and self._length % 3 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(actions)
+
+
 @pytest.mark.parametrize("n_workers", [4, 2])
-def test_agents_that_come_and_go_are_the_same_after_kills(n_workers: int) -> None:
+def test_a_step_that_kills_each_time_costs_only_episodes_of_its_worker_with_two_behaviors(n_workers: int) -> None:
+    with SubprocessEnvManager(Poisoned, 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
+        for name in manager.behavior_specs:
+            manager.set_policy(name, Streams(4))
+        manager.reset()
+        lost = [info.lost.env_ids for _ in range(30) for info in manager.step(ALL) if info.lost is not None]
+        assert lost
+        assert {len(env_ids) for env_ids in lost} == {4 // n_workers}
+        assert manager.events.count(events.EpisodesDiverged) == 0
+
+
+@pytest.mark.parametrize(("make", "n_workers"), [(Team, 4), (Team, 2), (TwoTeams, 4)])
+def test_agents_that_come_and_go_are_the_same_after_kills(make: type[Team], n_workers: int) -> None:
     class Own:
         def get_action(self, steps: AgentSteps) -> ActionInfo:
             return ActionInfo((np.abs(steps.obs.sum(1)) * 7).astype(np.int64) % 3)
 
     def digests(*, kills: bool) -> list[str]:
-        with SubprocessEnvManager(Team, 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
-            manager.set_policy("default", Own())
+        with SubprocessEnvManager(make, 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
+            for name in manager.behavior_specs:
+                manager.set_policy(name, Own())
             infos, own, kill = manager.reset(), [hashlib.sha256() for _ in range(4)], killer(manager)
             for round_ in range(60):
                 for info in infos:
@@ -416,7 +580,24 @@ def test_recycling_cuts_no_episode() -> None:
     assert streams.digests == without_faults()
 
 
-@pytest.mark.parametrize("n_workers", [4, 1])
+def test_recycling_waits_for_the_end_of_an_episode_that_is_not_kept() -> None:
+    old = attrs.evolve(KEPT, recycle_after_steps=5)
+    with SubprocessEnvManager(Make(), 2, n_workers=1, seed=1, restarts=old) as manager:
+        manager.reset()
+        batch = manager.recv(ALL)
+        manager.call("close", env_ids=[0], repeat=False)
+        ended = []
+        while not manager.events.count(events.Recycled):
+            assert sum(ended) < 2
+            manager.send(np.ones(2, np.int64), batch.env_ids)
+            batch = manager.recv(ALL)
+            assert not batch.lost.any()
+            ended.append(bool(batch.terminated[0]))
+        assert sum(ended) == 1  # of the episode that is not kept
+        assert len(ended) > 5
+
+
+@pytest.mark.parametrize("n_workers", [4, 2, 1])
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_an_action_that_kills_each_time_costs_its_own_episode_alone(n_workers: int, zero_copy: bool) -> None:
     how: Any = {"n_workers": n_workers, "seed": 1, "restarts": KEPT, "zero_copy": zero_copy}
@@ -436,6 +617,105 @@ def test_an_action_that_kills_each_time_costs_its_own_episode_alone(n_workers: i
             assert batch.obs[:, 1].tolist() == plays.tolist()
             assert batch.truncated.tolist() == batch.lost.tolist()
             assert not poisoned or batch.final_obs.tolist() == seen[poisoned].tolist()
+            assert poisoned or batch.is_view == zero_copy
+        assert manager.events.count(events.EpisodesDiverged) == 0
+
+
+@pytest.mark.parametrize("poisoned", [[1], [1, 2]])
+def test_rows_of_a_partial_step_that_loses_all_its_environments_are_theirs_alone(poisoned: list[int]) -> None:
+    with SubprocessEnvManager(Make(fault="poison"), 3, n_workers=1, seed=1, restarts=KEPT) as manager:
+        manager.reset()
+        manager.recv(ALL)
+        manager.send([3] * len(poisoned), poisoned)
+        batch = manager.recv(ALL)
+        assert (batch.env_ids.tolist(), batch.lost.tolist()) == (poisoned, [True] * len(poisoned))
+        manager.send([1, 1, 1], range(3))
+        batch = manager.recv(ALL)
+        assert (batch.lost.any(), batch.obs[:, 1].tolist()) == (False, [1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("n_workers", [4, 2, 1])
+@pytest.mark.parametrize("by_step", [False, True])
+def test_a_task_whose_action_kills_its_worker_is_given_up_after_two_deaths_alone(n_workers: int, by_step: bool) -> None:
+    """Each worker plays on, and each other task is played once, in its rows. The second action of task 3 kills."""
+
+    class Deadly:
+        def get_action(self, steps: AgentSteps) -> ActionInfo:
+            is_deadly = (steps.obs[:, 1] == 1) & (steps.obs[:, 0] == deadly)
+            return ActionInfo(np.where(is_deadly, 3, 1))
+
+    def results(fault: str) -> Any:
+        with SubprocessEnvManager(Make(fault=fault), 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
+            policy, n_lost, counted = Deadly(), 0, Episodes()
+            manager.set_policy("default", policy)
+            infos = manager.reset(tasks=[Task(seed=k) for k in range(12)], attempts=1)
+            if not by_step:
+                batch = manager.recv(ALL)
+            while not manager.tasks.done:
+                if by_step:
+                    counted.add_all(infos)
+                    infos = manager.step(ALL)
+                    n_lost += sum(len(info.lost.env_ids) for info in infos if info.lost is not None)
+                else:
+                    steps = AgentSteps.first(agent_id=batch.env_ids << 32, obs=batch.obs)
+                    manager.send(policy.get_action(steps).action, batch.env_ids)
+                    batch = manager.recv(ALL)
+                    n_lost += int(batch.lost.sum())
+            stats, lost = manager.stats(), fault == "poison"
+            assert (n_lost, manager.events.count(events.TaskLost)) == (lost, lost)
+            assert manager.events.count(events.Died) == lost * (2 if n_workers == 4 else 3)
+            assert (stats.episodes_diverged, manager.episodes.lost, counted.lost) == (0, lost, lost * by_step)
+            return [(each.index, each.total, each.length, each.error is None) for each in manager.tasks.results]
+
+    deadly = second_observation(seed=3, action=1)
+    with_death, without = results("poison"), results("")
+    assert with_death[3][3] is False
+    assert with_death[:3] + with_death[4:] == without[:3] + without[4:]
+
+
+def second_observation(seed: int, action: int) -> float:
+    chain = Chain()
+    chain.reset(seed=seed)
+    return float(chain.step(action)[0][0])
+
+
+@pytest.mark.parametrize("n_workers", [4, 1])
+def test_step_tells_which_environments_were_lost_and_the_rows_of_others_are_steps(n_workers: int) -> None:
+    class Poison:
+        poisoned: Any = ()
+
+        def get_action(self, steps: AgentSteps) -> ActionInfo:
+            return ActionInfo(np.where(np.isin(steps.env_id, self.poisoned), 3, 1))
+
+    with SubprocessEnvManager(Make(fault="poison"), 4, n_workers=n_workers, seed=1, restarts=KEPT) as manager:
+        policy, plays = Poison(), np.zeros(4, np.int64)
+        manager.set_policy("default", policy)
+        rollouts, episodes_of = Rollouts(manager, 8), manager.episodes
+        infos = manager.reset()
+        for round_ in range(7):
+            rollouts.add(infos)
+            before = {info.worker_id: info for info in infos}
+            policy.poisoned = {1: [2], 3: [0, 3], 5: [0, 1, 2, 3]}.get(round_, [])
+            infos = manager.step(ALL)
+            plays += 1
+            plays[policy.poisoned] = 0
+            lost = sorted(env_id for info in infos if info.lost is not None for env_id in info.lost.env_ids)
+            assert lost == policy.poisoned
+            for info in infos:
+                steps, of_worker = info.current["default"], info.lost.env_ids if info.lost is not None else ()
+                assert info.previous is before[info.worker_id].current
+                assert (info.actions is None) == (len(of_worker) == len(steps)) == (not info.is_step)
+                assert steps.obs[:, 1].tolist() == plays[steps.env_id].tolist()
+                assert steps.truncated.tolist() == [env_id in of_worker for env_id in steps.env_id.tolist()]
+                assert steps.reward.tolist() == [float(env_id not in of_worker) for env_id in steps.env_id.tolist()]
+                others = [env_id for env_id in steps.env_id.tolist() if env_id not in of_worker]
+                assert (info.transitions().agent_id >> 32).tolist() == others
+        rollouts.add(infos)
+        n_lost, n_steps = 7, 7 * 4 - 7
+        kept = rollouts.take_rest()
+        assert sum(each.reward.size for each in kept) == n_steps
+        assert sum(int(each.lost.sum()) for each in kept) == n_lost
+        assert (episodes_of.lost, episodes_of.env_steps, manager.stats().env_steps) == (n_lost, n_steps, n_steps)
         assert manager.events.count(events.EpisodesDiverged) == 0
 
 
@@ -464,6 +744,47 @@ def test_an_episode_that_was_elsewhere_is_lost_alone_and_told(keeps: Any, tmp_pa
         assert manager.stats().episodes_diverged == 1
         manager.send(np.ones(3, np.int64), batch.env_ids)
         assert manager.recv(ALL).obs[:, 1].tolist() == [4.0, 4.0, 1.0]
+
+
+class Secret(Chain):
+    """Its rewards depend on the process, which no observation shows."""
+
+    def step(self, action: Any) -> Any:
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, float(os.getpid()), terminated, truncated, info
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_an_episode_whose_return_differs_is_lost_where_returns_are_counted(counts: bool) -> None:
+    with SubprocessEnvManager(Secret, 2, n_workers=1, seed=1, restarts=KEPT) as manager:
+        if counts:
+            assert not manager.episodes.count
+        manager.reset()
+        batch = manager.recv(ALL)
+        for _ in range(3):
+            manager.send(np.ones(2, np.int64), batch.env_ids)
+            batch = manager.recv(ALL)
+        total = float(batch.reward[0]) * 3
+        os.kill(manager.stats().workers[0].pid or 0, signal.SIGKILL)
+        manager.send(np.ones(2, np.int64), batch.env_ids)
+        assert manager.recv(ALL).lost.tolist() == [counts, counts]
+        told = [event for event in manager.events if isinstance(event, events.EpisodesDiverged)]
+        assert [(each.env_id, each.step, each.path, each.expected) for each in told] == [
+            (env_id, 3, "the return", total) for env_id in range(2 * counts)
+        ]
+
+
+@pytest.mark.parametrize("kind", [SubprocessEnvManager, AsyncioEnvManager])
+def test_an_episode_that_began_with_actions_is_compared_by_what_counts_since(kind: Any, tmp_path: Path) -> None:
+    """The rewards of the actions with which it began, and their number, were never delivered."""
+    how: Any = {"n_workers": 1} if kind is SubprocessEnvManager else {}
+    make = Make(str(tmp_path / "steps"), "raise", (10, 11, 25))
+    with kind(make if how else lambda: ChainOfCoroutines(*attrs.astuple(make)), 2, restarts=KEPT, **how) as manager:
+        tasks = [Task(seed=k, actions=np.array([2, 1, 2])) for k in range(4)]
+        assert played(manager, 10_000, tasks=tasks).lost == 0
+        assert manager.events.count(events.Raised) >= 2
+        assert manager.stats().episodes_diverged == 0
+        assert manager.stats().steps_repeated > 0
 
 
 def test_an_episode_that_is_too_long_is_lost_and_told() -> None:
@@ -498,24 +819,6 @@ def test_a_reset_and_calls_wait_for_no_lost_worker() -> None:
         manager.send(np.ones(2, np.int64), batch.env_ids)
         first = manager.reset(seed=1)
         assert np.concatenate([info.current["default"].obs for info in first]).tolist() == batch.obs.tolist()
-
-
-def test_an_episode_that_was_changed_from_outside_is_not_kept_and_the_next_one_is() -> None:
-    with SubprocessEnvManager(Make(), 2, n_workers=1, seed=1, restarts=KEPT) as manager:
-        manager.reset()
-        batch = manager.recv(ALL)
-        manager.send(np.ones(2, np.int64), batch.env_ids)
-        batch = manager.recv(ALL)
-        manager.set_attr("level", 1, env_ids=[1])
-        (told,) = [event for event in manager.events if isinstance(event, events.EpisodesNotKept)]
-        assert told.env_ids == (1,)
-        lost = []
-        for _ in range(3):
-            os.kill(manager.stats().workers[0].pid or 0, signal.SIGKILL)
-            manager.send(np.ones(2, np.int64), batch.env_ids)
-            batch = manager.recv(ALL)
-            lost.append(batch.lost.tolist())
-        assert lost == [[False, True], [False, False], [False, False]]
 
 
 # Positions.
@@ -589,7 +892,7 @@ def test_vectors_are_refused() -> None:
     def vector() -> Any:
         return gymnasium.vector.SyncVectorEnv([Chain, Chain])
 
-    with pytest.raises(UsageError, match="Vector environments, EnvPool"):
+    with pytest.raises(UsageError, match="environments, EnvPool, ML-Agents"):
         SubprocessEnvManager(vector, 2, n_workers=1, restarts=KEPT)
 
 
@@ -601,6 +904,8 @@ def test_a_recording_of_a_kept_run_has_each_row_once_and_can_be_replayed(tmp_pat
     with SubprocessEnvManager(Make(), 4, n_workers=2, restarts=KEPT, record=path) as manager:
         digests = run(manager, killer(manager))
         assert manager.events.count(events.EpisodesKept) >= 3
+        n_steps = {worker.worker_id: worker.steps for worker in manager.stats().workers}
+    assert Counter(fact.worker_id for fact in facts(path) if fact.what == "step") == n_steps
     recorded = list(episodes(path, trust=True))
     assert all(each.error is None for each in recorded)
     for each in recorded:

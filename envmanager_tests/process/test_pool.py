@@ -35,6 +35,7 @@ from envmanager import (
     WorkerDied,
     WorkerTimedOut,
 )
+from envmanager.observe import events
 
 SUITE = "waiting portable"
 
@@ -334,6 +335,64 @@ def test_a_cancelled_step_ends_its_episode_and_its_environment_is_free_when_it_h
         assert manager.stats().restarts == 1
 
 
+@pytest.mark.parametrize("make", [one_each, awaited])
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_cancelled_step_that_goes_on_is_ended_after_its_grace_and_costs_no_restart(make: Any, step: int) -> None:
+    async def test(pool: Any) -> None:
+        for _ in range(4):
+            async with pool.begin({"hangs": step}) if step else contextlib.nullcontext() as episode:
+                coroutine = episode.step(1) if step else played(pool, 1, hangs=step)
+                hanging = asyncio.ensure_future(coroutine)
+                await asyncio.sleep(0)
+                hanging.cancel()
+            await all_are_free(pool)
+
+    timeouts = Timeouts(step_s=3600, reset_s=3600, close_s=0.2)
+    with make(timeouts=timeouts, restarts=RestartPolicy(max_restarts=0)) as manager:
+        run(test(manager.pool(cancel_s=0.1)))
+        assert manager.events.count(events.StepCancelled) == 4
+        assert not any(map(manager.events.count, (events.Failed, events.Restarted, events.TaskLost)))
+        assert manager.tasks.n_lost == 0
+        assert [result.cut for result in manager.tasks.results[:1]] == [True]
+
+
+@pytest.mark.parametrize("make", [one_each, awaited])
+def test_a_cancelled_step_that_ends_within_its_grace_keeps_its_worker(make: Any) -> None:
+    async def test(pool: Any) -> None:
+        step = asyncio.ensure_future(played(pool, 1, pause=0.02))
+        await asyncio.sleep(0.01)
+        step.cancel()
+        await all_are_free(pool)
+
+    with make() as manager:
+        run(test(manager.pool(cancel_s=SOON_S)))
+        assert manager.stats().restarts == 0
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_cancelled_step_costs_no_episode_of_its_neighbours(keeps: bool) -> None:
+    async def test(pool: Any) -> None:
+        slow = {"hangs": 1} if keeps else {"pause": 0.3}
+        async with pool.begin({"level": 7, "length": 20}) as other, pool.begin({"level": 6}) as queued:
+            await other.step(1)
+            async with pool.begin(slow) as cancelled:
+                steps = []
+                for each in (cancelled, queued, other):
+                    steps.append(asyncio.ensure_future(each.step(1)))
+                    await asyncio.sleep(0)
+                for step in steps[:2]:
+                    step.cancel()
+            assert (await steps[2])[0].tolist() == [7, 2, 2]
+            await asyncio.gather(*steps, return_exceptions=True)
+        await all_are_free(pool)
+
+    restarts = RestartPolicy(keep_episodes=keeps, max_restarts=0)
+    with all_in_one(restarts=restarts, timeouts=Timeouts(step_s=3600)) as manager:
+        run(test(manager.pool(cancel_s=0.1)))
+        assert manager.events.count(events.StepCancelled) == keeps
+        assert manager.tasks.n_lost == 0
+
+
 @pytest.mark.parametrize("make", WAITING)
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_worker_that_hangs_is_an_episode_lost_by_its_deadline(make: Any, step: int) -> None:
@@ -593,8 +652,8 @@ def test_a_pool_takes_environments_of_one_agent_that_are_stepped_one_by_one() ->
         pytest.raises(UsageError, match="one by one"),
     ):
         manager.pool()
-    with SimpleEnvManager(Two, 2) as manager, pytest.raises(UsageError, match="one agent each"):
-        run(played(manager.pool(), 1))
+    with SimpleEnvManager(Two, 2) as manager, pytest.raises(UsageError, match="wrap each in Together"):
+        manager.pool()
 
 
 def test_rollouts_64_at_once_lose_no_more_than_the_sessions_that_end_and_no_environment() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,41 @@ def kill(manager: EnvManager, worker_id: int) -> None:
     pid = manager.stats().workers[worker_id].pid or 0
     os.kill(pid, signal.SIGKILL)
     until(lambda: is_gone(pid))
+
+
+class KilledTwice(EchoEnvironment):
+    """Its first two workers are killed from outside while they make it."""
+
+    def __init__(self, context: EnvContext, folder: Path) -> None:
+        if context.env_id == 1 and len(list(folder.iterdir())) < 2:
+            (folder / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__(context)
+
+
+@pytest.mark.parametrize("start_method", MARKED_START_METHODS)
+def test_a_worker_that_is_killed_while_it_starts_for_the_first_time_is_started_again(
+    start_method: Any, tmp_path: Path
+) -> None:
+    make = functools.partial(KilledTwice, folder=tmp_path)
+    with SubprocessEnvManager(make, 3, n_workers=3, start_method=start_method) as manager:
+        run = CheckedTrainer(manager)
+        run.reset({"seed": 3})
+        run.step(Wait.all())
+        assert [worker.restarts for worker in manager.stats().workers] == [0, 2, 0]
+        assert [worker.generation for worker in manager.stats().workers] == [0, 0, 0]
+        assert [type(event) for event in manager.events][-1] is not events.Died
+        assert sum(isinstance(event, events.Died) for event in manager.events) == 2
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_a_worker_that_is_killed_while_it_starts_more_often_than_it_may_restart_raises(
+    max_restarts: int, tmp_path: Path
+) -> None:
+    make = functools.partial(KilledTwice, folder=tmp_path)
+    with pytest.raises(WorkerDied, match="SIGKILL"):
+        SubprocessEnvManager(make, 2, n_workers=2, restarts=RestartPolicy(max_restarts))
+    assert len(list(tmp_path.iterdir())) == 1 + max_restarts
 
 
 @pytest.mark.sample("2-zero-copy")
@@ -177,6 +214,17 @@ def test_a_replacement_repeats_the_attributes_in_order_before_its_reset(transpor
 
         assert manager.get_attr("known") == [[-1, 3, 5, 4], [4, -1]]  # what is set again hides what was set before
         assert manager.get_attr("label") == ["env 0", "mine"]
+
+
+def test_a_replacement_has_the_newest_values_where_calls_for_some_of_its_environments_overlap() -> None:
+    with SubprocessEnvManager(Picky, 3, n_workers=1) as manager:
+        run = CheckedTrainer(manager)
+        run.reset()
+        for label, env_ids in (("a", [0, 1]), ("b", [1, 2]), ("c", [0, 1])):
+            manager.set_attr("label", label, env_ids=env_ids)
+        kill(manager, 0)
+        run.until_lost()
+        assert manager.get_attr("label") == ["c", "c", "b"]
 
 
 class Keeps(EchoEnvironment):

@@ -19,6 +19,7 @@ from envmanager.observe import events
 from envmanager.testing import EchoEnvironment
 from envmanager.testing.fault_checks import CheckedTrainer, returns_within, until
 from envmanager.testing.leaks import SLACK_S, SOON_S, descendants
+from envmanager_tests.process.test_kept_episodes import ALL, KEPT, Make, played, without_faults
 from envmanager_tests.ray_cluster.conftest import CPUS_OF_A_NODE, STORE_BYTES
 
 pytest.importorskip("ray", reason="Ray is not installed: make test-ray")
@@ -96,6 +97,23 @@ def test_a_node_lost_in_the_middle_of_steps_costs_its_workers_episodes_and_mixes
             assert node.node_id not in manager.call(node_of)
             assert manager.stats().restarts == 2
             trainer.go_on(range(4))
+
+
+@pytest.mark.parametrize("wait", [ALL, Wait.any()], ids=["all", "any"])
+def test_kept_episodes_of_a_node_that_is_lost_go_on_in_others(cluster: Any, wait: Wait) -> None:
+    with one_more_node(cluster) as node:
+        placement = [cluster.head_node.node_id, node.node_id]
+
+        def lose_it(n_rows: int) -> None:
+            if n_rows >= 20:  # this step is in flight
+                lose(cluster, node)
+
+        with RayEnvManager(Make(), 4, n_workers=2, seed=1, restarts=KEPT, placement=placement) as manager:
+            streams = played(manager, wait=wait, meanwhile=lose_it)
+            stats = manager.stats()
+            assert [worker.generation for worker in stats.workers] == [0, 1]
+            assert (streams.lost, stats.episodes_kept, stats.episodes_diverged, stats.steps_lost) == (0, 2, 0, 0)
+    assert streams.digests == without_faults()
 
 
 def test_a_worker_without_a_node_waits_for_one_that_joins_later(cluster: Any) -> None:

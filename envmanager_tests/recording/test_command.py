@@ -57,7 +57,7 @@ def test_what_happened_around_a_step_is_told(path: str, capsys: Any) -> None:
 
 def test_further_parts_are_summed_up_too(path: str, capsys: Any) -> None:
     record(path, 40)
-    record(further_part(path), 60)
+    record(further_part(path, 0), 60)
     capsys.readouterr()
 
     assert run_command_line(["replay", path]) == 0

@@ -77,7 +77,7 @@ def test_an_earlier_recording_is_renamed_with_its_further_parts_and_nothing_is_l
     recorded(path, 1)
     first = returns(path)
     for seed in (2, 3):
-        recorded(further_part(path), seed)
+        recorded(further_part(path, 0), seed)
     whole = returns(path)
     assert [Path(each).name for each in parts_of(path)] == ["run.emrec", "run.2.emrec", "run.3.emrec"]
     assert whole == first + returns(str(tmp_path / "run.2.emrec")) + returns(str(tmp_path / "run.3.emrec"))
@@ -91,7 +91,7 @@ def test_an_earlier_recording_is_renamed_with_its_further_parts_and_nothing_is_l
     assert parts_of(path) == [path]
     recorded(str(tmp_path / "run.2.emrec"), 5)  # another run, and no part
     assert parts_of(path) == [path]
-    recorded(further_part(path), 6)
+    recorded(further_part(path, 0), 6)
     assert parts_of(path) == [path, str(tmp_path / "run.2.emrec")]
     assert (tmp_path / "run.2.emrec.1").read_text() == "of the user"
     assert len(returns(str(tmp_path / "run.2.emrec.2"))) > 0
@@ -105,7 +105,7 @@ def test_a_manager_that_does_not_start_leaves_the_earlier_recording(path: str) -
     start()
     assert list(episodes(path)) == []
     recorded(path, 1)
-    recorded(further_part(path), 2)
+    recorded(further_part(path, 0), 2)
     whole = returns(path)
     for _ in range(2):
         start()

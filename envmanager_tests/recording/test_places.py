@@ -28,6 +28,7 @@ from envmanager import (
 from envmanager.recording import episodes, position
 from envmanager.recording.data import facts
 from envmanager_tests.process.test_actions_of_tasks import Leavers, Walk, some_actions
+from envmanager_tests.process.test_kept_episodes import Make as MakeChains
 
 Make = Callable[..., EnvManager]
 
@@ -116,7 +117,7 @@ def test_places_are_found_in_episodes_that_were_cut_or_lost_and_those_that_follo
         manager.reset(tasks=TASKS)
         walked(manager, at=9, then=kill)
         assert manager.stats().restarts
-    found = places(path)
+    found = places(path, trust=True)  # it has a call of a function
     assert len({task.seed for task in found.values()}) == 8
     with SimpleEnvManager(Walk, 1) as again:
         again.reset(tasks=[*found.values()])
@@ -304,3 +305,34 @@ def test_an_environment_that_is_elsewhere_is_told_with_the_part_that_differs(pat
     code, out, _ = replayed(path, "--step", "6", "--trust")
     assert code == 1
     assert "different: obs['sum'][0, 1] was" in out
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("tasks", [None, [Task(seed=number) for number in range(12)]], ids=["automatic", "tasks"])
+def test_what_was_called_amid_an_episode_is_part_of_its_places(path: str, tasks: Any, keeps: bool) -> None:
+    options: Any = {"restarts": RestartPolicy(keep_episodes=True)} if keeps else {}
+    seen = {}
+    with SubprocessEnvManager(MakeChains(), 3, n_workers=1, seed=1, record=path, wait="all", **options) as manager:
+        manager.reset(tasks=tasks)
+        for step in range(30):
+            batch = manager.recv()
+            seen.update({(int(env_id), step): obs for env_id, obs in zip(batch.env_ids, batch.obs, strict=True)})
+            if step in (0, 3, 4, 11, 20):
+                manager.set_attr("level", float(step), [1, 2])
+            acting = batch.env_ids if tasks is None else batch.env_ids[batch.task >= 0]
+            manager.send((np.arange(len(acting)) + step) % 3, acting)
+    n_equal = 0
+    with SimpleEnvManager(MakeChains(), 3, episodes="on_demand") as other:
+        other.reset()
+        other.recv("all")
+        for (env_id, step), obs in sorted(seen.items()):
+            try:
+                here = position(path, env_id, step)
+            except UsageError:  # it rests, or has no seed
+                continue
+            other.begin([env_id], [here])
+            assert other.recv().obs[0].tolist() == obs.tolist()
+            n_equal += 1
+    assert n_equal > (20 if tasks is None and not keeps else 70)
+    code, out, err = replayed(path, "--env", "1", "--step", "13", "--trust")
+    assert (code, err) == (0, ""), out

@@ -15,6 +15,7 @@ from pytest_mock import MockerFixture
 from envmanager import EnvironmentResponse, SubprocessEnvManager
 from envmanager.testing import FakeWorker
 from envmanager_tests.envs import Duel
+from envmanager_tests.preloading import preload
 
 
 class Answers(queue.Queue[EnvironmentResponse]):
@@ -56,9 +57,7 @@ def speakers() -> Iterator[None]:
 def loaded_once() -> None:
     """Workers find PyTorch in the helper: an environment of a test comes with its module, and that with PyTorch."""
     if sys.platform == "linux":
-        from envmanager.processes import starting
-
-        starting.load("torch")
+        preload("torch")
 
 
 @pytest.fixture(scope="session", autouse=True)

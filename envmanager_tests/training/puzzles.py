@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envmanager.training.algorithms.states import checksum_of
+from envmanager.keeping.state import checksum_of
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 HERE = __name__

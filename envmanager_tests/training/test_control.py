@@ -111,7 +111,7 @@ def test_what_was_carried_out_before_a_training_was_resumed_is_not_again(looking
         ("frozen = ['target'\ncheckpoint = true", "not valid TOML: Unclosed array (at line 2, column 1)"),
         ("\nfrozen = 'target'", "frozen should be a list of behaviors, but is str 'target'"),
         ("# all\nfrozen = [1]", "frozen should be a list of behaviors"),
-        ("checkpoint = true\nfrozen = [\n  'hero',\n  'targte',\n]", "'targte', which is not known (did you mean"),
+        ("checkpoint = true\nfrozen = [\n  'hero',\n  'targte',\n]", "'targte', which is not known; did you mean"),
         ("# checkpoint\n\ncheckpoint = 'now'", "checkpoint should be true or false, but is str 'now'"),
         ("frozen = []\nfroze = ['hero']", "there is no option 'froze'"),
         ("[run]\nfrozen = []", "there is no option 'run'"),

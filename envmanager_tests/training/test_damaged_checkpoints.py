@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -19,14 +20,15 @@ pytest.importorskip("torch")
 from safetensors.numpy import load_file, save_file
 
 from envmanager.data.specs import zeros
-from envmanager.errors import EnvManagerError, UsageError
+from envmanager.errors import EnvManagerError, NotWritten, UsageError
+from envmanager.keeping.state import checksum_of
 from envmanager.training import load_policy
-from envmanager.training.algorithms.states import checksum_of
 from envmanager.training.learner_process import LearnerFailed
 from envmanager.training.policies.saved import SavedTraining
 from envmanager.training.runs import checkpoints
 from envmanager.training.runs.checkpoints import CheckpointDamaged, restoring
 from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
+from envmanager_tests.training.killable import digests, plan_of
 
 DUEL = {
     "manager": {"kind": "simple", "env": "envmanager_tests.envs:Duel", "n_envs": 2, "wait": "all", "seed": 3},
@@ -277,7 +279,8 @@ def whole(folder: Path) -> tuple[Any, ...]:
     """All that a checkpoint says, in a form that can be compared."""
     found = checkpoints.load(folder)
     read = {name: (facts, arrays_of(arrays)) for name, (arrays, facts) in found.trainers.items()}
-    return found.run, found.training, read, arrays_of(found.generators)
+    place = None if found.place is None else (arrays_of(found.place[0]), found.place[1])
+    return found.run, found.training, read, arrays_of(found.generators), place
 
 
 def arrays_of(arrays: Any) -> dict[str, Any]:
@@ -384,6 +387,64 @@ def test_a_training_goes_on_from_the_checkpoint_whose_name_is_written_into_lates
     (tmp_path / "checkpoints" / "latest").write_text("000000000020")
 
     assert trained(config, tmp_path, more_steps=20).n_steps_before == 20
+
+
+@pytest.mark.parametrize("nth", range(1, 6), ids=["state", "controller", "place", "trainer", "latest"])
+def test_a_flush_that_fails_leaves_the_checkpoint_before_and_the_same_training(
+    nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails_once(fd: int) -> None:
+        n_of_second.append(fd)
+        if is_on and len(n_of_second) == nth:
+            raise OSError(5, "Input/output error")
+        flush(fd)
+
+    def begins(*of_save: Any, **more: Any) -> Path:
+        is_on[:] = [True] if run.saved_at else []
+        n_of_second.clear()
+        return save(*of_save, **more)
+
+    is_on: list[bool] = []
+    n_of_second: list[int] = []
+    flush, save = os.fsync, checkpoints.save
+    TrainingRun(plan_of("ppo", 0, tmp_path / "one"), Silent()).go()
+    run = TrainingRun(plan_of("ppo", 0, tmp_path / "other"), Silent())
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fails_once)
+        patched.setattr(checkpoints, "save", begins)
+        with pytest.raises(NotWritten, match=r"000000000232, is complete: resume"):
+            run.go()
+    TrainingRun(plan_of("ppo", 0, tmp_path / "other", resume=True), Silent()).go()
+
+    assert digests(tmp_path / "other") == digests(tmp_path / "one")
+
+
+def test_a_folder_that_cannot_be_listed_is_named(
+    one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Any = ".") -> Any:
+        raise OSError(5, "Input/output error")
+
+    run = shutil.copytree(one_run, tmp_path / "run")
+    monkeypatch.setattr(os, "listdir", fails)
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(NotWritten, match=r"Input/output error\. The last one"):
+        checkpoints.save(run / "checkpoints", checkpoints.load_latest(run / "checkpoints"))
+
+
+def test_no_changed_byte_of_the_best_makes_another_one_the_best(one_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(one_run, tmp_path / "run"))
+    best, of_run = run / "checkpoints" / "best", checkpoints.load_latest(run / "checkpoints").run
+    checkpoints.mark_best(checkpoint_in(run), 12.5)
+    assert checkpoints.best_mean(best.parent, of_run) == 12.5
+    content = best.read_bytes()
+    for place in range(len(content) - 1):
+        for damaged in (content[:place], content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]):
+            best.write_bytes(damaged)
+            with pytest.raises(UsageError, match=r"best is not what was written: .* Delete it"):
+                checkpoints.best_mean(best.parent, of_run)
+    with pytest.raises(UsageError, match=r"best is not what was written"):
+        trained(CART_POLE, run, more_steps=20)
 
 
 def test_an_empty_latest_is_named(one_run: Path, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_the_best_at_the_end_is_the_last_checkpoint(tmp_path: Path, brings: Any)
 
     there = [path.name for path in checkpoints.written(tmp_path / "checkpoints")]
     assert there == ["000000000192"], "nothing is kept that is neither the best nor the last"
-    assert (tmp_path / "checkpoints" / "best").read_text() == "000000000192\n9.0\n"
+    assert (tmp_path / "checkpoints" / "best").read_text().startswith("000000000192\n9.0\n")
     assert find(tmp_path, "best") == checkpoints.latest(tmp_path / "checkpoints")
 
 
@@ -224,7 +224,7 @@ def test_without_an_evaluation_there_is_no_best(tmp_path: Path) -> None:
         find(tmp_path, "best")
 
 
-def test_a_run_that_is_killed_while_it_marks_the_best_leaves_the_one_before(
+def test_a_best_that_cannot_be_marked_leaves_both_that_were_before(
     tmp_path: Path, brings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def mark(path: Path, mean: float) -> None:
@@ -239,7 +239,7 @@ def test_a_run_that_is_killed_while_it_marks_the_best_leaves_the_one_before(
         run.go()
 
     assert checkpoints.load(find(tmp_path, "best")).training.n_steps == 64
-    assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 128
+    assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == 64
 
 
 def dies_once(context: Any) -> Any:
@@ -268,7 +268,7 @@ def test_an_episode_of_an_evaluation_that_was_lost_is_played_again(
     result = run.go()
 
     assert report.evaluations == [(64, 1.0, True)]
-    assert (tmp_path / "checkpoints" / "best").read_text() == "000000000064\n1.0\n"
+    assert (tmp_path / "checkpoints" / "best").read_text().startswith("000000000064\n1.0\n")
     assert result.evaluation is not None
     assert result.to_json()["evaluation"]["lost"] == result.evaluation.lost == 0
     assert result.to_json()["evaluation"]["complete"] is True
@@ -496,7 +496,7 @@ def test_a_game_that_is_attached_cannot_be_evaluated_on_the_way() -> None:
     [
         ({"evaluate_every": 0}, "evaluate_every must be a whole number of at least 1"),
         ({"evaluate_every": 10, "evaluation_episodes": 0}, "evaluate_every needs evaluation_episodes"),
-        ({"checkpoint_every": 0}, "checkpoint_every must be a whole number of at least 1"),
+        ({"checkpoint_every": 0}, "checkpoint_every must be a number of agent steps, or a time such as 10m"),
         ({"keep": 0}, "keep must be a whole number of at least 1"),
         ({"evaluate_evry": 10}, "did you mean training.evaluate_every"),
     ],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -129,6 +132,46 @@ def test_a_loop_of_ones_own_survives_that_a_worker_is_replaced_when_its_rollout_
     monkeypatch.setattr(envmanager, "SubprocessEnvManager", manager)
     run_script("ppo_send_recv", "--steps 256 --n-envs 2", monkeypatch)
     assert "256 steps in" in capsys.readouterr().out
+
+
+KILLED = """
+import itertools, os, runpy, signal, sys
+
+kept, number = os.replace, itertools.count()
+n_saved = int(sys.argv.pop(1))
+
+def replace(*paths):
+    if next(number) == n_saved:
+        os.kill(os.getpid(), signal.SIGKILL)  # the new file is written, and not in its place
+    kept(*paths)
+
+os.replace = replace
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("sb3_that_resumes", "--steps 2500"), ("loop_that_resumes", "--updates 9")]
+)
+def test_a_trainer_of_others_that_is_killed_and_resumed_has_the_same_weights(
+    name: str, arguments: str, tmp_path: Path
+) -> None:
+    if name == "sb3_that_resumes":
+        pytest.importorskip("stable_baselines3")
+
+    def told(file: str, n_saved: int, *more: str) -> tuple[int, str]:
+        command = [sys.executable, "-c", KILLED, str(n_saved), str(EXAMPLES / f"{name}.py"), file]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [*command, *arguments.split(), *more], cwd=tmp_path, env=environ, capture_output=True, text=True
+        )
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        return done.returncode, done.stdout.splitlines()[-1] if done.stdout else ""
+
+    code, weights = told("one.pt", 1000)
+    assert code == 0
+    assert [told("other.pt", n, *more)[0] for n, more in ((3, ()), (2, ("--n-workers", "4")))] == [-9, -9]
+    assert told("other.pt", 1000) == (0, weights)
 
 
 def test_levels_whose_return_was_not_expected_are_replayed_and_old_ones_are_not_forgotten() -> None:

@@ -312,7 +312,7 @@ def test_nobody_waits_for_a_worker_that_was_dropped() -> None:
 def test_an_unknown_behavior_is_refused_with_the_nearest_one(duels: Any) -> None:
     controller, _, _ = controller_of(duels)
     for refuses in (controller.freeze, controller.unfreeze, controller.toggle):
-        with pytest.raises(UsageError, match=r"'targte'.*\(did you mean 'target'\?\); known are 'hero', 'target'"):
+        with pytest.raises(UsageError, match=r"'targte'.*; did you mean target\? Known are 'hero', 'target'"):
             refuses("targte")
 
 
@@ -519,7 +519,7 @@ def test_one_that_learns_apart_is_frozen_once_its_learner_rests_and_is_not_behin
         with LearnerProcess(lambda: DQN("target", specs["target"], options, device="cpu"), max_ahead=30) as target:
             trainers: dict[str, Trainer] = {"hero": PPO("hero", specs["hero"], SMALL, device="cpu"), "target": target}
             controller = TrainerController(manager, trainers)
-            for _ in range(8):  # a step lost to the count in each would have `add` wait for ever
+            for _ in range(8):
                 controller.train(controller.n_steps + 60)
                 controller.freeze("target")
                 before, version = [weight.clone() for weight in target._model.parameters()], target.version
@@ -529,4 +529,4 @@ def test_one_that_learns_apart_is_frozen_once_its_learner_rests_and_is_not_behin
                 assert target.version == version
                 controller.unfreeze("target")
             controller.freeze("target")
-            assert target._n_sent == target._n_learned
+            assert target.state()[1]["n_steps"] == target._n_sent

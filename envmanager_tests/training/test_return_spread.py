@@ -63,6 +63,17 @@ def test_a_lost_step_has_no_return_and_the_next_begins_anew() -> None:
     assert spread.seen == [8.0, 1.0]
 
 
+def test_an_environment_that_is_lost_alone_begins_anew_and_the_others_run_on() -> None:
+    spread, worker = Noted(), Worker(0, [0, 1 << 32])
+    spread.add(worker.reset([0.0, 0.0]), "default")
+    spread.add(worker.step([1.0, 1.0], reward=[8.0, 2.0]), "default")
+    cut = {"truncated": [True, False], "final_obs": np.ones((1, 1))}
+    spread.add(worker.step([2.0, 2.0], lost_envs=[0], reward=[0.0, 2.0], **cut), "default")
+    spread.add(worker.step([3.0, 3.0], reward=[1.0, 1.0]), "default")
+
+    assert sorted(spread.seen) == [1.0, 2.0, 2.5, 3.0, 8.0]
+
+
 @pytest.mark.parametrize("how", ["by the manager", "by a trainer that learns again"])
 def test_after_a_reset_returns_begin_anew(how: str) -> None:
     spread, worker = Noted(), Worker(0, [0])

@@ -147,7 +147,7 @@ def test_of_several_behaviors_one_has_to_be_named(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"several behaviors: say which one .* of 'speaker', 'listener'"):
         load_policy(tmp_path)
-    with pytest.raises(UsageError, match=r"'speakr', which is not known .did you mean 'speaker'"):
+    with pytest.raises(UsageError, match=r"'speakr', which is not known; did you mean speaker"):
         load_policy(tmp_path, behavior="speakr")
     for behavior in ("speaker", "listener"):
         policy = load_policy(tmp_path, behavior=behavior)

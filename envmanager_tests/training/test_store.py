@@ -47,16 +47,19 @@ class Worker:
         self.last = seen(self.agents, obs)
         return StepInfo(None, self.last, None, self.worker_id)
 
-    def step(self, obs: list[float], *, lost: bool = False, mark: int = 0, **more: Any) -> StepInfo:
-        previous, self.last = self.last, seen(self.agents, obs, **more)
-        if lost:
+    def step(
+        self, obs: list[float], *, lost: bool = False, lost_envs: Any = (), mark: int = 0, **more: Any
+    ) -> StepInfo:
+        previous, self.last, told = self.last, seen(self.agents, obs, **more), None
+        if lost or lost_envs:
             cause = WorkerDied(
                 worker_id=self.worker_id, env_ids=(0,), phase="step", exit="SIGKILL", output="", ticket=1
             )
-            return StepInfo(previous, self.last, None, self.worker_id, Lost(cause, 1))
+            told = Lost(cause, 1, tuple(lost_envs) or (0,))
         n = len(previous["default"])
         actions = ActionInfo(np.zeros(n, np.int64), {"mark": np.full(n, mark)})
-        return StepInfo(previous, self.last, {"default": actions}, self.worker_id)
+        taken = None if lost else {"default": actions}
+        return StepInfo(previous, self.last, taken, self.worker_id, told)
 
 
 def store(capacity: int = 100) -> StepStore:
@@ -113,6 +116,19 @@ def test_a_lost_step_is_no_step_and_its_observation_is_where_the_chain_ends() ->
     assert chain(steps, 0) == [0.0, 1.0]
     assert chain(steps, 2) == [50.0, 51.0]
     assert steps.acted[:3].tolist() == [True, False, True]
+
+
+def test_an_environment_that_is_lost_alone_ends_its_chain_and_not_those_of_others() -> None:
+    steps, worker = store(), Worker(0, [0, 1 << 32])
+    steps.add(worker.reset([0.0, 10.0]), "default")
+    steps.add(worker.step([1.0, 11.0]), "default")
+    final = np.array([[1.0]], np.float32)
+    cut = worker.step([50.0, 12.0], lost_envs=[0], truncated=[True, False], final_obs=final)
+    assert len(steps.add(cut, "default")) == 1
+    steps.add(worker.step([51.0, 13.0]), "default")
+    assert chain(steps, 0) == [0.0, 1.0]
+    assert chain(steps, 1) == [10.0, 11.0, 12.0, 13.0]
+    assert chain(steps, 4) == [50.0, 51.0]
 
 
 def test_after_a_reset_of_the_environments_nothing_is_joined_to_what_was_before() -> None:

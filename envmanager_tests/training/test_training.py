@@ -49,10 +49,16 @@ class Quiet(Report):
 
 
 def training(
-    tmp_path: Path, trainer: dict[str, Any], *, env: Any = CARTPOLE["env"], resume: bool = False, **options: Any
+    tmp_path: Path,
+    trainer: dict[str, Any],
+    *,
+    env: Any = CARTPOLE["env"],
+    resume: bool = False,
+    keeps: Any = "if_possible",
+    **options: Any,
 ) -> TrainingRun:
     tables = {
-        "manager": {**CARTPOLE, "env": env},
+        "manager": {**CARTPOLE, "env": env, "restarts": {"keep_episodes": keeps}},
         "training": {"steps": 400, "evaluation_episodes": 0, "device": "cpu", **options},
         "trainers": {"default": trainer},
     }
@@ -145,7 +151,7 @@ def test_resumed_with_another_learning_rate_it_learns_at_that(tmp_path: Path, tr
     assert [group["lr"] for group in again.trainers["default"]._optimizer.param_groups] == [0.25]  # type: ignore[attr-defined]
 
 
-def test_resumed_it_plays_other_episodes_than_those_it_began_with(tmp_path: Path) -> None:
+def test_resumed_without_kept_episodes_it_plays_others_than_those_it_began_with(tmp_path: Path) -> None:
     seeds: list[int] = []
 
     class Noting(Corridor):
@@ -155,7 +161,7 @@ def test_resumed_it_plays_other_episodes_than_those_it_began_with(tmp_path: Path
             return super().reset(seed=seed, options=options)
 
     for steps in (100, 200, 300):
-        training(tmp_path, SMALL_PPO, env=Noting, resume=steps > 100, steps=steps).go()
+        training(tmp_path, SMALL_PPO, env=Noting, resume=steps > 100, steps=steps, keeps=False).go()
 
     assert len(seeds) == len(set(seeds)) == 3 * 4
 
@@ -181,13 +187,16 @@ def _spec() -> Any:
         return manager.behavior_specs["default"]
 
 
-def test_a_stopped_training_learns_from_all_that_was_in_flight_and_is_saved(tmp_path: Path) -> None:
-    run = training(tmp_path, SMALL_PPO, steps=100_000)
+@pytest.mark.parametrize(("keeps", "n_more"), [(True, 0), (False, 4)])
+def test_a_stopped_training_saves_what_is_in_flight_or_else_learns_from_it(
+    tmp_path: Path, keeps: bool, n_more: int
+) -> None:
+    run = training(tmp_path, SMALL_PPO, steps=100_000, keeps=keeps)
     run._reports[-1].at_update = lambda run, update: run.stop() if update.version == 3 else None  # type: ignore[attr-defined]
     result = run.go()
     assert result.ended == "stopped"
     assert result.evaluation is None
-    assert result.n_steps == 3 * 64 + 4
+    assert result.n_steps == 3 * 64 + n_more
     assert checkpoints.load_latest(tmp_path / "checkpoints").training.n_steps == result.n_steps
 
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
 from envmanager.adapters.choosing import build_group
-from envmanager.adapters.gymnasium import GymnasiumEnvironment, equal_spaces
+from envmanager.adapters.gymnasium import GymnasiumEnvironment
 from envmanager.adapters.side_by_side import SideBySide
 from envmanager.data.specs import SpecMismatch, zeros
 from envmanager.data.steps import AGENT_BITS, AgentSteps, RowBuffer
@@ -447,8 +447,6 @@ def test_equal_spaces_are_hosted_together_and_others_side_by_side():
     class Longer(Scripted):
         observation_space = spaces.Box(-1, 1, (3,))
 
-    assert equal_spaces([Scripted(), Scripted()])
-    assert not equal_spaces([Scripted(), Longer()])
     assert isinstance(build_group([Scripted(), Scripted()], [0, 1]), GymnasiumEnvironment)
     with pytest.raises(UsageError, match="behavior 'default' has another spec in env 1"):
         build_group([Scripted(), Longer()], [0, 1])

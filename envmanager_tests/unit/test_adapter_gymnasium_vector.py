@@ -720,7 +720,7 @@ def test_a_vector_that_returns_some_rows_first_is_refused():
             {},
             "'collections:Counter' is no id. If it makes vector environments, write env: collections:Counter,",
         ),
-        ({"vektor": "CartPole-v1"}, {}, "env must be an id, a callable, {vector: an id} or"),
+        ({"vektor": "CartPole-v1"}, {}, "env must be an id, a callable, {vector: an id},"),
         ({"vector": "CartPole-v1"}, {"env_kwargs": {"sutton": 1}}, "takes no argument 'sutton'"),
     ],
 )

@@ -22,6 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from envmanager import EnvContext, EnvRecipe, MissingExtra, ServerFull, UsageError
 from envmanager.adapters.factories import call_factory, resolve
 from envmanager.adapters.openenv import OpenEnvError
+from envmanager.data.specs import SpecMismatch
 
 SUITE = "core openenv"
 
@@ -125,6 +126,59 @@ def test_a_step_has_reward_end_and_metadata_and_no_reward_is_zero():
             assert await env.reset() == ("first", {"level": 1})
             assert await env.step({"reward": None}) == ("next", 0.0, False, False, {})
             assert await env.step({"reward": True}) == ("next", 1.0, True, False, {})
+            await env.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("comes", ["before the next request", "beside it"])
+def test_a_second_answer_ends_the_session_before_a_third_step(comes):
+    async def test():
+        async def answer(server, message):
+            if message["data"].get("n") != 1:
+                return observation(message["data"])
+            await server.connection.send(observation(message["data"]))
+            if comes == "before the next request":
+                return observation(message["data"])
+            server.late = observation(message["data"])
+            return None
+
+        async def with_connection(server, connection):
+            vars(server).setdefault("connection", connection)
+            await Server.serve(server, connection)
+
+        server = Server(answer)
+        async with serve(lambda connection: with_connection(server, connection), "127.0.0.1", 0) as listening:
+            env = session_of({"openenv": f"ws://127.0.0.1:{listening.sockets[0].getsockname()[1]}"})
+            await env.reset()
+            assert (await env.step({"n": 1}))[0] == {"n": 1}
+            if comes == "beside it":
+                await server.connection.send(server.late)
+            await asyncio.sleep(0.05)
+            with pytest.raises(ConnectionError, match="an answer to no request"):
+                await env.step({"n": 2})
+            with pytest.raises(ConnectionError, match="an answer came to no request"):
+                await env.step({"n": 3})
+            await env.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"reward": float("nan")}, "reward should be finite, but is nan"),
+        ({"reward": "0.5"}, "reward should be a real number, but is str '0.5'"),
+        ({"done": "false"}, "done should be a bool, but is str 'false'"),
+        ({"done": 2}, "done should be a bool, but is int 2"),
+    ],
+)
+def test_a_reward_that_is_no_number_and_an_end_that_is_no_bool_are_refused(given, expected):
+    async def test():
+        async with serving(lambda *_: observation("next", **{"reward": 1.0, "done": False, **given})) as server:
+            env = session_of({"openenv": server.url})
+            with pytest.raises(SpecMismatch, match=expected):
+                await env.reset()
             await env.close()
 
     run(test)

@@ -272,7 +272,7 @@ def test_behaviors_that_appear_later_get_a_policy_too(capsys):
     ("arguments", "message"),
     [
         (["--manager", "simple"], "There is no environment: pass --env"),
-        ([*CART_POLE, "--n-envs", 0], "manager.n_envs must be a whole number of at least 1, not 0"),
+        ([*CART_POLE, "--n-envs", 0], 'manager.n_envs must be a whole number of at least 1, or "auto", not 0'),
         ([*CART_POLE, "--steps", 0], "run.steps must be a whole number of at least 1, not 0"),
         ([*CART_POLE, "--wait", "soon"], 'manager.wait should be "any", "all", a number of workers'),
         (["--env", "CartPole-v1", "--manager", "simpel"], "did you mean simple?"),
@@ -299,8 +299,8 @@ def test_a_mistake_in_the_call_is_one_message_and_exit_code_2(capsys, arguments,
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["run", "--n-envs", "zero"], ["--n-envs", "integer", "'zero'"]),
-        (["run", "--n-envs=zero"], ["--n-envs", "integer", "'zero'"]),
+        (["run", "--n-envs", "zero"], ["n_envs", "auto", "'zero'"]),
+        (["run", "--n-envs=zero"], ["n_envs", "auto", "'zero'"]),
         (["evaluate", "runs/a", "--episodes", "0"], ["--episodes", "1", "'0'"]),
         (["run", "--n-evns", "3"], ["--n-evns", "--n-envs", "envmanager run --help"]),
         (["run", "--env"], ["--env"]),
@@ -430,6 +430,15 @@ def test_each_failure_is_one_line_and_the_hint_comes_once(capsys):
     assert len(lines) == 11
     assert [line for line in lines if line.startswith("Note: ")] == [lines[1]]
     assert all("restart" in line and "raised ValueError" in line for line in [lines[0], *lines[2:]])
+
+
+def test_the_hint_says_that_a_kept_episode_goes_on(capsys):
+    _, _, err = failing(capsys, "--steps", 5, "--keep-episodes")
+
+    notes = [line for line in err.splitlines() if line.startswith("Note: ")]
+    assert notes[:1] == [
+        "Note: its episode goes on in the next one, if it can be repeated; --verbose shows the evidence."
+    ]
 
 
 def test_verbose_shows_the_evidence_of_each_failure(capsys):
@@ -630,7 +639,7 @@ def test_options_may_be_set_without_a_config_file(capsys):
         ("manager.timeouts.stepp_s=3", "did you mean manager.timeouts.step_s?"),
         ("run.stepps=3", "did you mean run.steps?"),
         ("runn.steps=3", "there is no table runn; did you mean run?"),
-        ("manager.n_envs=1e1", "manager.n_envs should be a whole number, but is float 10.0"),
+        ("manager.n_envs=1e1", 'manager.n_envs must be a whole number of at least 1, or "auto", not 10.0'),
         ("manager.wrappers=gymnasium.wrappers:TimeAwareObservation", "manager.wrappers must be a list"),
         ("manager.env_kwargs={sise: 3}", "takes no argument 'sise'"),
     ],

@@ -368,9 +368,8 @@ def test_whoever_was_playing_loses_one_episode_and_nobody_else_does(last, first)
 def test_a_loss_gives_no_transitions_and_the_next_step_joins_on_to_the_new_generation(last, first):
     if not last:
         return
-    taken = {name: ActionInfo(np.zeros(len(steps.acting_rows))) for name, steps in last.items()}
     both = followed_by(lost(last), first)
-    told_lost = StepInfo(last, both, taken, 0, lost=Lost(None, 1))
+    told_lost = StepInfo(last, both, None, 0, lost=Lost(None, 1, (0,)))
     assert len(told_lost.transitions("a").reward) == 0
 
     if "a" not in both or not len(both["a"].acting_rows):

@@ -28,7 +28,8 @@ def first(worker_id=0, **behaviors):
 
 
 def later(worker_id=0, lost=None, **behaviors):
-    return StepInfo({}, behaviors, {"default": ActionInfo(np.zeros(1))}, worker_id, lost)
+    actions = {"default": ActionInfo(np.zeros(1))} if lost is None else None
+    return StepInfo({}, behaviors, actions, worker_id, lost)
 
 
 def counted(*infos):
@@ -102,8 +103,10 @@ def test_workers_are_kept_apart():
     assert episodes.returns_by_env() == {"0": [1.0], "1": [7.0]}
 
 
-def lost_to(worker_id=0):
-    return Lost(WorkerDied(worker_id=worker_id, env_ids=[worker_id], phase="step", exit="SIGSEGV"), generation=1)
+def lost_to(worker_id=0, env_ids=()):
+    return Lost(
+        WorkerDied(worker_id=worker_id, env_ids=[worker_id], phase="step", exit="SIGSEGV"), 1, env_ids or (worker_id,)
+    )
 
 
 def test_an_episode_that_was_lost_gives_no_return_and_no_step():
@@ -123,7 +126,7 @@ def test_a_loss_counts_every_agent_that_was_playing_and_none_that_joins():
     episodes = counted(
         first(default=agents(*two)),
         later(default=agents(*two, reward=100)),
-        later(default=agents(*two, joined, truncated=two), lost=lost_to()),
+        later(default=agents(*two, joined, truncated=two), lost=lost_to(env_ids=(0, 1))),
         later(default=agents(*two, joined, reward=[1, 2, 4], ended=[*two, joined])),
     )
 
@@ -141,6 +144,21 @@ def test_a_loss_leaves_the_returns_of_other_workers_alone():
     )
 
     assert episodes.returns_by_env() == {"0": [], "1": [14.0]}
+
+
+def test_an_environment_that_is_lost_alone_leaves_the_others_of_its_worker_alone():
+    two = (env(0), env(1))
+    lost = later(default=agents(*two, reward=[0, 5], truncated=two), lost=lost_to(env_ids=(0,)))
+    lost.actions = {}
+    episodes = counted(
+        first(default=agents(*two)),
+        later(default=agents(*two, reward=7)),
+        lost,
+        later(default=agents(*two, reward=1, ended=two)),
+    )
+
+    assert episodes.returns_by_env() == {"0": [1.0], "1": [12.0, 1.0]}
+    assert (episodes.env_steps, episodes.worker_steps, episodes.lost) == (5, 3, 1)
 
 
 def test_an_episode_truncated_by_a_healthy_worker_is_an_episode():
@@ -221,7 +239,7 @@ class Played:
         self.before = None
 
     def __call__(self, lost=None, **behaviors):
-        actions = None if self.before is None else {}
+        actions = None if self.before is None or lost is not None else {}
         self.episodes.add(StepInfo(self.before, behaviors, actions, 0, lost))
         self.before = behaviors
 

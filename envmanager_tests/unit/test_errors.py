@@ -12,6 +12,7 @@ from envmanager import errors
 from envmanager.errors import (
     BadAction,
     BadObservation,
+    CallStopped,
     ConfigError,
     ConnectionLost,
     EnvManagerError,
@@ -26,6 +27,7 @@ from envmanager.errors import (
     ProtocolError,
     RestartsExhausted,
     ServerFull,
+    StalePolicy,
     UsageError,
     WorkerDied,
     WorkerError,
@@ -43,9 +45,11 @@ EXAMPLES = [
     RestartsExhausted(
         first=WorkerDied(**WHERE, exit="SIGSEGV"), last=WorkerTimedOut(**WHERE, timeout_s=1), restarts=3, within_s=60
     ),
+    StalePolicy(lag=4, max_policy_lag=1),
     EpisodeNotBegun(**WHERE, task=3, step=7, failure=BadObservation(**WHERE, path="obs", expected="int64", got="None")),
     BadAction("text"),
     ManagerClosed("step()"),
+    CallStopped("the wait was stopped"),
     UsageError("text"),
     ConfigError("text"),
     LostEpisode(WorkerDied(**WHERE, exit="SIGKILL"), task=(1, 2), env_id=4),

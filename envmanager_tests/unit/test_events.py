@@ -37,6 +37,8 @@ LEVELS = {
     started(): logging.DEBUG,
     events.Raised(**WHERE, error=died()): logging.DEBUG,
     events.Recycled(**WHERE, steps=500): logging.INFO,
+    events.PoolShrunk(**WHERE, error=died(), n_left=7, n_envs=8): logging.WARNING,
+    events.StepCancelled(**WHERE, env_id=3): logging.INFO,
     events.LateReplyDiscarded(**WHERE, ticket=12): logging.INFO,
     events.Died(**WHERE, error=died()): logging.DEBUG,
     events.TimedOut(**WHERE, error=died()): logging.DEBUG,

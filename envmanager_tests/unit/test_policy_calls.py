@@ -30,7 +30,7 @@ def worker_of(first_id, n_agents):
 
 
 def called(policy, *infos):
-    return [actions["default"] for actions in call_policies(infos, {"default": policy}, {"default": SPEC})]
+    return [actions["default"] for actions in call_policies(infos, {"default": policy}, {"default": SPEC})[0]]
 
 
 @pytest.mark.parametrize("infos", [[worker_of(0, 3)], [worker_of(0, 2), worker_of(2, 1)]], ids=["one", "two"])

@@ -41,7 +41,7 @@ def _nothing_is_left() -> Iterator[None]:
     while _stages:
         stage = _stages.pop()
         stage.cluster.actors[-1].is_dead = True
-        stage.resources._close_s = 0.0
+        stage.resources.close_s = 0.0
         stage.resources.close()
 
 

@@ -94,8 +94,8 @@ def test_a_key_like_no_other_is_answered_with_the_known_ones():
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"n_envs": "8"}, "n_envs should be a whole number, but is str '8'"),
-        ({"n_envs": True}, "n_envs should be a whole number, but is bool True"),
+        ({"n_envs": "8"}, "n_envs must be a whole number of at least 1, or \"auto\", not '8'"),
+        ({"n_envs": True}, 'n_envs must be a whole number of at least 1, or "auto", not True'),
         ({"zero_copy": "no"}, "zero_copy should be true or false, but is str 'no'"),
         ({"zero_copy": 1}, "zero_copy should be true or false, but is int 1"),
         ({"timeouts": {"step_s": "5"}}, "timeouts.step_s should be a number, but is str '5'"),
@@ -113,7 +113,7 @@ def test_a_value_of_the_wrong_type_is_named_with_what_was_expected(config, text)
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        ({"n_envs": 0}, "n_envs must be a whole number of at least 1, not 0"),
+        ({"n_envs": 0}, 'n_envs must be a whole number of at least 1, or "auto", not 0'),
         ({"timeouts": {"step_s": -1}}, "timeouts.step_s must be a number of seconds above 0"),
         ({"worker_env": {"OMP_NUM_THREADS": 1}}, "texts to texts, but the value of 'OMP_NUM_THREADS' is int"),
         ({"worker_env": 3}, "worker_env must be a mapping of texts to texts, not int"),

@@ -304,11 +304,11 @@ def test_no_reward_or_end_after_an_action_is_missing_in_the_transitions_of_a_cro
         assert n > 200
 
 
-LOST = Lost(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGSEGV"), 1)
+LOST = Lost(WorkerDied(worker_id=0, env_ids=[0], phase="step", exit="SIGSEGV"), 1, (0,))
 SPECS = {"default": BehaviorSpec({"x": ArraySpec((), np.int64)}, (ArraySpec((3,)), ArraySpec((), np.int8)))}
 NOBODY_MADE_A_TRANSITION = {
     "after a reset": StepInfo(None, {"default": steps_of([1])}, None, 0, specs=SPECS),
-    "after a loss": pair(steps_of([1]), steps_of([1]), lost=LOST, specs=SPECS),
+    "after a loss": StepInfo({"default": steps_of([1])}, {"default": steps_of([1])}, None, 0, LOST, SPECS),
     "before the behavior appeared": StepInfo({}, {"default": steps_of([1])}, {}, 0, specs=SPECS),
     "without steps": StepInfo({}, {}, {}, 0, specs=SPECS),
 }
@@ -324,6 +324,16 @@ def test_where_there_are_no_transitions_there_are_arrays_of_no_rows_as_the_spec_
     assert (made.reward.shape, made.reward.dtype) == ((0,), np.float32)
     assert (made.agent_id.shape, made.agent_id.dtype) == ((0,), np.int64)
     assert [(flag.shape, flag.dtype) for flag in (made.terminated, made.truncated)] == [((0,), np.bool_)] * 2
+
+
+def test_agents_of_a_lost_environment_have_no_transitions_and_others_have_theirs():
+    """Agents 1 and 2 are in environment 0, which is lost, agent 3 in environment 1."""
+    other = 1 << 32 | 3
+    info = pair(steps_of([1, 2, other]), steps_of([1, 2, other], ended=[2], base=100), lost=LOST)
+
+    assert info.is_step
+    assert info.transitions().agent_id.tolist() == [other]
+    assert info.transitions().action.tolist() == [20]
 
 
 def test_when_no_agent_is_in_both_there_are_no_transitions():

@@ -276,9 +276,12 @@ class ActionMask:
     def __init__(self, behavior: str, spec: BehaviorSpec, counts: Sequence[int], *, enabled: bool = True) -> None:
         self._behavior = behavior
         self._starts = np.cumsum([0, *counts])[:-1]
-        self.place = _place_of_mask(spec.observation) if enabled else None
-        if self.place is not None:
-            _check(behavior, spec.observation, counts)
+        self.place: int | None = None
+        observation = spec.observation
+        if enabled and isinstance(observation, dict) and isinstance(observation.get(KEY), ArraySpec):
+            _check(behavior, observation, counts)
+            before = list(observation)[: list(observation).index(KEY)]
+            self.place = sum(len(leaves(observation[key])) for key in before)
 
     def allowed(self, steps: AgentSteps) -> np.ndarray | None:
         """Return which choices the masks in ``steps`` allow, as bool ``[n, choices]``, or None without a mask.
@@ -302,14 +305,6 @@ class ActionMask:
 def forbid(outputs: Tensor, allowed: Tensor | None) -> Tensor:
     """Return ``outputs``, ``[n, choices]``, with ``FORBIDDEN`` where ``allowed`` is False. None allows all choices."""
     return outputs if allowed is None else torch.where(allowed, outputs, FORBIDDEN)
-
-
-def _place_of_mask(observation: Any) -> int | None:
-    """Return the index of the mask among the leaves of an observation, or None without a mask."""
-    if not isinstance(observation, dict) or not isinstance(observation.get(KEY), ArraySpec):
-        return None
-    before = list(observation)[: list(observation).index(KEY)]
-    return sum(len(leaves(observation[key])) for key in before)
 
 
 def _check(behavior: str, observation: Any, counts: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ from envmanager.data.trees import Tree, leaves, leaves_like
 from envmanager.errors import ConfigError
 from envmanager.importing import nearest, needed_by
 from envmanager.options import layer_sizes, one_of, plain_numbers, within
-from envmanager.training.algorithms.states import of_part
+from envmanager.training.trainer import of_part
 
 with needed_by("envmanager.training", extra="torch"):
     import torch

@@ -39,8 +39,8 @@ from envmanager.training.algorithms.networks import (
     to_tensor,
 )
 from envmanager.training.algorithms.replay import Drawn, Replay, ReplayState
-from envmanager.training.algorithms.states import LIMIT, ReturnSpread, SpreadState, from_plain, named, of_part, to_plain
-from envmanager.training.trainer import Arrays, Trainer
+from envmanager.training.algorithms.states import LIMIT, ReturnSpread, SpreadState, from_plain, to_plain
+from envmanager.training.trainer import Arrays, Trainer, named, of_part
 
 with needed_by("envmanager.training", extra="torch"):
     import torch

@@ -20,6 +20,7 @@ import numpy as np
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps, StepInfo
 from envmanager.data.trees import leaves
+from envmanager.errors import CallStopped
 from envmanager.importing import needed_by
 from envmanager.options import at_least, layer_sizes, plain_numbers, within
 from envmanager.policy import Policy
@@ -37,9 +38,9 @@ from envmanager.training.algorithms.networks import (
     pick_device,
     to_tensor,
 )
-from envmanager.training.algorithms.states import ReturnSpread, SpreadState, from_plain, named, of_part, to_plain
+from envmanager.training.algorithms.states import ReturnSpread, SpreadState, from_plain, to_plain
 from envmanager.training.algorithms.store import NOWHERE, StepStore
-from envmanager.training.trainer import Arrays, Trainer
+from envmanager.training.trainer import Arrays, Trainer, named, of_part
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -203,7 +204,12 @@ class PPO(Trainer):
         options = self.options
         if options.anneal:
             anneal(self._optimizer, options.learning_rate, progress)
-        figures = self._learn(self._take_rollout())
+        before = {name: array.copy() for name, array in self._learned().items()}
+        try:
+            figures = self._learn(self._take_rollout())
+        except CallStopped:
+            self._restore_learned(before)
+            raise
         self._store.clear()
         self._n_in_rollout = 0
         self.version += 1
@@ -262,6 +268,8 @@ class PPO(Trainer):
             order = torch.randperm(n, generator=self._generator)
             # Minibatches of equal size; the last may be smaller.
             for chosen in order.chunk(max(1, round(n / options.minibatch))):
+                if self.stops():
+                    raise CallStopped("an update was stopped. It has changed nothing.")
                 figures.append(self._step(rollout.take(chosen.to(self._device))))
             if options.target_kl is not None and figures[-1]["kl"] > options.target_kl:
                 break
@@ -288,20 +296,26 @@ class PPO(Trainer):
         return {name: figure.detach() for name, figure in figures.items()}
 
     def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        learned = learner_state(self._optimizer, model=self.model)
-        rollout = named("rollout", self._store.state())
-        arrays = {**learned, **rollout, "generator": self._generator.get_state().numpy()}
+        arrays = {**self._learned(), **named("rollout", self._store.state())}
         spread = self._return_spread.state()
         return arrays, to_plain(_Facts(version=self.version, n_in_rollout=self._n_in_rollout, return_spread=spread))
 
     def restore(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         own = from_plain(_Facts, facts)
         self._return_spread.restore(own.return_spread)
-        load_learner(arrays, self._optimizer, model=self.model)
+        self._restore_learned(arrays)
         self._store.restore(of_part("rollout", arrays))
         self._n_in_rollout = own.n_in_rollout
-        self._generator.set_state(torch.from_numpy(np.array(arrays["generator"])))
         self.version = self.policy.version = own.version
+
+    def _learned(self) -> dict[str, np.ndarray]:
+        """Return what an update changes, besides the rollout. On the CPU, the arrays share the model's memory."""
+        learned = learner_state(self._optimizer, model=self.model)
+        return {**learned, "generator": self._generator.get_state().numpy()}
+
+    def _restore_learned(self, arrays: Arrays) -> None:
+        load_learner(arrays, self._optimizer, model=self.model)
+        self._generator.set_state(torch.from_numpy(np.array(arrays["generator"])))
 
     def restore_policy(self, arrays: Arrays, facts: Mapping[str, Any]) -> None:
         load_module(self.model, of_part("model", arrays))

@@ -119,14 +119,12 @@ class SquashedPolicy:
     @torch.inference_mode()
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return an ActionInfo with actions for the environment and, as outputs, the raw actions between -1 and 1."""
-        raw = self._squashed.uniform(len(steps), self.generator) if self.is_blind else self._raw(steps)
+        if self.is_blind:
+            raw = self._squashed.uniform(len(steps), self.generator)
+        else:
+            inputs = self._actor(self._actor.encoder.tensors(steps.obs, self._device))
+            raw = (self._squashed.likeliest(inputs) if self._greedy else self._squashed.sample(inputs)[0]).cpu().numpy()
         return ActionInfo(self._squashed.to_environment(raw), {COLUMN: raw}, self.version)
-
-    def _raw(self, steps: AgentSteps) -> np.ndarray:
-        inputs = self._actor(self._actor.encoder.tensors(steps.obs, self._device))
-        chosen = self._squashed.likeliest(inputs) if self._greedy else self._squashed.sample(inputs)[0]
-        raw: np.ndarray = chosen.cpu().numpy()
-        return raw
 
 
 class MiddleAction(nn.Module):

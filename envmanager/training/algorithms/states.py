@@ -6,9 +6,7 @@ keys. Unknown keys are ignored, because a later version may have written them.
 
 from __future__ import annotations
 
-import json
 import math
-import zlib
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -21,16 +19,6 @@ from envmanager.data.steps import AgentSteps, StepInfo
 from envmanager.data.trees import Tree
 from envmanager.errors import ConfigError
 from envmanager.structuring import structured
-
-
-def named(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return ``arrays`` with ``part`` and a dot before each name: in part ``"a"``, ``"bias"`` becomes ``"a.bias"``."""
-    return {f"{part}.{name}": array for name, array in arrays.items()}
-
-
-def of_part(part: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the arrays whose names begin with ``part`` and a dot. The returned names do not have this prefix."""
-    return {name[len(part) + 1 :]: arrays[name] for name in arrays if name.startswith(f"{part}.")}
 
 
 def copy_into(place: np.ndarray, arrays: Mapping[str, np.ndarray], name: str) -> None:
@@ -54,16 +42,6 @@ def from_plain(cls: type[Options], plain: Any, *, where: str = "") -> Options:
 def to_plain(value: Any) -> Any:
     """Convert an attrs object to JSON data: dicts, lists, strings, numbers, bools and None."""
     return _OF_FILES.unstructure(value)
-
-
-def checksum_of(content: Any) -> int:
-    """Return a checksum of JSON data, or of the dtype, shape and values of a contiguous array.
-
-    A checksum finds damage, not forgery. CRC-32 is four times as fast as SHA-256, and a replay has gigabytes.
-    """
-    if isinstance(content, np.ndarray):
-        return zlib.crc32(content.data, zlib.crc32(f"{content.dtype.str}{content.shape}".encode()))
-    return zlib.crc32(json.dumps(content).encode())
 
 
 def plain_spec(spec: BehaviorSpec) -> dict[str, Any]:
@@ -110,20 +88,15 @@ def _from_plain(plain: Mapping[str, Any]) -> Tree:
     return ArraySpec(plain["shape"], plain["dtype"], name=plain.get("name", ""), **bounds)
 
 
-def _converter_of_files() -> cattrs.Converter:
-    converter = cattrs.Converter()
-    converter.register_structure_hook_func(_is_named_tuple, lambda values, wanted: wanted(*values))
-    converter.register_unstructure_hook_func(_is_named_tuple, list)
-    converter.register_structure_hook(BehaviorSpec, lambda plain, _: spec_from_plain(plain))
-    converter.register_unstructure_hook(BehaviorSpec, plain_spec)
-    return converter
-
-
 def _is_named_tuple(wanted: Any) -> bool:
     return isinstance(wanted, type) and issubclass(wanted, tuple) and hasattr(wanted, "_fields")
 
 
-_OF_FILES = _converter_of_files()
+_OF_FILES = cattrs.Converter()
+_OF_FILES.register_structure_hook_func(_is_named_tuple, lambda values, wanted: wanted(*values))
+_OF_FILES.register_unstructure_hook_func(_is_named_tuple, list)
+_OF_FILES.register_structure_hook(BehaviorSpec, lambda plain, _: spec_from_plain(plain))
+_OF_FILES.register_unstructure_hook(BehaviorSpec, plain_spec)
 
 
 LIMIT = 10.0
@@ -133,11 +106,12 @@ _EPSILON = 1e-8
 
 @attrs.frozen(kw_only=True)
 class SpreadState:
-    """The number, mean and variance of returns, as saved in a checkpoint."""
+    """The number, mean and variance of returns, and the running ones by agent_id, as saved in a checkpoint."""
 
     count: float
     mean: float
     variance: float
+    running: tuple[tuple[int, float], ...] = ()
 
     def with_more(self, returns: np.ndarray) -> SpreadState:
         """Return the state with ``returns`` added (Chan, Golub and LeVeque 1979)."""
@@ -176,13 +150,17 @@ class ReturnSpread:
             return
         now = info.current.get(behavior)
         before = None if info.previous is None else info.previous.get(behavior)
-        if before is None or now is None or info.actions is None or info.lost is not None:
+        if before is None or now is None or info.actions is None:
             for steps in (before, now):
                 self._forget([] if steps is None else steps.agent_id.tolist())
             return
-        acted = before.agent_id[before.acting_rows].tolist()
+        acted = set(before.agent_id[before.acting_rows].tolist())
         self._forget(set(before.agent_id.tolist()).difference(now.agent_id.tolist()))
-        found = self._run_on(now, set(acted))
+        if info.lost is not None:
+            lost = info.lost.agents({*acted, *self._returns})
+            self._forget(lost)
+            acted.difference_update(lost)
+        found = self._run_on(now, acted)
         if found:
             self.spread = self.spread.with_more(np.array(found))
 
@@ -208,13 +186,12 @@ class ReturnSpread:
             self._returns.pop(agent_id, None)
 
     def state(self) -> SpreadState | None:
-        """Return the spread for a checkpoint; None unless ``enabled``. A resume restarts the running returns at 0."""
-        return self.spread if self.enabled else None
+        """Return the spread for a checkpoint; None unless ``enabled``."""
+        return attrs.evolve(self.spread, running=tuple(self._returns.items())) if self.enabled else None
 
     def restore(self, state: SpreadState | None) -> None:
-        """Restore the spread from ``state``. Clear all running returns. Raises ValueError if ``enabled`` changed."""
+        """Restore the spread and the running returns from ``state``. Raises ValueError if ``enabled`` changed."""
         if (state is not None) != self.enabled:
             raise ValueError(f"it was written with normalize_rewards={str(state is not None).lower()}")
         if state is not None:
-            self.spread = state
-        self._returns.clear()
+            self.spread, self._returns = attrs.evolve(state, running=()), dict(state.running)

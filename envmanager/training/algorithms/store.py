@@ -31,7 +31,8 @@ from envmanager.data.specs import ArraySpec, as_array, zeros
 from envmanager.data.steps import AgentSteps, StepInfo
 from envmanager.data.trees import Tree, leaves, leaves_like, map_tree, paths, take_rows
 from envmanager.errors import UsageError
-from envmanager.training.algorithms.states import copy_into, named, of_part
+from envmanager.training.algorithms.states import copy_into
+from envmanager.training.trainer import named, of_part
 
 WINDOW = 4096
 """Number of newest frames with which a new frame is compared."""
@@ -96,7 +97,7 @@ class FrameStacks:
         }
 
     def restore(self, arrays: Mapping[str, np.ndarray], n_rows: int) -> None:
-        """Restore ``n_rows`` rows from the arrays that ``state`` returned. Rows added later share no frames with them.
+        """Restore ``n_rows`` rows from the arrays that ``state`` returned.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """
@@ -106,12 +107,15 @@ class FrameStacks:
         copy_into(self._frames[: self._n_frames], arrays, "frames")
         copy_into(self._numbers[:n_rows], arrays, "numbers")
         copy_into(self._n_before[:n_rows], arrays, "n_before")
-        self._number_of.clear()
+        newest = range(max(0, self._n_frames - WINDOW), self._n_frames)
+        self._number_of = {hash(self._frame(number).tobytes()): number for number in newest}
 
 
 NOWHERE = -1
 _IMAGE_AXES = 3
 _NO_ROWS = np.zeros(0, np.int64)
+_TRACKED = "open", "unlinked"
+"""Names of the arrays of the rows that lack an action or a successor, by agent_id."""
 
 
 class StepStore:
@@ -176,7 +180,9 @@ class StepStore:
         before = None if info.previous is None else info.previous.get(behavior)
         taken = None if info.actions is None else info.actions.get(behavior)
         closed = _NO_ROWS
-        if before is not None and taken is not None and now is not None and info.lost is None:
+        if info.lost is not None:
+            self._abandon(info.lost.agents({*self._open, *self._unlinked}))
+        if before is not None and taken is not None and now is not None:
             closed = self._close(before, taken.outputs, now)
         elif before is not None:
             self._abandon(before.agent_id.tolist())
@@ -302,11 +308,13 @@ class StepStore:
             arrays |= named(f"obs.{index}", own)
         arrays |= {f"column.{name}": column[:n] for name, column in self.columns.items()}
         arrays |= {name: getattr(self, name)[:n] for name in ("reward", "terminated", "acted", "successor")}
+        for name, rows_of in zip(_TRACKED, (self._open, self._unlinked), strict=True):
+            arrays[name] = np.array(list(rows_of.items()), np.int64).reshape(-1, 2)
         arrays["counts"] = np.array([self.n_rows, self.n_acted, self._first, self.capacity])
         return arrays
 
     def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what ``state`` returned. No row waits for an action then, because resuming resets the environments.
+        """Restore what ``state`` returned. Call ``abandon_all`` unless the episodes go on.
 
         Raises KeyError or ValueError for arrays that do not fit.
         """
@@ -325,7 +333,7 @@ class StepStore:
         for name in ("reward", "terminated", "acted", "successor"):
             copy_into(getattr(self, name)[:n], arrays, name)
         self.n_rows, self.n_acted, self._first = n_rows, n_acted, first
-        self.abandon_all()
+        self._open, self._unlinked = (dict(arrays[name].tolist()) if name in arrays else {} for name in _TRACKED)
 
 
 def _with_stacks(observation: Tree, capacity: int) -> Tree:

@@ -78,7 +78,7 @@ def play(
     given = training.reset_options(seed=seed, given=reset_options)
     environment = make_shown(options, mode, given)
     frames_per_s = float((getattr(environment, "metadata", None) or {}).get("render_fps") or FRAMES_PER_S)
-    camera = Camera(environment, takes_frames=mode == FRAMES)
+    scenes = filmed(environment, takes_frames=mode == FRAMES)
     returns: dict[str, list[float]] = {}
     episodes = Episodes(on_end=lambda ended: returns.setdefault(ended.behavior, []).append(ended.total))
     with SimpleEnvManager(lambda: environment) as manager:
@@ -86,35 +86,32 @@ def play(
             manager.set_policy(behavior, policy)
         episodes.add_all(manager.reset({"seed": seed, "options": given}))
         for number in range(n_episodes):
-            while len(camera.scenes) < 2:
+            while len(scenes) < 2:
                 episodes.add_all(manager.step())
-            scene = camera.scenes.pop(0)
+            scene = scenes.pop(0)
             frames = scene if mode == FRAMES else []
             on_episode(PlayedEpisode(number, len(scene) - 1, dict(returns), frames, frames_per_s))
             returns.clear()
 
 
-class Camera:
-    """A recorder that wraps an environment's reset and step. It keeps what it renders if ``takes_frames``."""
+def filmed(environment: Any, *, takes_frames: bool) -> list[list[Any]]:
+    """Wrap an environment's reset and step. Return a list, to which a list for each episode is added as it begins.
 
-    def __init__(self, environment: Any, *, takes_frames: bool) -> None:
-        self._environment = environment
-        self._takes_frames = takes_frames
-        self.scenes: list[list[Any]] = []
-        """A frame, or None, for the reset and each step of an episode. The first is whole once another has begun."""
-        for name in ("reset", "step"):
-            setattr(environment, name, self._watched(getattr(environment, name), is_reset=name == "reset"))
+    It has a frame, or None without ``takes_frames``, for the reset and each step. It is whole once another has begun.
+    """
+    scenes: list[list[Any]] = []
 
-    def _watched(self, method: Callable[..., Any], *, is_reset: bool) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def watched(*args: Any, **options: Any) -> Any:
-            result = method(*args, **options)
-            if is_reset:
-                self.scenes.append([])
-            self.scenes[-1].append(np.array(self._environment.render()) if self._takes_frames else None)
-            return result
+    def watched(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        result = method(*args, **options)
+        if method == reset:
+            scenes.append([])
+        scenes[-1].append(np.array(environment.render()) if takes_frames else None)
+        return result
 
-        return watched
+    reset, step = environment.reset, environment.step
+    environment.reset = functools.wraps(reset)(functools.partial(watched, reset))
+    environment.step = functools.wraps(step)(functools.partial(watched, step))
+    return scenes
 
 
 def make_shown(options: ManagerOptions, mode: str, given: Mapping[str, Any] | None = None) -> Any:
@@ -185,15 +182,10 @@ def save_video(frames: list[np.ndarray], file: Path, *, fps: float) -> None:
     require_video()
     from gymnasium.utils import save_video as of_gymnasium
 
+    seen = list(frames)
+    while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):  # moviepy, which rounds it down, would drop the last
+        seen.append(frames[-1])
     with reporting(file), tempfile.TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder:
-        of_gymnasium.save_video(_with_all_seen(frames, fps), folder, episode_trigger=lambda _: True, fps=fps)
+        of_gymnasium.save_video(seen, folder, episode_trigger=lambda _: True, fps=fps)
         (made,) = Path(folder).iterdir()
         made.replace(file)
-
-
-def _with_all_seen(frames: list[np.ndarray], fps: float) -> list[np.ndarray]:
-    """Return ``frames``, with the last repeated if moviepy, which rounds the number of frames down, would drop it."""
-    seen = list(frames)
-    while int(sum([1.0 / fps] * len(seen)) * fps) < len(frames):
-        seen.append(frames[-1])
-    return seen

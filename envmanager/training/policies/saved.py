@@ -65,14 +65,14 @@ class SavedPolicy:
     """The greedy policy of one behavior, from a checkpoint.
 
     ``policy(obs)`` takes plain arrays, ``policy.get_action(steps)`` takes the steps of a manager. ``spec``: specs of
-    the observations and actions. ``n_steps``: number of agent steps before the checkpoint was written. The policies of
-    this library's trainers keep no memory between calls.
+    the observations and actions. ``n_steps``: number of agent steps before the checkpoint was written. ``source``: id
+    of its training, and name of its checkpoint. The policies of this library's trainers keep no memory between calls.
     """
 
-    def __init__(self, behavior: str, spec: BehaviorSpec, trainer: Trainer, n_steps: int) -> None:
+    def __init__(self, behavior: str, spec: BehaviorSpec, trainer: Trainer, n_steps: int, source: str = "") -> None:
         self.behavior = behavior
         self.spec = spec
-        self.n_steps = n_steps
+        self.n_steps, self.source = n_steps, source
         self._trainer = trainer
         self._policy: Policy = trainer.greedy_policy()
 
@@ -88,7 +88,8 @@ class SavedPolicy:
         rows, is_one = _as_batch(self.spec.observation, obs)
         steps = AgentSteps.first(agent_id=np.arange(len(leaves(rows)[0])), obs=rows)
         action = self.get_action(steps).action
-        return map_tree(_first, action) if is_one else action
+        # The only row is a scalar for Gymnasium's Discrete, an array for Box.
+        return map_tree(lambda leaf: leaf[0, ...] if leaf.dtype.kind == "f" else leaf[0], action) if is_one else action
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return an ActionInfo with one action per row of ``steps``."""
@@ -232,7 +233,8 @@ class SavedTraining:
         try:
             advice = "Have the observations or actions of the environment changed since then?"
             checkpoints.restore(trainer, spec, self.checkpoint, self.path, advice, to_act=True)
-            return SavedPolicy(behavior, spec, trainer, self.n_steps)
+            source = f"{self.checkpoint.run}/{self.path.name}"
+            return SavedPolicy(behavior, spec, trainer, self.n_steps, source)
         finally:
             trainer.close()
 
@@ -329,8 +331,3 @@ def _fitting(spec: ArraySpec, value: Any, path: str) -> np.ndarray:
     if cast is None:
         raise SpecMismatch(path, expected, f"{got} with values that are not of that dtype")
     return cast
-
-
-def _first(actions: np.ndarray) -> Any:
-    """Return the only row of a batch of actions: a scalar for Gymnasium's Discrete, an array for Box."""
-    return actions[0, ...] if actions.dtype.kind == "f" else actions[0]

@@ -3,10 +3,12 @@
 ::
 
     run/checkpoints/latest                   name of the newest checkpoint
-    run/checkpoints/best                     name of the best checkpoint by evaluation, and its mean return
+    run/checkpoints/best                     name of the best checkpoint by evaluation, its mean return, and a checksum
+    run/checkpoints/evaluated                name of the checkpoint that was evaluated at the end of the training
     run/checkpoints/000000102400/state.json  JSON data, such as counts and the training's options, and all checksums
                                 /trainer-agent.safetensors    the arrays of the trainer of the behavior "agent"
                                 /controller.safetensors       the states of PyTorch's random generators
+                                /place.safetensors            running episodes, see ``TrainerController.place``
 
 A checkpoint is written under a temporary name, flushed to disk and renamed before ``latest`` or ``best`` refers to it.
 Then the run's other checkpoints, finished or not, are removed, except the last few, the best and renamed ones. Only
@@ -34,11 +36,13 @@ import numpy as np
 from envmanager.data.specs import BehaviorSpec
 from envmanager.errors import EnvManagerError, ImportFailed, NotWritten, UsageError
 from envmanager.importing import needed_by
+from envmanager.keeping.state import checksum_of
 from envmanager.observe.episodes import FinishedEpisode
 from envmanager.observe.files import write_atomically
 from envmanager.options import at_least
-from envmanager.training.algorithms.states import checksum_of, from_plain, to_plain
+from envmanager.training.algorithms.states import from_plain, to_plain
 from envmanager.training.curriculum import CurriculumState, LessonBegan
+from envmanager.training.learner_process import LearnerFailed
 from envmanager.training.learners import LearnersChanged, LearnersState
 from envmanager.training.runs.plan import LATEST, SavedPlan
 from envmanager.training.trainer import Arrays, Trainer
@@ -47,10 +51,10 @@ with needed_by("envmanager.training", extra="torch"):
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save_file
 
-BEST, STATE = "best", "state.json"
-_CONTROLLER, _TRAINER = "controller", "trainer-"
-"""Name of the controller's part of a checkpoint, and prefix of the name of each trainer's part."""
-_UNFINISHED = ".unfinished"
+BEST, EVALUATED, STATE = "best", "evaluated", "state.json"
+_CONTROLLER, _PLACE, _TRAINER = "controller", "place", "trainer-"
+"""Names of the controller's parts of a checkpoint, and prefix of the name of each trainer's part."""
+_UNFINISHED, _TRACEBACK = ".unfinished", "Traceback (most recent call last)"
 _NAME = re.compile(r"[0-9]{12,}(-[0-9]+)?")
 _AFTER_THE_STEPS = re.compile(rf"(-([2-9]|[1-9][0-9]+))?(\.[0-9a-f]{{8}}{re.escape(_UNFINISHED)})?")
 """Pattern for the part after the number of steps in a folder name that ``save`` made."""
@@ -78,6 +82,12 @@ class TrainingState:
     plan: SavedPlan | None = None
     specs: dict[str, BehaviorSpec] = attrs.field(factory=dict)
     """Specs of observations and actions, by behavior."""
+    evaluated_at: int | None = None
+    """Agent steps of the training at the last evaluation on the way; None in checkpoints without."""
+    owes_evaluation: bool = False
+    """Whether all steps are taken, and the evaluation at the end is to come; the file ``evaluated`` says it came."""
+    n_episodes: int | None = None
+    """Number of rows in the table of episodes; None in checkpoints without."""
 
 
 @attrs.frozen(kw_only=True)
@@ -85,13 +95,15 @@ class Checkpoint:
     """The content of a checkpoint: the data that a training run needs to resume.
 
     ``trainers``: results of ``Trainer.state``, by behavior. ``generators``: states of PyTorch's random generators.
-    ``run``: id of the training run, the same in all its checkpoints.
+    ``run``: id of the training run, the same in all its checkpoints. ``place``: arrays and JSON data of where the loop
+    stands, which ``unpacked`` joins; None if the environments cannot go on.
     """
 
     training: TrainingState
     trainers: Mapping[str, tuple[Arrays, Mapping[str, Any]]] = attrs.field(factory=dict)
     generators: Arrays = attrs.field(factory=dict)
     run: str | None = None
+    place: tuple[Arrays, Any] | None = None
 
 
 class ArrayFile(Mapping[str, np.ndarray]):
@@ -127,16 +139,21 @@ class CheckpointDamaged(UsageError):
     """Error raised when a file of a checkpoint cannot be read or is not what was written."""
 
 
-def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1) -> Path:
+def save(directory: Path, checkpoint: Checkpoint, *, keep: int = 1, best: float | None = None) -> Path:
     """Write ``checkpoint``, make it the latest, remove old checkpoints of the same run, and return the new folder.
+
+    With ``best``, its mean return, it becomes the best one just before, so that no latest checkpoint knows of an
+    evaluation whose mean is lost.
 
     The last ``keep`` checkpoints, including the new one, and the best one are kept. Unfinished checkpoints of the run
     are removed, if possible. If writing fails, NotWritten is raised and no older checkpoint is removed.
     """
     n_steps, run = checkpoint.training.n_steps, checkpoint.run
-    number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
     try:
+        number = 1 + max((_number(facts) for facts in _of_run(directory, run).values()), default=0)
         finished = _write(directory, checkpoint, number)
+        if best is not None:
+            mark_best(finished, best)
         write_atomically(directory / LATEST, finished.name)
     except (OSError, SafetensorError) as error:
         last = named(directory / LATEST)
@@ -156,6 +173,8 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
     """Write checkpoint ``number`` of a run to a folder with a temporary name, rename the folder, and return it."""
     states = {f"{_TRAINER}{behavior}": state for behavior, state in checkpoint.trainers.items()}
     states[_CONTROLLER] = checkpoint.generators, to_plain(checkpoint.training)
+    if checkpoint.place is not None:
+        states[_PLACE] = checkpoint.place
     parts = {part: facts for part, (_, facts) in states.items()}
     arrays = {  # as safetensors stores them
         part: {name: np.ascontiguousarray(array, array.dtype.newbyteorder("<")) for name, array in own.items()}
@@ -187,8 +206,14 @@ def _write(directory: Path, checkpoint: Checkpoint, number: int) -> Path:
 
 
 def prune(directory: Path, run: str | None, *, keep: int) -> None:
-    """Remove a run's checkpoints, except the last ``keep`` finished ones and those named by ``latest`` and ``best``."""
-    own = _of_run(directory, run)
+    """Remove a run's checkpoints, except the last ``keep`` finished ones and those named by ``latest`` and ``best``.
+
+    Remove none if they cannot be listed.
+    """
+    try:
+        own = _of_run(directory, run)
+    except OSError:
+        return
     finished = [path for path in sorted(own, key=lambda path: _number(own[path])) if path.suffix != _UNFINISHED]
     kept = {*finished[-keep:], named(directory / LATEST), named(directory / BEST)}
     for path, facts in own.items():
@@ -198,22 +223,30 @@ def prune(directory: Path, run: str | None, *, keep: int) -> None:
 
 def mark_best(path: Path, mean: float) -> None:
     """Record the best checkpoint with its ``mean`` return. Raises NotWritten."""
-    write_atomically(path.parent / BEST, f"{path.name}\n{mean!r}\n")
+    lines = [path.name, repr(mean)]
+    write_atomically(path.parent / BEST, "\n".join([*lines, f"{checksum_of(lines)}\n"]))
 
 
 def best_mean(directory: Path, run: str | None) -> float | None:
-    """Return the mean that ``mark_best`` recorded for this run's best checkpoint, or None if none can be read."""
-    path = named(directory / BEST)
-    if path is None or path not in _of_run(directory, run):
+    """Return the mean that ``mark_best`` recorded for this run's best checkpoint, or None if there is none.
+
+    Raises UsageError if the file is not what was written.
+    """
+    if not os.path.lexists(directory / BEST) or (directory / BEST).is_symlink():
         return None
     try:
-        return float((directory / BEST).read_text(encoding="utf-8").splitlines()[1])
-    except (OSError, ValueError, IndexError):
-        return None
+        *lines, checksum = (directory / BEST).read_text(encoding="utf-8").rstrip("\n").split("\n")
+        if int(checksum) != checksum_of(lines):
+            raise ValueError("its checksum differs")
+        return float(lines[1]) if directory / lines[0] in _of_run(directory, run) else None
+    except (OSError, ValueError, LookupError) as error:
+        raise UsageError(
+            f"{directory / BEST} is not what was written: {error}. Delete it, and the next evaluation is the best one."
+        ) from error
 
 
 def named(file: Path) -> Path | None:
-    """Return the path of the checkpoint named in ``file`` (``latest`` or ``best``), or None if it has no valid name."""
+    """Return the path of the checkpoint named in ``file``, such as ``latest``, or None if it has no valid name."""
     try:
         path = pointed_at(file)
     except UsageError:
@@ -271,8 +304,10 @@ def load(path: Path) -> Checkpoint:
         parts, checksums = content["parts"], content["arrays"]
         training = from_plain(TrainingState, parts[_CONTROLLER], where=f"parts.{_CONTROLLER}")
     arrays = {part: ArrayFile(_arrays_in(path, part), checksums[part]) for part in parts}
-    trainers = {part.removeprefix(_TRAINER): (arrays[part], parts[part]) for part in parts if part != _CONTROLLER}
-    return Checkpoint(training=training, trainers=trainers, generators=arrays[_CONTROLLER], run=content["run"])
+    own = {part: (arrays[part], parts[part]) for part in parts}
+    trainers = {part.removeprefix(_TRAINER): own[part] for part in parts if part.startswith(_TRAINER)}
+    generators, place = arrays[_CONTROLLER], own.get(_PLACE)
+    return Checkpoint(training=training, trainers=trainers, generators=generators, run=content["run"], place=place)
 
 
 @contextmanager
@@ -294,7 +329,7 @@ def another_than(path: Path) -> str:
 
 @contextmanager
 def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
-    """Convert exceptions in the block to UsageErrors, except ImportFailed and CheckpointDamaged.
+    """Convert exceptions in the block to UsageErrors, except ImportFailed, CheckpointDamaged and a learner's death.
 
     The message consists of ``what``, the reason and ``advice``. The reason is ``why``, or else the exception's text.
     """
@@ -303,6 +338,8 @@ def restoring(what: str, *, advice: str = "", why: str = "") -> Iterator[None]:
     except (ImportFailed, CheckpointDamaged):
         raise
     except Exception as error:
+        if isinstance(error, LearnerFailed) and _TRACEBACK not in str(error):
+            raise  # its process has died, whatever the checkpoint holds
         raise UsageError(f"{what}: {why or _reason(error)}. {advice}".rstrip()) from error
 
 
@@ -326,7 +363,7 @@ def restore(
 
 def _reason(error: Exception) -> str:
     text = str(getattr(error, "strerror", None) or error).strip()
-    if "Traceback (most recent call last)" in text:  # from a learner in its own process
+    if _TRACEBACK in text:  # from a learner in its own process
         text = text.splitlines()[-1]
     text = " ".join(text.split()).removesuffix(".")
     return text if isinstance(error, EnvManagerError | OSError | ValueError) else f"{type(error).__name__}: {text}"

@@ -97,15 +97,18 @@ class Report:
 class EpisodeLog(Report):
     """A writer that replaces ``directory/episodes.csv``. Drops old episodes from agent step ``resumed_at`` on.
 
+    ``n_kept``: number of rows when the training was at ``resumed_at``, if it is known.
     The time of the last kept episode is added to the times of new episodes. Raises NotWritten if the file cannot be
     created, and UsageError if the file of the resumed run cannot be read.
     """
 
-    def __init__(self, directory: Path, *, resumed_at: int | None = None) -> None:
+    def __init__(self, directory: Path, *, resumed_at: int | None = None, n_kept: int | None = None) -> None:
         path = self._path = directory / EPISODES
         self._is_incomplete = False
         # The last step of an episode is not yet counted in its ``steps``.
-        kept = [] if resumed_at is None else [end for end in read_episodes(path) if end.steps < resumed_at]
+        kept = [] if resumed_at is None else read_episodes(path)
+        kept = [end for end in kept if end.steps < (resumed_at or 0)] if n_kept is None else kept[:n_kept]
+        self.n_rows = len(kept)
         self._seconds_before = kept[-1].seconds if kept else 0.0
         self._file = CsvFile(path, COLUMNS, [_row(end, end.seconds) for end in kept])
 
@@ -120,6 +123,7 @@ class EpisodeLog(Report):
         """Append an episode. An episode that cannot be written is dropped; only the first such failure is logged."""
         with self._surviving():
             self._file.write(_row(end, self._seconds_before + end.seconds))
+            self.n_rows += 1
 
     @contextmanager
     def _surviving(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from envmanager.errors import NotWritten, UsageError
 from envmanager.importing import needed_by
@@ -40,7 +41,7 @@ _WRITTEN = (CHECKPOINTS, records.CONFIG, figures.EPISODES, writers.METRICS, reco
 """Names that a training run writes. If one of them is there, the folder holds a training run."""
 
 
-def check(directory: Path, *, resume: bool, force: bool) -> None:
+def check(directory: Path, *, resume: bool, force: bool | Literal["auto"]) -> None:
     """Raise UsageError if ``directory`` is a file, or holds a training run and is neither resumed nor forced."""
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"{directory} is not a folder: a training run needs one. Train elsewhere (--dir).")
@@ -56,7 +57,7 @@ def check(directory: Path, *, resume: bool, force: bool) -> None:
 
 
 @contextmanager
-def held(directory: Path, *, resume: bool, force: bool) -> Iterator[None]:
+def held(directory: Path, *, resume: bool, force: bool | Literal["auto"]) -> Iterator[None]:
     """Return a context in which no other training run writes in ``directory``, which is made if necessary.
 
     With ``force``, a folder that holds a training run is renamed to NAME.1, or the first such name that is free, and a
@@ -66,6 +67,8 @@ def held(directory: Path, *, resume: bool, force: bool) -> Iterator[None]:
     """
     with _locked(directory) as lock:
         check(directory, resume=resume, force=force)
+        if force == "auto" and (directory / CHECKPOINTS / LATEST).exists():  # another training has just ended here
+            raise UsageError(f"{directory} has a checkpoint now: repeat the command, which goes on from it.")
         if not force or not _found_in(directory):
             yield
             return

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -21,7 +22,7 @@ from envmanager.adapters.other_names import other_names
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
 from envmanager.observe.files import UNLOGGED
-from envmanager.options import at_least, plain_numbers
+from envmanager.options import at_least, plain, plain_numbers
 from envmanager.registry import ManagerOptions, live, structure
 from envmanager.training import curriculum
 from envmanager.training.learners import Rounds
@@ -40,6 +41,22 @@ NOT_TOLD = frozenset({"worker_env", "cluster", "log_dir", "trace", "record", "or
 """Manager options not saved in checkpoints, because they may contain secrets or apply to a single run only."""
 
 
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([smh])")
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds_of(text: str) -> float | None:
+    """Return the seconds of a time such as ``90s``, ``10m`` or ``1.5h``; None for any other text."""
+    found = _TIME.fullmatch(text)
+    return None if found is None else float(found[1]) * _SECONDS[found[2]]
+
+
+def _check_every(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_number and not (isinstance(value, str) and seconds_of(value)):
+        raise UsageError(f"{attribute.name} must be a number of agent steps, or a time such as 10m, not {value!r}.")
+
+
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class TrainingOptions:
     """Options in a config's ``training`` table. Training ends after ``steps`` agent steps of all learners together."""
@@ -52,8 +69,9 @@ class TrainingOptions:
     threads: int | None = attrs.field(default=1, validator=_optional(at_least(1)))
     """Number of threads PyTorch may use for one operation; None for PyTorch's default. Workers need the other cores."""
     max_policy_lag: int | None = attrs.field(default=None, validator=_optional(at_least(0)))
-    checkpoint_every: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
-    """Number of agent steps between checkpoints; None for no regular ones. A checkpoint is also written at the end."""
+    checkpoint_every: Any = attrs.field(default=None, converter=plain, validator=_optional(_check_every))
+    """Number of agent steps between checkpoints, or a time such as 10m (s, m or h); None for no regular ones. A
+    checkpoint is also written at the end."""
     keep: int = attrs.field(default=3, validator=at_least(1))
     """Number of newest checkpoints to keep. The checkpoint with the best evaluation is kept too."""
     evaluation_episodes: int = attrs.field(default=100, validator=at_least(0))
@@ -101,8 +119,9 @@ class TrainingPlan:
     directory: Path
     resume: bool = False
     """Whether to resume the training in ``directory``."""
-    force: bool = False
-    """Whether to begin again in a new folder. A folder that holds a training run is renamed to ``directory.1``."""
+    force: bool | Literal["auto"] = False
+    """Whether to begin again in a new folder. A folder that holds a training run is renamed to ``directory.1``.
+    ``"auto"``: only if there is still no checkpoint."""
 
     def __attrs_post_init__(self) -> None:
         if self.resume and self.force:
@@ -110,10 +129,17 @@ class TrainingPlan:
 
     @classmethod
     def parse(
-        cls, config: Mapping[str, Any], directory: Path, *, resume: bool = False, force: bool = False
+        cls,
+        config: Mapping[str, Any],
+        directory: Path,
+        *,
+        resume: bool | Literal["auto"] = False,
+        force: bool = False,
     ) -> TrainingPlan:
         """Build a plan from ``config``. Raises ConfigError for a mistake, UsageError for ``resume`` with ``force``.
 
+        ``resume="auto"`` resumes if there is a checkpoint. If not, it begins; what a training run without one has left
+        is renamed, as with ``force``.
         Unless ``config`` has a ``manager.log_dir``, which may be None, workers print into files in ``directory``.
         """
         tables = config.get("training") or {}
@@ -123,7 +149,7 @@ class TrainingPlan:
         table = config.get("manager") or {}
         if isinstance(table, Mapping):
             logs = None if table.get("kind") in UNLOGGED else str(directory / OF_TRAINING)
-            table = {"seed": training.seed, "log_dir": logs, **table}
+            table = {"seed": training.seed, "log_dir": logs, **table, **_keeping(table)}
         manager = structure(ManagerOptions, table, where="manager")
         if manager.env is None and manager.kind != "replay":
             raise ConfigError("There is no environment: pass --env, or name it as `env` in the config's manager table.")
@@ -136,7 +162,10 @@ class TrainingPlan:
         if tables.get("rounds") is not None:
             training = attrs.evolve(training, rounds=_rounds(tables["rounds"], trainers))
         _check_parameters(training.parameters, manager)
-        return cls(manager, training, trainers, directory, resume, force)
+        if resume == "auto" and not force:
+            resume = (directory / CHECKPOINTS / LATEST).exists()
+            return cls(manager, training, trainers, directory, resume, False if resume else "auto")
+        return cls(manager, training, trainers, directory, bool(resume), force)
 
     def saved(self) -> SavedPlan | None:
         """Return the plan to save in checkpoints; None if JSON cannot hold it or the working directory was deleted."""
@@ -160,6 +189,20 @@ class TrainingPlan:
     def control(self) -> Path:
         """Path of the control file, which a person may edit to change the training while it runs."""
         return self.directory / CONTROL
+
+
+def _keeping(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``restarts`` for a manager's table that keep episodes where that is possible, unless it says otherwise.
+
+    Not with recordings, where a replay needs the same steps.
+    """
+    restarts = table.get("restarts")
+    if isinstance(restarts, int) and not isinstance(restarts, bool):
+        restarts = {"max_restarts": restarts}
+    is_apart = table.get("kind") == "replay" or any(table.get(name) for name in ("record", "order"))
+    if is_apart or not isinstance(restarts, Mapping | None) or "keep_episodes" in (restarts or {}):
+        return {}
+    return {"restarts": {**(restarts or {}), "keep_episodes": "if_possible"}}
 
 
 def table_for(behavior: str, tables: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -28,9 +28,9 @@ import numpy as np
 
 from envmanager import __version__
 from envmanager.errors import UsageError
+from envmanager.keeping.state import checksum_of
 from envmanager.observe.files import reporting, write_atomically
 from envmanager.options import Wait
-from envmanager.training.algorithms.states import checksum_of
 from envmanager.training.runs.metrics import Metrics
 from envmanager.training.runs.plan import ANY_BEHAVIOR, OF_TRAINING, TrainingPlan, table_for
 from envmanager.training.trainer import Trainer

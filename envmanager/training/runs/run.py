@@ -10,6 +10,7 @@ Checkpoints are written only between two steps of the controller. ``TrainingRun.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import pkgutil
@@ -24,10 +25,11 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from envmanager.data.seeding import derive_seed
-from envmanager.errors import ConfigError, EnvManagerError
+from envmanager.errors import CallStopped, ConfigError, EnvManagerError, UsageError, WorkerError
 from envmanager.importing import needed_by
+from envmanager.keeping.state import packed, unpacked
 from envmanager.observe.episodes import RECENT, FinishedEpisode
-from envmanager.observe.files import tidied
+from envmanager.observe.files import tidied, write_atomically
 from envmanager.observe.stats import ManagerStats
 from envmanager.options import ResetConfig, Wait
 from envmanager.registry import ManagerOptions, make_manager
@@ -41,19 +43,25 @@ from envmanager.training.evaluation import (
     episodes_for,
     evaluate_until,
     evaluation_seed,
-    generator_states,
     mean_and_spread,
-    restore_generators,
 )
 from envmanager.training.learner_process import LearnerFailed
 from envmanager.training.learners import KEPT, LearnersChanged, unknown_behavior
 from envmanager.training.runs import checkpoints, folder, metrics, records
-from envmanager.training.runs.checkpoints import Checkpoint, TrainingState
+from envmanager.training.runs.checkpoints import EVALUATED, Checkpoint, CheckpointDamaged, TrainingState
 from envmanager.training.runs.control import Control, ControlFile
 from envmanager.training.runs.figures import EpisodeEnd, EpisodeLog, Figures, Report
-from envmanager.training.runs.plan import ANY_BEHAVIOR, CONTROL, OF_TRAINING, TrainingOptions, TrainingPlan, table_for
+from envmanager.training.runs.plan import (
+    ANY_BEHAVIOR,
+    CONTROL,
+    OF_TRAINING,
+    TrainingOptions,
+    TrainingPlan,
+    seconds_of,
+    table_for,
+)
 from envmanager.training.runs.writers import RunFacts
-from envmanager.training.trainer import NotFinite, Trainer
+from envmanager.training.trainer import NotFinite, Trainer, generator_states, restore_generators
 
 with needed_by("envmanager.training", extra="torch"):
     import torch
@@ -62,6 +70,8 @@ if TYPE_CHECKING:
     from envmanager.env_manager import EnvManager
 
 _logger = logging.getLogger("envmanager")
+_GRACE_S = 0.2
+"""Seconds after ``stop`` for which a step in progress, which needs no worker to be killed, is waited for."""
 
 __all__ = ["Report", "TrainingOptions", "TrainingPlan", "TrainingResult", "TrainingRun"]
 
@@ -130,7 +140,7 @@ class TrainingRun:
         self.controller: TrainerController | None = None
         self.curriculum: Curriculum | None = None
         """Environment parameters, if the plan has any."""
-        self.began = 0.0
+        self.began = self._saved_s = 0.0
         self.n_steps_before = 0
         """Number of agent steps that earlier runs of this training have taken."""
         self.saved_at = 0
@@ -141,19 +151,36 @@ class TrainingRun:
         self._reports = [report]
         """Receivers of what happens: the display, and once the environments run the figures and the episode log."""
         self._stops = False
+        self.is_begun = False
+        """Whether the environments have begun, so that there may be something to save."""
         self._saved: Path | None = None
+        self._tried_at: int | None = None
+        """Number of agent steps of the training when it last began to write a checkpoint."""
         self._evaluated_at = 0
+        self._n_episodes: int | None = None
+        """Number of rows in the table of episodes at the checkpoint that is resumed, if known."""
+        self._log: EpisodeLog | None = None
         self._best: float | None = None
         self._evaluator: Evaluator | None = None
         self._frozen_in_config: frozenset[str] = frozenset()
+        self._ends_at = math.inf
+        """Number of agent steps at which the training stops, because a further part of what it replays begins there."""
+        self._is_without_place = False
+        """Whether the place of the loop is not saved any more."""
         self._control: ControlFile
         # Requested changes of the frozen behaviors, including those of earlier runs, for plots.
         self._changes: deque[LearnersChanged] = deque(maxlen=KEPT)
         self._lessons: list[LessonBegan] = []
 
     def stop(self) -> None:
-        """Make ``go`` cancel any evaluation, finish the steps in progress, save a checkpoint and return."""
+        """Make ``go`` cancel any evaluation and update, save a checkpoint with the steps in flight, and return.
+
+        A step that takes longer than a moment is not waited for, except in environments in this process.
+        """
         self._stops = True
+        for manager in (self.manager, None if self._evaluator is None else self._evaluator.manager):
+            if manager is not None:
+                manager.stop_waiting(_GRACE_S)
 
     def go(self) -> TrainingResult:
         """Train to the end, or until ``stop()``, and return the result.
@@ -168,8 +195,10 @@ class TrainingRun:
         metrics.require(training.metrics)
         if self.plan.resume:
             records.check_resumed(self.plan)
-            n_steps = checkpoints.load_latest(self.plan.checkpoints).training.n_steps
-            if n_steps >= training.steps:
+            latest = checkpoints.load_latest(self.plan.checkpoints).training
+            evaluated, n_steps = checkpoints.named(self.plan.checkpoints / EVALUATED), latest.n_steps
+            is_evaluated = not latest.owes_evaluation or evaluated == checkpoints.latest(self.plan.checkpoints)
+            if n_steps >= training.steps and is_evaluated:
                 return TrainingResult("over", n_steps, 0.0, math.nan, None, ManagerStats(()), n_steps)
         with folder.held(directory, resume=self.plan.resume, force=self.plan.force), tidied(directory / OF_TRAINING):
             return self._train(training)
@@ -178,20 +207,28 @@ class TrainingRun:
         if training.threads is not None:
             torch.set_num_threads(training.threads)
         torch.manual_seed(training.seed)
-        self.began = time.monotonic()
+        self.began = self._saved_s = time.monotonic()
         with make_manager(self._options()) as manager, ExitStack() as stack:
             controller = self._prepare(manager, stack)
             self._report(lambda report: report.started(self))
+            if not manager.keeps_episodes and self.plan.manager.kind != "replay":
+                why = "these environments cannot repeat them, or the config says so"
+                _logger.info("a resume of this training begins its running episodes anew: %s.", why)
             self._warn_of_too_few_steps()
             try:
                 controller.train(training.steps, until=self._is_over)
-                if self._stops:
+                if self._stops and not (manager.keeps_episodes or self.plan.manager.record or self._ends_at < math.inf):
                     controller.step(Wait.all())  # so that the trainers learn from the steps in flight too
+            except CallStopped:
+                pass
             except EnvManagerError as error:
                 self._save_before(error, controller)
                 raise
             wall_s = time.monotonic() - self.began
-            self._save(controller)
+            if not self._stops:  # the evaluation at the end is in the place of one that is due now
+                self._evaluated_at = controller.n_steps
+            if not self.plan.resume or controller.n_steps > self.n_steps_before:
+                self._save(controller)
             for behavior, trainer in self.trainers.items():
                 if not self._stops and not trainer.version and behavior not in controller.frozen:
                     taken = f"{controller.n_steps:,}"
@@ -223,14 +260,34 @@ class TrainingRun:
                 _logger.warning("no info at the end of the last episodes has the measure %r: %s.", name, told)
 
     def _options(self) -> ManagerOptions:
-        """Return the manager's options. A resumed training records into a further part of its recording."""
+        """Return the manager's options. A resumed training records into a further part, or replays one."""
         options = self.plan.manager
-        if not self.plan.resume or options.record is None or options.kind == "replay":
+        if options.kind == "replay" and options.recording is not None:
+            return attrs.evolve(options, recording=self._part_of(options.recording))
+        if options.order is not None:
+            options = attrs.evolve(options, order=self._part_of(options.order))
+        if not self.plan.resume or options.record is None:
             return options
-        record = pkgutil.resolve_name("envmanager.recording.file:further_part")(options.record)
+        further_part = pkgutil.resolve_name("envmanager.recording.file:further_part")
+        record = further_part(options.record, checkpoints.load_latest(self.plan.checkpoints).training.n_steps)
         if record != options.record:
             _logger.warning("the recording goes on in %s, a further part of %s.", record, options.record)
         return attrs.evolve(options, record=record)
+
+    def _part_of(self, path: str) -> str:
+        """Return the part of a recording that is played again now. The training stops where the next one begins."""
+        begins = pkgutil.resolve_name("envmanager.recording.file:begins_of_parts")(path)
+        here = min(begins)
+        if self.plan.resume:
+            here = checkpoints.load_latest(self.plan.checkpoints).training.n_steps
+        if here not in begins:
+            known = ", ".join(f"{part} after {n_steps:,}" for n_steps, part in begins.items())
+            raise UsageError(
+                f"this training stands at {here:,} agent steps, where no part of the recording begins ({known}): begin "
+                "it again (--force), which makes the same training."
+            )
+        self._ends_at = min((n_steps for n_steps in begins if n_steps > here), default=math.inf)
+        return begins[here]  # type: ignore[no-any-return]
 
     def _prepare(self, manager: EnvManager, stack: ExitStack) -> TrainerController:
         """Make the trainers, evaluator and writers; on a resume, load the latest checkpoint. Return the controller."""
@@ -266,7 +323,8 @@ class TrainingRun:
             Figures(controller, metrics.open_writers(training.metrics, facts), self.curriculum)
         )
         records.write(directory, config)
-        log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at))
+        log = stack.enter_context(EpisodeLog(directory, resumed_at=resumed_at, n_kept=self._n_episodes))
+        self._log = log
         self._reports = [figures, log, *self._reports]
         controller.episodes.on_end = self._episode_ended
         return controller
@@ -291,6 +349,7 @@ class TrainingRun:
         for number, (behavior, spec) in enumerate(manager.behavior_specs.items()):
             table = table_for(behavior, plan.trainers)
             made[behavior] = make_trainer(behavior, spec, table, seed=training.seed + number, device=training.device)
+            made[behavior].stops = lambda: self._stops
             stack.callback(made[behavior].close)
         return made
 
@@ -318,16 +377,26 @@ class TrainingRun:
         return curriculum
 
     def _is_over(self) -> bool:
-        controller, every = self.controller, self.plan.training.checkpoint_every
+        controller, self.is_begun = self.controller, True
         assert controller is not None
         self._control.obey(self._carry_out, time.monotonic())
         if controller.is_between_rounds:
             gap, n_steps = self.plan.training.evaluate_every, controller.n_steps
             if self._evaluator is not None and gap is not None and n_steps // gap > self._evaluated_at // gap:
                 self._evaluate_on_the_way(controller)
-            if every is not None and controller.n_steps - self.saved_at >= every:
+            if self._is_save_due(controller.n_steps - self.saved_at):
                 self._save(controller)
+        if not self._stops and controller.n_steps >= self._ends_at:
+            _logger.warning("this part of the recording ends here: go on with the next one (--resume).")
+            self._stops = True
         return self._stops
+
+    def _is_save_due(self, n_new: int) -> bool:
+        """Return whether the next regular checkpoint is due, ``n_new`` agent steps after the last."""
+        every = self.plan.training.checkpoint_every
+        if not isinstance(every, str):
+            return every is not None and n_new >= every
+        return n_new > 0 and time.monotonic() - self._saved_s >= (seconds_of(every) or 0.0)
 
     def _carry_out(self, asked: Control) -> None:
         assert self.controller is not None
@@ -364,12 +433,14 @@ class TrainingRun:
 
     def _evaluate_on_the_way(self, controller: TrainerController) -> None:
         assert self._evaluator is not None
-        self._evaluated_at = controller.n_steps
         evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
-        if evaluation is None:
+        if evaluation is None:  # it comes after the resume
             return
-        is_best = self._mark_if_best(evaluation, controller)
+        self._evaluated_at = controller.n_steps
+        is_best = self._is_best(evaluation)
         self._report(lambda report: report.evaluated(self, evaluation, is_best))
+        if is_best:  # now, so that a checkpoint that knows of the evaluation is not older than what was told of it
+            self._mark_best(evaluation.mean, controller)
 
     def _evaluate_at_the_end(self, controller: TrainerController) -> Evaluation | None:
         """Evaluate the final policies and mark a new best checkpoint. Return None if evaluation is off or stopped.
@@ -386,30 +457,35 @@ class TrainingRun:
         if self._evaluator is not None:
             evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
         elif options.kind == "replay" or ((options.record or options.order) and not is_attached):
-            with self._make_evaluator(controller.manager) as evaluator:
-                evaluation = evaluator.evaluate(self.trainers, lambda: self._stops)
+            with self._make_evaluator(controller.manager) as self._evaluator:
+                evaluation = self._evaluator.evaluate(self.trainers, lambda: self._stops)
         else:
             policies = {behavior: trainer.greedy_policy() for behavior, trainer in self.trainers.items()}
             seed = None if self.plan.manager.seed is None else evaluation_seed(self.plan.training.seed)
             episodes = episodes_for(controller.manager, n_episodes, seed, self.curriculum)
-            evaluation = evaluate_until(lambda _: self._stops, controller.manager, policies, **episodes)
+            evaluation = None
+            with contextlib.suppress(CallStopped):
+                evaluation = evaluate_until(lambda _: self._stops, controller.manager, policies, **episodes)
         if evaluation is not None:
-            self._mark_if_best(evaluation, controller)
+            if self._is_best(evaluation):
+                self._mark_best(evaluation.mean, controller)
+            write_atomically(self.plan.checkpoints / EVALUATED, checkpoints.latest(self.plan.checkpoints).name)
             self._report(lambda report: report.evaluated_at_the_end(self, evaluation))
         return evaluation
 
-    def _mark_if_best(self, evaluation: Evaluation, controller: TrainerController) -> bool:
-        """Mark the checkpoint of an evaluation that is the best so far, and remove those that need not be kept."""
+    def _is_best(self, evaluation: Evaluation) -> bool:
+        """Return whether an evaluation is complete, and the best so far."""
         mean = evaluation.mean
-        if not evaluation.is_complete or math.isnan(mean) or (self._best is not None and mean <= self._best):
-            return False
+        return evaluation.is_complete and not math.isnan(mean) and (self._best is None or mean > self._best)
+
+    def _mark_best(self, mean: float, controller: TrainerController) -> None:
+        """Mark the checkpoint of the best evaluation so far, and remove those that need not be kept."""
         if self._saved is None or self.saved_at != controller.n_steps:
-            self._save(controller)
-        assert self._saved is not None
+            self._save(controller, best=mean)
+        else:
+            checkpoints.mark_best(self._saved, mean)
         self._best = mean
-        checkpoints.mark_best(self._saved, mean)
         checkpoints.prune(self.plan.checkpoints, self._id, keep=self.plan.training.keep)
-        return True
 
     def _warn_of_too_few_steps(self) -> None:
         training = self.plan.training
@@ -425,15 +501,20 @@ class TrainingRun:
     def _save_before(self, error: EnvManagerError, controller: TrainerController) -> None:
         """Save what was learned before ``error`` ended the training, if there is something new and it can be saved."""
         is_of_update = isinstance(error, LearnerFailed) or (isinstance(error, NotFinite) and error.env_id is None)
-        if controller.n_steps == self.saved_at or is_of_update:
+        if controller.n_steps in (self.saved_at, self._tried_at) or is_of_update:
             return
+        if not isinstance(
+            error, WorkerError
+        ):  # which may have come when some trainers had taken a step, and others not
+            self._is_without_place = True
         try:
             self._save(controller)
         except EnvManagerError as another:  # as on a full disk
             if type(another) is not type(error):
                 _logger.warning("what was learned before the error that follows is not saved: %s", another)
 
-    def _save(self, controller: TrainerController) -> None:
+    def _save(self, controller: TrainerController, *, best: float | None = None) -> None:
+        self._tried_at = controller.n_steps
         trainers = {behavior: trainer.state() for behavior, trainer in self.trainers.items()}
         controller.require_finite_weights()
         recent, own = tuple(controller.episodes.recent)[-RECENT:], set(controller.manager.measures)
@@ -444,21 +525,39 @@ class TrainingRun:
             learners=controller.state(),
             frozen_in_config=tuple(sorted(self._frozen_in_config)),
             changes=tuple(self._changes),
-            curriculum=CurriculumState() if self.curriculum is None else self.curriculum.state(),
+            curriculum=CurriculumState() if self.curriculum is None else CurriculumState.of(self.curriculum.state()),
             lessons=tuple(self._lessons),
             control=self._control.state,
             plan=self._plan,
             specs={behavior: controller.manager.behavior_specs[behavior] for behavior in self.trainers},
+            evaluated_at=self._evaluated_at,
+            owes_evaluation=bool(self.plan.training.evaluation_episodes and not self._has_no_env)
+            and controller.n_steps >= self.plan.training.steps,
+            n_episodes=None if self._log is None else self._log.n_rows,
         )
         checkpoint = Checkpoint(
             run=self._id,
             training=training,
             trainers=trainers,
             generators=generator_states(),
+            place=self._place(controller),
         )
-        saved = self._saved = checkpoints.save(self.plan.checkpoints, checkpoint, keep=self.plan.training.keep)
-        self.saved_at = controller.n_steps
+        keep = self.plan.training.keep
+        saved = self._saved = checkpoints.save(self.plan.checkpoints, checkpoint, keep=keep, best=best)
+        self.saved_at, self._saved_s = controller.n_steps, time.monotonic()
         self._report(lambda report: report.saved(saved))
+
+    def _place(self, controller: TrainerController) -> tuple[dict[str, Any], Any] | None:
+        """Return where the loop stands, for a checkpoint, or None if its episodes begin anew on a resume."""
+        if not controller.manager.keeps_episodes or self._is_without_place:
+            return None
+        arrays: dict[str, Any] = {}
+        try:
+            return arrays, packed(controller.place(), arrays)
+        except UsageError as error:
+            self._is_without_place = True
+            _logger.warning("a resume of this training begins its running episodes anew: %s", error)
+            return None
 
     def _restore(self, controller: TrainerController, changes: list[str]) -> None:
         advice = "Resume with the config it was written with."
@@ -467,10 +566,11 @@ class TrainingRun:
         path = checkpoints.latest(self.plan.checkpoints)
         advice = f"{advice} {checkpoints.another_than(path)}"
         checkpoint = checkpoints.load(path)
-        for behavior, trainer in self.trainers.items():
-            checkpoints.restore(trainer, controller.manager.behavior_specs[behavior], checkpoint, path, advice)
         training = checkpoint.training
         controller.n_steps = self.saved_at = self._evaluated_at = self.n_steps_before = training.n_steps
+        self._n_episodes = training.n_episodes
+        if training.evaluated_at is not None:
+            self._evaluated_at = training.evaluated_at
         controller.episodes.recent.extend(training.recent_episodes)
         for episode, numbers in zip(training.recent_episodes, training.recent_measures, strict=False):
             episode.numbers = numbers
@@ -479,6 +579,9 @@ class TrainingRun:
             differs = self._frozen_in_config ^ set(training.frozen_in_config)
             frozen = (set(training.learners.frozen) - differs) | (self._frozen_in_config & differs)
             controller.restore(attrs.evolve(training.learners, frozen=tuple(sorted(frozen))))
+        for behavior, trainer in self.trainers.items():
+            checkpoints.restore(trainer, controller.manager.behavior_specs[behavior], checkpoint, path, advice)
+        with checkpoints.restoring(f"the checkpoint {path} cannot be resumed", advice=checkpoints.another_than(path)):
             restore_generators(checkpoint.generators)
         if self.curriculum is not None:
             self.curriculum.restore(training.curriculum)
@@ -487,5 +590,27 @@ class TrainingRun:
         self._control = ControlFile(self.plan.control, self.trainers, seen=training.control)
         self._id = checkpoint.run or self._id
         self._best = checkpoints.best_mean(self.plan.checkpoints, self._id)
-        if self.plan.manager.seed is not None:  # new seeds, because the episodes of the old ones have been played
+        if not self._goes_on(controller, checkpoint, path) and self.plan.manager.seed is not None:
+            # new seeds, because the episodes of the old ones have been played
             controller.reset(ResetConfig(seed=derive_seed(self.plan.manager.seed, 0, generation=controller.n_steps)))
+
+    def _goes_on(self, controller: TrainerController, checkpoint: Checkpoint, path: Path) -> bool:
+        """Let the episodes of ``checkpoint`` go on, if possible. Return whether they do; if not, a warning says why."""
+        why = ""
+        if not controller.manager.keeps_episodes:  # which was told at the start
+            return False
+        if checkpoint.place is None:
+            why = "the checkpoint has none"
+        else:
+            try:
+                controller.go_on(unpacked(checkpoint.place[1], checkpoint.place[0]))
+            except CheckpointDamaged:
+                raise
+            except UsageError as error:
+                why = str(error)
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
+                what = f"the running episodes in {path} are none: {type(error).__name__}: {error}"
+                raise UsageError(f"{what}. {checkpoints.another_than(path)}") from error
+        if why:
+            _logger.warning("the running episodes begin anew: %s", why)
+        return not why
