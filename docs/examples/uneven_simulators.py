@@ -7,7 +7,6 @@
 """
 
 import ctypes
-import random
 import time
 
 import gymnasium
@@ -16,6 +15,8 @@ import numpy as np
 CRASHES, SLOW = 2, 5
 """The numbers of the two simulators that are not like the others."""
 EPISODE = 200
+CRASHES_AFTER = 300
+"""Steps of the whole process, not of an episode: repeated in a new process, the episode gets past its crash."""
 
 
 class Simulator(gymnasium.Env):
@@ -25,7 +26,7 @@ class Simulator(gymnasium.Env):
     def __init__(self, context):
         self.env_id = context.env_id  # 0 to 7
         self.n_steps = 0
-        self.luck = random.Random()  # not np_random: a crash that the seed decides would come again when it is repeated
+        self.n_lived = 0
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -34,7 +35,8 @@ class Simulator(gymnasium.Env):
 
     def step(self, action):
         self.n_steps += 1
-        if self.env_id == CRASHES and self.luck.random() < 1 / 400:
+        self.n_lived += 1
+        if self.env_id == CRASHES and self.n_lived == CRASHES_AFTER:
             ctypes.string_at(0)  # reads address 0, as a bug in C or C++ code would: SIGSEGV ends the process
         time.sleep(0.1 if self.env_id == SLOW else self.np_random.exponential(0.004))
         return self._obs(), float(action), False, self.n_steps == EPISODE, {}
