@@ -1,13 +1,26 @@
-"""The book of workers that have no connection to their server, for events that tell of all of them at once."""
+"""The book of workers that have no connection to their server: when they try again, and events that tell of them all.
+
+A first reset that raises ConnectionError is tried again, whatever the environment: OpenEnv's, MCP's or a user's.
+"""
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from envmanager.errors import ConnectionLost
 from envmanager.kernel.table import Entry
 from envmanager.observe.events import EventLog, ServerBack, ServerGone
+
+LASTING_S = 10.0
+"""Time (s) that a connection lasts at least if its loss says nothing of its environment, but of the server."""
+_FIRST_TRY_S, _LONGEST_TRY_S = 0.05, 0.75
+"""First and longest time (s) before another try of a reset without a server. Chance takes off up to half of it."""
+_TRY_S = 0.002
+"""Mean time (s) between two tries of any of many environments: they try less often, so that the tries take little."""
+_MOST_DOUBLED = 20
 
 
 class Servers:
@@ -17,12 +30,19 @@ class Servers:
         """``wait_s``: time for which the first reset waits for a server."""
         self.missed_by: dict[int, None] = {}
         """Workers without a connection, by worker_id."""
+        self.waiting: set[Any] = set()
+        """Sessions whose first reset is to be tried again. Only loops use the set."""
         self._entries, self._events, self._wait_s = entries, events, wait_s
         self._n_workers = 0
         """Number of workers that were added to ``missed_by`` since it was empty."""
         self._since_s = 0.0
         self._unlasting: set[int] = set()
         """Workers whose last connection was lost soon."""
+
+    def delay_s(self, n_tries: int) -> float:
+        """Return the time (s) before another try of a first reset that was tried again ``n_tries`` times."""
+        longest_s = max(_LONGEST_TRY_S, _TRY_S * len(self.waiting))
+        return min(_FIRST_TRY_S * 2.0 ** min(n_tries, _MOST_DOUBLED), longest_s) * random.uniform(0.5, 1.0)
 
     def note_loss(self, error: ConnectionLost) -> None:
         """Take note that a worker has lost its connection. Decide whether its restart counts.

@@ -19,7 +19,6 @@ import contextlib
 import inspect
 import math
 import os
-import random
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ from envmanager.adapters.choosing import SAME_ENVIRONMENT, innermost
 from envmanager.coroutines import environment
 from envmanager.coroutines.environment import AwaitedEnvironment
 from envmanager.coroutines.loop import LoopThread, OwnThread, abandoned, logger, wait
-from envmanager.coroutines.servers import Servers
+from envmanager.coroutines.servers import LASTING_S, Servers
 from envmanager.data.steps import STEPPING, CommandName, EnvironmentResponse, StartReport, phase_of
 from envmanager.environment import EnvGroup
 from envmanager.errors import ConnectionLost, ManagerClosed, ServerFull, UsageError
@@ -54,12 +53,6 @@ _PAUSE_S = 0.002
 """Maximum pause (s) before the start of a further session. Thousands of threads at once would take much memory."""
 _WATCH_EVERY_S = 0.25
 """Interval (s) at which the trainer's thread looks whether a loop is blocked."""
-_FIRST_TRY_S, _LONGEST_TRY_S = 0.05, 0.75
-"""First and longest time (s) before another try of a reset without a server. Chance takes off up to half of it."""
-_TRY_S = 0.002
-"""Mean time (s) between two tries of any of many environments: they try less often, so that the tries take little."""
-_LASTING_S = 10.0
-"""Time (s) that a connection lasts at least if its loss says nothing of its environment, but of the server."""
 _LAST_TRY_S = 1.0
 
 _CANCELLED = "its task was cancelled, perhaps by a task group that it has entered and that has failed"
@@ -81,7 +74,8 @@ class Session(WorkerLife):
     """Whether the environment has not been closed in time."""
     _begun_at: float | None = None
     """Time (monotonic seconds) at which the first reset has succeeded."""
-    _try_s = _FIRST_TRY_S
+    _n_tries = 0
+    """Number of tries of the first reset that found no server."""
 
     def __init__(
         self, plan: WorkerPlan, loop: LoopThread, queue: SessionQueue, events: EventLog, times: WorkerTimes
@@ -307,7 +301,7 @@ class Session(WorkerLife):
             type_name=type(error).__qualname__,
             cause=str(error),
             timeout_s=self._timeouts_s[_START] if self._begun_at is None else 0.0,
-            is_charged=self._begun_at is None or time.monotonic() - self._begun_at < _LASTING_S,
+            is_charged=self._begun_at is None or time.monotonic() - self._begun_at < LASTING_S,
         )
         lost.__cause__ = error
         return EnvironmentResponse(_FAILED, self.worker_id, lost)
@@ -329,7 +323,7 @@ class Session(WorkerLife):
             else:
                 if self._begun_at is None:
                     self._begun_at = time.monotonic()
-                    self._queue.waiting.discard(self)
+                    self._queue.servers.waiting.discard(self)
                     if self.worker_id in self._queue.servers.missed_by:
                         self._queue.tell(self, self._queue.servers.note_back, self.worker_id)
                 return result
@@ -341,13 +335,12 @@ class Session(WorkerLife):
             self._server_until = now + self._timeouts_s[_START]
             for each in (self.awaited, self.asked):
                 each.deadline = max(each.deadline, self._server_until + _LAST_TRY_S)
-            self._queue.waiting.add(self)
+            self._queue.servers.waiting.add(self)
             self._queue.tell(self, self._queue.servers.note_gone, self.worker_id, error)
         left_s = self._server_until - now
         if left_s <= 0:
             raise error
-        delay_s = self._try_s * random.uniform(0.5, 1.0)
-        self._try_s = min(2 * self._try_s, max(_LONGEST_TRY_S, _TRY_S * len(self._queue.waiting)))
+        delay_s, self._n_tries = self._queue.servers.delay_s(self._n_tries), self._n_tries + 1
         await asyncio.sleep(min(delay_s, left_s))
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
@@ -387,7 +380,7 @@ class Session(WorkerLife):
         self._orders.clear()
         if not self._is_late:
             self.group = None
-        self._queue.waiting.discard(self)
+        self._queue.servers.waiting.discard(self)
         self.loop.guests.discard(self._guest)
         self.loop.members.discard(self)
 
@@ -444,8 +437,6 @@ class SessionQueue(ResponseSource):
         self.sessions: dict[int, Session] = {}
         """Sessions by worker_id. A replacement overwrites its predecessor."""
         self.alarm = Alarm()
-        self.waiting: set[Session] = set()
-        """Sessions whose first reset is to be tried again. Only loops use the set."""
         self._events = events
         self.servers = Servers(entries, events, timeouts.start_s)
         self._watch_at = 0.0
